@@ -1,0 +1,206 @@
+"""The exceptions of Potluck, and how they cross the wire.
+
+    PotluckError
+    ├── ConfigurationError        a file, flag or option is wrong
+    │   └── PluginError           a plug-in is missing, ambiguous or misused
+    ├── IdentityError             who is speaking is unknown or may not say this
+    ├── ProtocolError             a message breaks the protocol
+    │   └── ProtocolVersionError  the other side speaks another version
+    ├── TransferError             a file did not arrive as announced
+    │   ├── DigestMismatchError
+    │   ├── TruncatedError
+    │   └── TooLargeError
+    ├── UpdateError               an update can't be used
+    │   ├── LayoutError           other tensors than the model's
+    │   └── NotFiniteError        holds NaN or infinity
+    ├── RoundClosedError          nobody waits for this update any more
+    ├── NotFoundError             no such run, client or file
+    ├── RunError                  a run can't start, or can't go on
+    ├── TrainingError             a client could not train
+    ├── StorageError              a disk or a database failed
+    └── UnreachableError          the other side can't be reached
+
+Each class owns its gRPC status code and its reason. Only the services and the agents translate:
+`to_status` on the way out, `from_rpc_error` on the way in. Peers branch on the reason, never on
+the text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "potluck.rpc"
+
+
+class PotluckError(Exception):
+    """An error with one line for people and a reason for programs.
+
+    `metadata` holds every value that the message mentions. Never put weights, counts or keys in.
+    """
+
+    reason: ClassVar[str] = "INTERNAL"
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(self, message: str, **metadata: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+class ConfigurationError(PotluckError):
+    """A file, flag or option is wrong."""
+
+    reason = "CONFIGURATION_INVALID"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class PluginError(ConfigurationError):
+    """A plug-in is not installed, offered twice, or given options it does not know."""
+
+    reason = "PLUGIN_INVALID"
+
+
+class IdentityError(PotluckError):
+    """The speaker is unknown, or its certificate does not allow what it asks."""
+
+    reason = "IDENTITY_REFUSED"
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class ProtocolError(PotluckError):
+    """A message breaks the protocol."""
+
+    reason = "PROTOCOL_VIOLATED"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class ProtocolVersionError(ProtocolError):
+    """The other side speaks another version of the protocol."""
+
+    reason = "PROTOCOL_VERSION_UNSUPPORTED"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TransferError(PotluckError):
+    """A file did not arrive as announced; sending it again may help."""
+
+    reason = "TRANSFER_FAILED"
+    code = grpc.StatusCode.ABORTED
+
+
+class DigestMismatchError(TransferError):
+    """The bytes of a file have another SHA-256 than announced."""
+
+    reason = "DIGEST_MISMATCH"
+
+
+class TruncatedError(TransferError):
+    """A stream ended before the file was complete."""
+
+    reason = "TRANSFER_TRUNCATED"
+
+
+class TooLargeError(TransferError):
+    """A file or message is larger than allowed."""
+
+    reason = "TOO_LARGE"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class UpdateError(PotluckError):
+    """An update can't be used; sending it again does not help."""
+
+    reason = "UPDATE_REFUSED"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class LayoutError(UpdateError):
+    """A tensor file has other tensors, shapes or types than expected, or is no tensor file."""
+
+    reason = "UPDATE_LAYOUT_MISMATCH"
+
+
+class NotFiniteError(UpdateError):
+    """An update holds NaN or infinity."""
+
+    reason = "UPDATE_NOT_FINITE"
+
+
+class RoundClosedError(PotluckError):
+    """Nobody waits for this update: its round is over, or another attempt at it has begun."""
+
+    reason = "ROUND_CLOSED"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NotFoundError(PotluckError):
+    """There is no such run, client or file."""
+
+    reason = "NOT_FOUND"
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class RunError(PotluckError):
+    """A run can't start, or can't go on."""
+
+    reason = "RUN_REFUSED"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TrainingError(PotluckError):
+    """A client could not train or evaluate."""
+
+    reason = "TRAINING_FAILED"
+    code = grpc.StatusCode.ABORTED
+
+
+class StorageError(PotluckError):
+    """A disk or a database failed."""
+
+    reason = "STORAGE_FAILED"
+    code = grpc.StatusCode.INTERNAL
+
+
+class UnreachableError(PotluckError):
+    """The other side can't be reached."""
+
+    reason = "UNREACHABLE"
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+def _tree(cls: type[PotluckError]) -> list[type[PotluckError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _tree(child))]
+
+
+_BY_REASON = {cls.reason: cls for cls in _tree(PotluckError)}
+
+
+def to_status(error: PotluckError) -> status_pb2.Status:
+    """The gRPC status of an error, with one `google.rpc.ErrorInfo`."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    code = getattr(code_pb2, error.code.name)
+    return status_pb2.Status(code=code, message=error.message, details=[detail])
+
+
+def from_rpc_error(error: grpc.RpcError) -> PotluckError:
+    """The exception behind a failed call; one without our details becomes `UnreachableError`."""
+    # rpc_status reads `code`, `details` and `trailing_metadata`, which AioRpcError has as well.
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for grpc.Call only
+    if status is not None:
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                cls = _BY_REASON.get(info.reason, PotluckError)
+                return cls(status.message, **dict(info.metadata))
+    if isinstance(error, grpc.Call):
+        text = f"{error.details() or 'no details'} ({error.code().name})"
+    else:
+        text = str(error)
+    return UnreachableError(text)

@@ -1,0 +1,19 @@
+"""What clients, hosts and runs may be called."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NewType
+
+from pydantic import StringConstraints
+
+ClientId = NewType("ClientId", str)
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A client or host id: lower-case letters, digits, '.', '_', '-'; 63 characters at most."""
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a client or host."""
+    return re.fullmatch(NAME_PATTERN, text) is not None

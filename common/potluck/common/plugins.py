@@ -1,0 +1,76 @@
+"""Plug-ins by entry point: selectors, strategies, objectives, tasks.
+
+A plug-in is a class whose constructor takes its options as keyword arguments and only stores
+them. Built-in ones are registered the same way as anybody else's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from potluck.common.errors import ConfigurationError, PluginError
+
+SELECTORS = "potluck.selectors"
+STRATEGIES = "potluck.strategies"
+OBJECTIVES = "potluck.objectives"
+TASKS = "potluck.tasks"
+
+
+def installed(group: str) -> list[str]:
+    """Names of the plug-ins installed in a group, sorted."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def find(group: str, name: str) -> type[Any]:
+    """The plug-in class called `name`.
+
+    Raises PluginError if none or several packages offer that name, or if it can't be imported.
+    """
+    offered: dict[str, EntryPoint] = {
+        point.value: point for point in entry_points(group=group, name=name)
+    }
+    if not offered:
+        choices = ", ".join(installed(group)) or "nothing"
+        raise PluginError(
+            f"{group}: '{name}' is not installed; installed: {choices}", group=group, name=name
+        )
+    if len(offered) > 1:
+        origins = " and ".join(sorted(offered))
+        raise PluginError(
+            f"{group}: '{name}' is offered twice, by {origins}; uninstall one",
+            group=group,
+            name=name,
+        )
+    point = next(iter(offered.values()))
+    try:
+        cls = point.load()
+    except (ImportError, AttributeError) as error:
+        raise PluginError(
+            f"{group}: '{name}' can't be loaded from {point.value}: {error}", group=group, name=name
+        ) from error
+    if not isinstance(cls, type):
+        raise PluginError(f"{group}: '{name}' ({point.value}) is not a class", name=name)
+    return cls
+
+
+def create(group: str, name: str, options: Mapping[str, object]) -> Any:
+    """An instance of the plug-in called `name` with these options.
+
+    Raises PluginError for an option it does not have, or a value it refuses.
+    """
+    cls = find(group, name)
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        valid = ", ".join(signature.parameters) or "none"
+        raise PluginError(f"{group}: '{name}': {error}; its options: {valid}", name=name) from None
+    try:
+        return cls(**options)
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{group}: '{name}': {error}", name=name) from error

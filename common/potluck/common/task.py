@@ -1,0 +1,76 @@
+"""The seam for tasks: what is learned.
+
+A task is one small class installed on both sides. Its constructor takes its options (from the
+run file's `[task]` table) as keyword arguments and only stores them. The coordinator builds the
+initial model and evaluates; hosts load their clients' data and train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from potluck.common.names import ClientId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Labelled samples.
+
+    inputs: n × … tensor the model takes. labels: n, int64, in [0, classes).
+    groups: n, int64, in [0, groups), or None where the task knows no groups.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Examples:
+        """The same samples on another device."""
+        groups = None if self.groups is None else self.groups.to(device)
+        return Examples(inputs=self.inputs.to(device), labels=self.labels.to(device), groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientData:
+    """A client's samples: those it trains on and, optionally, some it holds out to evaluate on."""
+
+    train: Examples
+    held_out: Examples | None = None
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What is learned. Called from worker threads; may block; deterministic."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        ...
+
+    @property
+    def groups(self) -> int:
+        """Number of groups for worst-group accuracy; 0 where there are none."""
+        ...
+
+    def model(self) -> nn.Module:
+        """A new model; its initial weights come from torch's global generator, seeded before."""
+        ...
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """The data of one client; `data` is the host's data directory, if it has one.
+
+        Raises ConfigurationError if the client has none, or if files are missing.
+        """
+        ...
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """The coordinator's own held-out samples; None if it has none."""
+        ...

@@ -1,0 +1,141 @@
+"""The seam for selectors: who trains.
+
+A selector is a pure object: no network, clock or hidden generator. Its constructor takes its
+options (from the run file's `[selector]` table) as keyword arguments and only stores them. The
+engine calls it from one thread at a time; it must not block.
+
+Clients are rows of a table. A row is a client for the whole run: rows are sorted by client id
+when the run starts, late joiners are appended. A selector speaks of clients by row number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.state import State
+
+Rows = NDArray[np.int64]
+
+
+class Signal(StrEnum):
+    """Something a client can disclose once, before selection."""
+
+    LABEL_COUNTS = "label_counts"
+    TRIPLET = "triplet"
+    INTERACTION_MATRIX = "interaction_matrix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """The clients of a run as columns; row i of each belongs to `ids[i]`.
+
+    samples: K, int64; 0 where a client has not disclosed it.
+    label_counts: K × classes, float64, possibly noisy; a row of NaN where a client sent none.
+    triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN where a client sent none.
+    interaction_matrices: K × classes × 2, float64; NaN where a client sent none.
+    A column nobody asked for is None.
+    """
+
+    ids: Sequence[str]
+    classes: int
+    samples: NDArray[np.int64]
+    label_counts: NDArray[np.float64] | None = None
+    triplets: NDArray[np.float64] | None = None
+    interaction_matrices: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionContext:
+    """What a selector may look at in one round.
+
+    round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
+    available. available: rows, sorted, without repeats.
+    """
+
+    round: int
+    seed: int
+    count: int
+    population: Population
+    available: Rows
+
+    def generator(self, selector: str) -> np.random.Generator:
+        """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""
+        words = (self.seed, self.round, zlib.crc32(selector.encode()))
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A question to clients: the engine carries it there and sends the answers back in.
+
+    rows: whom to ask. kind: what, e.g. "loss". parameters: JSON scalars that go with it.
+    """
+
+    rows: Rows
+    kind: str
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What clients answered: one row of scalars each; clients that did not answer are absent."""
+
+    rows: Rows
+    values: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The cohort in the order chosen, and for each of its clients why it was chosen."""
+
+    rows: Rows
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """How a committed round ended.
+
+    selected: the cohort in the order chosen. included: those whose update became part of the model.
+    seconds: per selected client, from instruction to update; NaN where none came.
+    reports: per selected client, what it reported (e.g. "loss"); NaN where none came.
+    """
+
+    round: int
+    selected: Rows
+    included: Rows
+    seconds: NDArray[np.float64]
+    reports: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+class Selector(Protocol):
+    """Chooses each round's cohort."""
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """What every client must have disclosed before it can be selected."""
+        ...
+
+    def init(self, population: Population) -> State:
+        """The state before round 1."""
+        ...
+
+    def select(
+        self, state: State, context: SelectionContext
+    ) -> Selection | Generator[Ask, Answers, Selection]:
+        """The cohort of a round, or a generator that asks before it returns one."""
+        ...
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """The state after a committed round; called once for each, in order."""
+        ...
