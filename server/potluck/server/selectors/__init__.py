@@ -1,0 +1,1 @@
+"""The selectors that come with Potluck, registered in the entry-point group `potluck.selectors`."""
