@@ -1,0 +1,196 @@
+"""Configuration files: TOML read into frozen pydantic models, with one clear line per mistake.
+
+Every field carries a description that is the reason for it; `annotated_example` turns a model
+into the commented file that `potluck-server config` and its siblings print.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from potluck.common.errors import ConfigurationError
+
+
+class Settings(BaseModel):
+    """A table of a configuration file: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+
+
+def parse(
+    model: type[SettingsType],
+    text: str,
+    *,
+    source: str,
+    overrides: Mapping[str, object] | None = None,
+) -> SettingsType:
+    """A configuration from TOML text; `source` names it in errors.
+
+    `overrides` are values for top-level fields that win over the text; None means unset.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    return validate(model, values, source=source)
+
+
+def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:
+    """A configuration from plain values; `source` names them in errors."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(model, detail) for detail in error.errors(include_url=False)]
+        raise ConfigurationError(f"{source}: {'; '.join(lines)}", source=source) from None
+
+
+def load(
+    model: type[SettingsType],
+    path: Path,
+    *,
+    environment_prefix: str,
+    overrides: Mapping[str, object] | None = None,
+) -> SettingsType:
+    """A configuration file; flags (`overrides`) win over environment, environment over the file.
+
+    The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths
+    in the file are relative to the file's folder.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't read the configuration file {path}: {error.strerror}", path=path
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: not UTF-8 text", path=path) from None
+    merged = environment(model, environment_prefix) | {
+        key: value for key, value in (overrides or {}).items() if value is not None
+    }
+    settings = parse(model, text, source=str(path), overrides=merged)
+    return _anchor(settings, path.resolve().parent, skip=merged)
+
+
+def environment(model: type[Settings], prefix: str) -> dict[str, str]:
+    """Values of the model's top-level fields found in the environment."""
+    names = {name: f"{prefix}_{name.upper()}" for name in model.model_fields}
+    return {name: os.environ[key] for name, key in names.items() if key in os.environ}
+
+
+def _anchor(settings: SettingsType, folder: Path, skip: Mapping[str, object]) -> SettingsType:
+    """The same settings with relative paths taken from `folder`."""
+    changed: dict[str, Any] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if name in skip:
+            continue
+        if isinstance(value, Path) and not value.is_absolute():
+            changed[name] = folder / value
+        elif isinstance(value, Settings):
+            changed[name] = _anchor(value, folder, {})
+    return settings.model_copy(update=changed) if changed else settings
+
+
+def _explain(model: type[BaseModel], detail: ErrorDetails) -> str:
+    location = ".".join(str(part) for part in detail["loc"]) or "the file"
+    if detail["type"] == "extra_forbidden":
+        known = ", ".join(_known_keys(model, detail["loc"][:-1]))
+        return f"unknown key '{location}'; known here: {known}"
+    if detail["type"] == "missing":
+        return f"'{location}' is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    shown = repr(detail["input"])
+    value = "" if len(shown) > 80 else f" (got {shown})"
+    return f"'{location}': {message}{value}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        nested = _nested(field) if field else None
+        if nested is None:
+            return []
+        model = nested
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _nested(field: FieldInfo) -> type[BaseModel] | None:
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def annotated_example(model: type[Settings], examples: Mapping[str, str] | None = None) -> str:
+    """A commented TOML file for a model: every field with its reason and its default.
+
+    `examples` gives the TOML values of required fields, by dotted name; optional ones without a
+    default value are shown commented out.
+    """
+    lines: list[str] = []
+    _annotate(model, None, "", examples or {}, lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _annotate(
+    model: type[BaseModel],
+    defaults: BaseModel | None,
+    prefix: str,
+    examples: Mapping[str, str],
+    lines: list[str],
+) -> None:
+    tables: list[str] = []
+    for name, field in model.model_fields.items():
+        default = _default(name, field, defaults)
+        if _nested(field) is not None or isinstance(default, dict):
+            tables.append(name)  # TOML wants a table's own keys before its sub-tables
+            continue
+        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        lines += [_assignment(name, default, examples.get(f"{prefix}{name}")), ""]
+    for name in tables:
+        field = model.model_fields[name]
+        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        lines += [f"[{prefix}{name}]"]
+        nested, default = _nested(field), _default(name, field, defaults)
+        if nested is None:
+            lines.append("")
+            continue
+        inner = default if isinstance(default, BaseModel) else None
+        _annotate(nested, inner, f"{prefix}{name}.", examples, lines)
+
+
+def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> object:
+    if defaults is not None:
+        return getattr(defaults, name)
+    if field.is_required():
+        return None
+    return field.get_default(call_default_factory=True, validated_data={})
+
+
+def _assignment(name: str, default: object, example: str | None) -> str:
+    if example is not None:
+        return f"{name} = {example}"
+    return f"# {name} =" if default is None else f"{name} = {_toml(default)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,184 @@
+"""The run file: what an operator declares a run to be."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from potluck.common.configuration import Settings, annotated_example, parse
+
+
+class PluginTable(BaseModel):
+    """A plug-in by name; every other key of the table is one of its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field(description="Name under which it is installed.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plug-in's options."""
+        return dict(self.model_extra or {})
+
+
+class LateJoiners(StrEnum):
+    """What becomes of a client that first attends after round 1 began."""
+
+    NEXT_ROUND = "next-round"
+    REFUSE = "refuse"
+
+
+class Leavers(StrEnum):
+    """What becomes of a selected client whose host goes away."""
+
+    DROP = "drop"
+    WAIT = "wait"
+
+
+class RoundPolicy(Settings):
+    """How long a round waits, and for whom."""
+
+    deadline_seconds: float = Field(
+        600.0, gt=0, description="A client that has not answered this long after selection is late."
+    )
+    quorum: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the cohort whose updates a round needs; below it the round is\n"
+        "abandoned at its deadline, and tried again with a new cohort.",
+    )
+    attempts: int = Field(
+        3, ge=1, description="How often a round is tried before the run fails for want of a quorum."
+    )
+    over_selection: int = Field(
+        0,
+        ge=0,
+        description="Clients selected beyond `count`; the round closes when `count` have answered.\n"
+        "Who is in time then decides who is included, so runs are no longer reproducible.",
+    )
+    late_joiners: LateJoiners = Field(
+        LateJoiners.NEXT_ROUND,
+        description="A client that first attends after round 1 began: next-round (it may be\n"
+        "selected from the next round on) or refuse (this run never selects it).",
+    )
+    leavers: Leavers = Field(
+        Leavers.WAIT,
+        description="A selected client whose host goes away: drop (lost at once) or wait (lost\n"
+        "unless the host is back within grace_seconds; it then goes on where it was).",
+    )
+    grace_seconds: float = Field(
+        5.0, ge=0, description="How long `wait` waits for a host to come back."
+    )
+
+    def needed(self, cohort: int) -> int:
+        """Updates a cohort of that size must deliver: ⌈quorum · cohort⌉, at least 1."""
+        return max(1, math.ceil(self.quorum * cohort - 1e-9))
+
+
+class WireEncoding(StrEnum):
+    """How numbers are encoded on the wire."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+
+
+class Direction(Settings):
+    """How models travel one way."""
+
+    encoding: WireEncoding = Field(
+        WireEncoding.FLOAT32, description="float32 (exact), bfloat16 (half) or int8 (a quarter)."
+    )
+    delta: bool = Field(
+        False, description="Send the difference from the model the other side has, not weights."
+    )
+    compress: bool = Field(False, description="Compress with Zstandard; pays for int8 deltas.")
+
+
+class Transport(Settings):
+    """How models and updates travel."""
+
+    down: Direction = Field(Direction(), description="From the coordinator to hosts.")
+    up: Direction = Field(Direction(), description="From hosts to the coordinator.")
+
+
+class Evaluation(Settings):
+    """When the model is evaluated."""
+
+    every: int = Field(
+        1, ge=0, description="Evaluate after every so many rounds and after the last; 0: never."
+    )
+
+
+class Retention(Settings):
+    """Which model versions stay on the coordinator's disk."""
+
+    keep_last: int = Field(2, ge=1, description="The newest so many models are kept.")
+    keep_every: int = Field(
+        0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
+    )
+
+
+_EXAMPLES = {"task.name": '"colored-digits"'}
+
+
+class RunFile(Settings):
+    """One training job: a task, a selector, a strategy, so many rounds."""
+
+    name: Annotated[str, Field(max_length=80)] = Field("run", description="A name for people.")
+    rounds: int = Field(30, ge=1, le=1_000_000, description="Rounds to commit.")
+    count: int = Field(9, ge=1, description="Clients selected in each round.")
+    roster: int = Field(
+        0,
+        ge=0,
+        description="Clients to wait for before round 1; with 0 the run starts as soon as\n"
+        "`count` clients attend.",
+    )
+    roster_timeout_seconds: float = Field(
+        300.0, gt=0, description="How long to wait for them before the run fails."
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
+    )
+    task: PluginTable = Field(description="What is learned; other keys are the task's options.")
+    selector: PluginTable = Field(
+        PluginTable(name="uniform"),
+        description="Who trains; other keys are the selector's options.",
+    )
+    strategy: PluginTable = Field(
+        PluginTable(name="fedavg"),
+        description="How updates combine; other keys are the strategy's options.",
+    )
+    objective: PluginTable = Field(
+        PluginTable(name="cross-entropy"),
+        description="The clients' local loss; other keys are the objective's options.",
+    )
+    training: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Local training; what is not set here is what the task recommends.",
+    )
+    round: RoundPolicy = Field(RoundPolicy(), description="How long a round waits, and for whom.")
+    transport: Transport = Field(Transport(), description="How models and updates travel.")
+    evaluation: Evaluation = Field(Evaluation(), description="When the model is evaluated.")
+    retention: Retention = Field(Retention(), description="Which model versions are kept.")
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("must be printable")
+        return name
+
+
+def parse_run_file(text: str, *, source: str) -> RunFile:
+    """A run file from TOML text. Raises ConfigurationError."""
+    return parse(RunFile, text, source=source)
+
+
+def example_run_file() -> str:
+    """The annotated example that `potluck config` prints."""
+    return annotated_example(RunFile, _EXAMPLES)

@@ -1,0 +1,155 @@
+"""Files on their way: read in chunks on one side, received and verified on the other.
+
+A file being received is `PATH.part`; it gets its name only when its length and SHA-256 are what
+was announced. A broken transfer leaves the part behind, and the next one may go on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from potluck.common.errors import (
+    DigestMismatchError,
+    ProtocolError,
+    TooLargeError,
+    TruncatedError,
+)
+from potluck.common.protocol import CHUNK_BYTES
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def check_digest(text: str) -> str:
+    """`text` if it is a SHA-256 in lower-case hexadecimal. Raises ProtocolError otherwise."""
+    if _SHA256.fullmatch(text) is None:
+        raise ProtocolError(
+            f"a SHA-256 is 64 lower-case hexadecimal digits, not {text[:80]!r}", sha256=text[:80]
+        )
+    return text
+
+
+def read_chunks(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """The bytes of a file from `offset` to its end, in pieces."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while chunk := file.read(chunk_bytes):
+            yield chunk
+
+
+class FileReceiver:
+    """Writes an announced file to disk and verifies it.
+
+    Not thread-safe. `close` may be called at any time; the part is kept so that a later
+    transfer can resume.
+    """
+
+    def __init__(self, path: Path, *, sha256: str, size: int, offset: int, maximum: int) -> None:
+        """Begin, or go on at `offset`.
+
+        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is
+        no part that reaches to `offset`.
+        """
+        if size > maximum:
+            raise TooLargeError(
+                f"a file of {size} bytes is announced, at most {maximum} are accepted; "
+                "see maximum_model_bytes",
+                size=size,
+                maximum=maximum,
+            )
+        if offset > size:
+            raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes")
+        self._path = path
+        self._part = part_path(path)
+        self._sha256 = check_digest(sha256)
+        self._size = size
+        self._received = offset
+        self._hash = hashlib.sha256()
+        flags = os.O_RDWR | os.O_CREAT | (0 if offset else os.O_TRUNC)
+        self._file = os.fdopen(os.open(self._part, flags, 0o600), "r+b", buffering=0)
+        try:
+            self._resume(offset)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _resume(self, offset: int) -> None:
+        held = os.fstat(self._file.fileno()).st_size
+        if held < offset:
+            raise ProtocolError(
+                f"the transfer is to go on at {offset}, but only {held} bytes are here",
+                offset=offset,
+                held=held,
+            )
+        self._file.truncate(offset)
+        remaining = offset
+        while remaining:
+            piece = self._file.read(min(remaining, CHUNK_BYTES))
+            self._hash.update(piece)
+            remaining -= len(piece)
+
+    @property
+    def received(self) -> int:
+        """Bytes of the file that are on disk."""
+        return self._received
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes. Raises TooLargeError if they go beyond the announced size."""
+        if not chunk:
+            raise ProtocolError("an empty chunk; a stream of them would never end")
+        if self._received + len(chunk) > self._size:
+            raise TooLargeError(
+                f"more than the {self._size} bytes announced were sent", size=self._size
+            )
+        self._hash.update(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[self._file.write(view) :]
+        self._received += len(chunk)
+
+    def finish(self, sha256: str, *, sync: bool = False) -> Path:
+        """Verify length and digest and give the file its name.
+
+        `sync` waits until the bytes are on disk. Raises TruncatedError (the part is kept) or
+        DigestMismatchError (the part is deleted: the file must be sent again from its start).
+        """
+        if self._received != self._size:
+            raise TruncatedError(
+                f"{self._received} of {self._size} bytes arrived; send the rest",
+                received=self._received,
+                size=self._size,
+            )
+        actual = self._hash.hexdigest()
+        if actual != self._sha256 or check_digest(sha256) != self._sha256:
+            self._part.unlink(missing_ok=True)
+            raise DigestMismatchError(
+                f"the file announced as {self._sha256[:12]}… has SHA-256 {actual[:12]}…; "
+                "send it again from its start",
+                announced=self._sha256,
+                actual=actual,
+            )
+        if sync:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        self._part.replace(self._path)
+        return self._path
+
+    def close(self) -> None:
+        """Stop; what has arrived stays as the part."""
+        self._file.close()
+
+
+def part_path(path: Path) -> Path:
+    """Where an incomplete file waits."""
+    return path.with_name(path.name + ".part")
+
+
+def held_bytes(path: Path) -> int:
+    """How much of a file's part is here."""
+    try:
+        return part_path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
