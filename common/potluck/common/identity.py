@@ -1,0 +1,244 @@
+"""Who is speaking: the identity inside a certificate, and the clients it may speak for.
+
+A certificate names its owner in one URI subject alternative name:
+
+    potluck://FEDERATION/coordinator/NAME
+    potluck://FEDERATION/operator/NAME
+    potluck://FEDERATION/host/NAME?clients=hospital-a,client-0:23,silo-00:09
+
+A claim is one client id, or `PREFIXfirst:last`, a range of numbered ids with both ends in. Zeros in
+front of `first` set a width that every number of the range is padded to. Every identity has exactly
+one spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from cryptography import x509
+
+from potluck.common.errors import ConfigurationError, IdentityError
+from potluck.common.names import ClientId, is_name
+
+SCHEME = "potluck"
+MAXIMUM_URI_BYTES = 32_768
+"""TLS stacks cap a certificate chain near 100 KB; ranges keep even large hosts far below this."""
+
+MAXIMUM_CLIENTS = 1_000_000
+"""Most clients one host may list in its configuration."""
+
+_RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]+):(?P<last>[0-9]+)")
+_URI = re.compile(
+    rf"{SCHEME}://(?P<federation>[^/?]+)/(?P<role>[^/?]+)/(?P<name>[^/?]+)"
+    r"(?:\?clients=(?P<clients>.+))?"
+)
+
+
+class Role(StrEnum):
+    """What a certificate's owner does in the federation; decides which service it may call."""
+
+    COORDINATOR = "coordinator"
+    HOST = "host"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientClaim:
+    """One client id (`prefix` alone), or the ids `prefix` + n for every n in `numbers`.
+
+    `width` is the least number of digits of n; shorter numbers have zeros in front.
+    """
+
+    prefix: str
+    numbers: range | None = None
+    width: int = 1
+
+    def __str__(self) -> str:
+        if self.numbers is None:
+            return self.prefix
+        return f"{self.prefix}{self._digits(self.numbers[0])}:{self._digits(self.numbers[-1])}"
+
+    @property
+    def count(self) -> int:
+        """How many client ids the claim covers; `len` of a range stops at 2**63."""
+        return 1 if self.numbers is None else self.numbers.stop - self.numbers.start
+
+    def includes(self, client_id: str) -> bool:
+        """Whether `client_id` is one of the claimed ids."""
+        if self.numbers is None:
+            return client_id == self.prefix
+        digits = client_id.removeprefix(self.prefix)
+        if not client_id.startswith(self.prefix) or not re.fullmatch("[0-9]{1,63}", digits):
+            return False
+        return int(digits) in self.numbers and digits == self._digits(int(digits))
+
+    def ids(self) -> Iterator[ClientId]:
+        """Every claimed client id, in order of their numbers."""
+        if self.numbers is None:
+            yield ClientId(self.prefix)
+        else:
+            for number in self.numbers:
+                yield ClientId(self.prefix + self._digits(number))
+
+    def _digits(self, number: int) -> str:
+        return f"{number:0{self.width}d}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """The owner of a certificate; IdentityError when a name or the claims are not allowed."""
+
+    federation: str
+    role: Role
+    name: str
+    claims: tuple[ClientClaim, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, text in (("federation", self.federation), (self.role.value, self.name)):
+            if not is_name(text):
+                raise IdentityError(
+                    f"{what} name {text[:80]!r} is not allowed: use lower-case letters, digits, "
+                    "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
+                )
+        if self.claims and self.role is not Role.HOST:
+            raise IdentityError(
+                f"{self.role} {self.name!r} claims clients; only a host speaks for clients",
+                role=self.role,
+                name=self.name,
+            )
+
+    def uri(self) -> str:
+        """The identity as it stands in a certificate."""
+        uri = f"{SCHEME}://{self.federation}/{self.role}/{self.name}"
+        return f"{uri}?clients={','.join(map(str, self.claims))}" if self.claims else uri
+
+    def may_speak_for(self, client_id: str) -> bool:
+        """Whether the certificate lets its owner answer for `client_id`; linear in the claims."""
+        return any(claim.includes(client_id) for claim in self.claims)
+
+
+def parse_identity(uri: str) -> Identity:
+    """The identity that `uri` spells; IdentityError when it spells none, or in another way."""
+    match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
+    if match is None:
+        raise IdentityError(
+            f"{uri[:120]!r} is no Potluck identity; expected "
+            f"{SCHEME}://FEDERATION/ROLE/NAME, for a host followed by ?clients=…"
+        )
+    if match["role"] not in set(Role):
+        raise IdentityError(
+            f"role {match['role'][:80]!r} is unknown; roles are {', '.join(Role)}",
+            role=match["role"],
+        )
+    try:
+        claims = tuple(map(_claim, match["clients"].split(","))) if match["clients"] else ()
+    except ValueError as error:
+        raise IdentityError(str(error)) from error
+    return Identity(
+        federation=match["federation"], role=Role(match["role"]), name=match["name"], claims=claims
+    )
+
+
+def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
+    """The claims that `texts` spell, one each, commas allowed between several in a text.
+
+    Raises ConfigurationError for one that is malformed.
+    """
+    try:
+        return tuple(_claim(part.strip()) for text in texts for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def expand_clients(texts: Iterable[str]) -> list[ClientId]:
+    """The client ids that `texts` spell, in the order written.
+
+    Raises ConfigurationError for a malformed text, an id that comes twice, or more than
+    `MAXIMUM_CLIENTS` ids.
+    """
+    claims = parse_claims(texts)
+    count = sum(claim.count for claim in claims)
+    if count > MAXIMUM_CLIENTS:
+        raise ConfigurationError(
+            f"{count} clients are listed; a host holds at most {MAXIMUM_CLIENTS}: "
+            "shorten the ranges or use more hosts",
+            count=count,
+            maximum=MAXIMUM_CLIENTS,
+        )
+    seen: dict[ClientId, None] = {}
+    for claim in claims:
+        for client_id in claim.ids():
+            if client_id in seen:
+                raise ConfigurationError(
+                    f"client {client_id!r} is listed twice (again in '{claim}'); list each once",
+                    client=client_id,
+                )
+            seen[client_id] = None
+    return list(seen)
+
+
+@lru_cache(maxsize=1024)  # runs with every call on the wire; a certificate never changes its mind
+def identity_from_pem(pem: bytes) -> Identity:
+    """The identity in a PEM certificate; IdentityError unless it holds exactly one."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise IdentityError(f"the certificate is no PEM certificate ({error})") from error
+    return identity_from_certificate(certificate)
+
+
+def identity_from_certificate(certificate: x509.Certificate) -> Identity:
+    """The identity in a certificate; IdentityError unless it holds exactly one."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise IdentityError(f"the certificate's extensions can't be read ({error})") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
+    if len(ours) != 1:
+        raise IdentityError(
+            f"the certificate holds {len(ours)} Potluck identities instead of one; "
+            "issue it with `potluck pki issue`"
+        )
+    return parse_identity(ours[0])
+
+
+def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
+    """Who is at the other end of a call, from grpc's `context.auth_context()`.
+
+    TLS has verified the certificate before any handler runs. Raises IdentityError when the
+    connection carries no certificate or one without an identity.
+    """
+    certificates = list(auth_context.get("x509_pem_cert", ()))
+    if len(certificates) != 1:
+        raise IdentityError("the connection carries no certificate; connect over mutual TLS")
+    return identity_from_pem(certificates[0])
+
+
+def _claim(text: str) -> ClientClaim:
+    """The claim that `text` spells; ValueError says what is wrong with it."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        if not is_name(text):
+            raise ValueError(
+                f"{text[:80]!r} is neither a client id (lower-case letters, digits, '.', '_', '-', "
+                "63 characters at most) nor a range such as client-0:23"
+            )
+        return ClientClaim(prefix=text)
+    first, last = match["first"], match["last"]
+    if not is_name(match["prefix"] + first) or not is_name(match["prefix"] + last):
+        raise ValueError(f"range {text[:160]!r} does not begin and end with client ids")
+    width = len(first) if first.startswith("0") else 1
+    numbers = range(int(first), int(last) + 1)
+    claim = ClientClaim(prefix=match["prefix"], numbers=numbers, width=width)
+    if int(last) < int(first):
+        raise ValueError(f"range {text!r} ends before it begins; swap its ends")
+    if str(claim) != text:
+        raise ValueError(f"range {text!r} pads its ends differently; write '{claim}'")
+    return claim

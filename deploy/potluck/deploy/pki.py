@@ -1,0 +1,374 @@
+"""The federation's TLS authority, and the certificates it issues, as files in a folder.
+
+P-256 keys and SHA-256 signatures throughout: grpcio's handshake refuses Ed25519 certificates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from potluck.common.errors import ConfigurationError, IdentityError, StorageError
+from potluck.common.identity import (
+    MAXIMUM_URI_BYTES,
+    Identity,
+    Role,
+    identity_from_certificate,
+    parse_claims,
+)
+from potluck.common.names import is_name
+
+AUTHORITY = "authority"
+AUTHORITY_DAYS = 3650
+LEAF_DAYS = 365
+BACKDATED = timedelta(minutes=10)
+"""Certificates begin this long before they are made: machines' clocks differ."""
+
+_CERTIFICATE_MODE = 0o644
+_KEY_MODE = 0o600
+_HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IssuedFiles:
+    """Where a certificate, its private key and the authority's certificate lie."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateSummary:
+    """What a certificate file says. `identity` is None for an authority."""
+
+    path: Path
+    federation: str
+    identity: Identity | None
+    hosts: tuple[str, ...]
+    serial: str
+    sha256: str
+    not_before: datetime
+    not_after: datetime
+
+
+def create_authority(
+    folder: Path,
+    federation: str,
+    *,
+    days: int = AUTHORITY_DAYS,
+    force: bool = False,
+    now: datetime | None = None,
+) -> IssuedFiles:
+    """Make a TLS authority in `folder`: authority.pem and authority.key.
+
+    Raises ConfigurationError for a bad name or period, or when there is one already and `force` is
+    not set (every certificate it issued would stop working); StorageError when the disk refuses.
+    """
+    if not is_name(federation):
+        raise ConfigurationError(
+            f"federation name {federation[:80]!r} is not allowed: use lower-case letters, digits, "
+            "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
+        )
+    files = _files(folder, AUTHORITY)
+    _refuse_existing(files, force=force)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
+            x509.NameAttribute(NameOID.COMMON_NAME, "Potluck TLS authority"),
+        ]
+    )
+    builder = (
+        _builder(subject, subject, key.public_key(), _period(days, now))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
+        )
+    )
+    _write_pair(files, key, builder.sign(key, hashes.SHA256()))
+    return files
+
+
+def issue(
+    folder: Path,
+    role: Role,
+    name: str,
+    *,
+    clients: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    days: int = LEAF_DAYS,
+    force: bool = False,
+    now: datetime | None = None,
+) -> IssuedFiles:
+    """Issue a certificate from the authority in `folder`: NAME.pem and NAME.key beside it.
+
+    `clients` are the claims of a host (`client-0:5`, `hospital-a`); `hosts` the DNS names and IP
+    addresses at which hosts will dial the coordinator. It ends with the authority at the latest.
+    Raises ConfigurationError or IdentityError for what is wrong with the request or with the
+    authority, and when the files exist and `force` is not set; StorageError when the disk refuses.
+    """
+    authority, authority_key, federation = _load_authority(folder)
+    identity = Identity(federation=federation, role=role, name=name, claims=parse_claims(clients))
+    _check_request(identity, hosts)
+    files = _files(folder, name)
+    _refuse_existing(files, force=force)
+    begin, end = _period(days, now)
+    end = min(end, authority.not_valid_after_utc)
+    if begin + BACKDATED >= end:
+        raise ConfigurationError(
+            f"the authority in {folder} expired on {end:%Y-%m-%d}; make a new one with "
+            "`potluck pki init`",
+            folder=folder,
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
+    usage = (
+        ExtendedKeyUsageOID.SERVER_AUTH
+        if role is Role.COORDINATOR
+        else ExtendedKeyUsageOID.CLIENT_AUTH
+    )
+    names = [x509.UniformResourceIdentifier(identity.uri()), *map(_general_name, hosts)]
+    builder = (
+        _builder(subject, authority.subject, key.public_key(), (begin, end))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+            critical=False,
+        )
+    )
+    _write_pair(files, key, builder.sign(authority_key, hashes.SHA256()))
+    return files
+
+
+def inspect(path: Path) -> CertificateSummary:
+    """What the certificate at `path` says; ConfigurationError or IdentityError if not ours."""
+    certificate = _read_certificate(path)
+    authority = _is_authority(path, certificate)
+    identity = None if authority else identity_from_certificate(certificate)
+    hosts: tuple[str, ...] = ()
+    if identity is not None:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = names.get_values_for_type(x509.IPAddress)
+        hosts = (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
+    return CertificateSummary(
+        path=path,
+        federation=_federation(path, certificate) if identity is None else identity.federation,
+        identity=identity,
+        hosts=hosts,
+        serial=f"{certificate.serial_number:x}",
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def _check_request(identity: Identity, hosts: Sequence[str]) -> None:
+    role, name = identity.role, identity.name
+    if name == AUTHORITY:
+        raise ConfigurationError(f"the name {AUTHORITY!r} is the authority's own; choose another")
+    if role is Role.COORDINATOR and not hosts:
+        raise ConfigurationError(
+            "a coordinator's certificate needs the names hosts will dial; add --host, for example "
+            "--host localhost --host 127.0.0.1"
+        )
+    if role is not Role.COORDINATOR and hosts:
+        raise ConfigurationError(f"a {role} is never dialled; leave out --host {hosts[0]}")
+    if role is Role.HOST and not identity.claims:
+        raise ConfigurationError(
+            f"host {name!r} speaks for no client; add --clients, for example --clients client-0:5"
+        )
+    size = len(identity.uri())
+    if size > MAXIMUM_URI_BYTES:
+        raise ConfigurationError(
+            f"the clients of host {name!r} take {size} bytes, a certificate has room for "
+            f"{MAXIMUM_URI_BYTES}; number them and claim a range such as client-0:1999",
+            bytes=size,
+            maximum=MAXIMUM_URI_BYTES,
+        )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if len(host) > 253 or re.fullmatch(rf"{_HOST_LABEL}(\.{_HOST_LABEL})*", host) is None:
+        raise ConfigurationError(
+            f"{host[:120]!r} is neither a host name nor an IP address; write it without scheme, "
+            "port and brackets",
+            host=host[:120],
+        )
+    return x509.DNSName(host)
+
+
+def _period(days: int, now: datetime | None) -> tuple[datetime, datetime]:
+    if not 1 <= days <= 36_500:
+        raise ConfigurationError(f"{days} days of validity are not between 1 and 36500", days=days)
+    now = (now or datetime.now(UTC)).replace(microsecond=0)
+    return now - BACKDATED, now + timedelta(days=days)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    period: tuple[datetime, datetime],
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(period[0])
+        .not_valid_after(period[1])
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, str]:
+    files = _files(folder, AUTHORITY)
+    if not files.certificate.exists():
+        raise ConfigurationError(
+            f"there is no authority in {folder}; make one with "
+            f"`potluck pki init {folder} --federation NAME`",
+            folder=folder,
+        )
+    certificate = _read_certificate(files.certificate)
+    if not _is_authority(files.certificate, certificate):
+        raise ConfigurationError(f"{files.certificate} is no authority's certificate")
+    try:
+        key = load_pem_private_key(files.key.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the authority's key {files.key} can't be read ({error.strerror}); issue certificates "
+            "where the authority was made",
+            path=files.key,
+        ) from error
+    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{files.key} is no private key in PEM form") from error
+    matches = key.public_key() == certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
+        raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
+    return certificate, key, _federation(files.certificate, certificate)
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"certificate {path} can't be read ({error.strerror})", path=path
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no certificate in PEM form", path=path) from error
+
+
+def _is_authority(path: Path, certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ConfigurationError(
+            f"the extensions of {path} can't be read ({error})", path=path
+        ) from error
+
+
+def _federation(path: Path, certificate: x509.Certificate) -> str:
+    found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    name = str(found[0].value) if len(found) == 1 else ""
+    if not is_name(name):
+        raise IdentityError(f"{path} is not the authority of a Potluck federation", path=path)
+    return name
+
+
+def _files(folder: Path, name: str) -> IssuedFiles:
+    return IssuedFiles(
+        certificate=folder / f"{name}.pem",
+        key=folder / f"{name}.key",
+        authority=folder / f"{AUTHORITY}.pem",
+    )
+
+
+def _refuse_existing(files: IssuedFiles, *, force: bool) -> None:
+    for path in (files.certificate, files.key):
+        if path.exists() and not force:
+            raise ConfigurationError(
+                f"{path} exists; add --force to replace it, or choose another name", path=path
+            )
+
+
+def _write_pair(
+    files: IssuedFiles, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> None:
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    contents: Iterable[tuple[Path, bytes, int]] = (
+        (files.key, secret, _KEY_MODE),
+        (files.certificate, certificate.public_bytes(Encoding.PEM), _CERTIFICATE_MODE),
+    )
+    try:
+        files.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, data, mode in contents:
+            _write(path, data, mode)
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or files.key.parent} can't be written ({error.strerror})"
+        ) from error
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that appears whole under its name, and is never readable to more than `mode`."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
