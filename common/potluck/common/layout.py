@@ -1,0 +1,256 @@
+"""What tensors a safetensors file holds, and where: its header, written and read.
+
+A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that
+length, and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format").
+The library behind the format copies every tensor it reads and joins every file it writes in
+memory, so that part is done here. A header comes from a stranger: nothing in it is believed, and
+only LayoutError leaves `parse_header`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError
+
+LENGTH_BYTES: Final = 8
+ALIGNMENT: Final = 8
+MAXIMUM_DIMENSIONS: Final = 32
+_MAXIMUM_BYTES: Final = 2**63 - 1
+
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+"""How numpy sees each type; it has no bfloat16, so BF16 appears as its bits in uint16."""
+
+FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor: bytes [begin, end) of the file's data, in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it takes part in arithmetic; other tensors are carried as they are."""
+        return self.dtype in FLOATING
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a file, in the order that names them everywhere."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Layout:
+        """The canonical layout of named arrays, in their order.
+
+        Raises LayoutError for a type that the format does not have.
+        """
+        return cls.place(
+            [(name, _dtype_name(name, a.dtype), a.shape) for name, a in arrays.items()]
+        )
+
+    @classmethod
+    def place(cls, tensors: list[tuple[str, str, tuple[int, ...]]]) -> Layout:
+        """The canonical layout of (name, dtype, shape).
+
+        Wider types lie first in the data, so that every tensor is aligned.
+        """
+        sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in tensors]
+        begins = [0] * len(tensors)
+        position = 0
+        for index in sorted(range(len(tensors)), key=lambda i: -DTYPES[tensors[i][1]].itemsize):
+            begins[index] = position
+            position += sizes[index]
+        return cls(
+            tuple(
+                TensorSpec(name=name, dtype=dtype, shape=shape, begin=begin, end=begin + size)
+                for (name, dtype, shape), begin, size in zip(tensors, begins, sizes, strict=True)
+            )
+        )
+
+    @cached_property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """The tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def data_bytes(self) -> int:
+        """Length of the data after the header."""
+        return max((tensor.end for tensor in self.tensors), default=0)
+
+    @cached_property
+    def header(self) -> bytes:
+        """Length and JSON as they stand at the beginning of a file; the same for equal layouts."""
+        described = {
+            tensor.name: {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [tensor.begin, tensor.end],
+            }
+            for tensor in self.tensors
+        }
+        text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % ALIGNMENT)
+        return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        return len(self.header) + self.data_bytes
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of floating-point elements."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.floating)
+
+    def check_matches(
+        self, expected: Layout, *, what: str = "update", whose: str = "model"
+    ) -> None:
+        """Raise LayoutError unless names, types and shapes are those of `expected`.
+
+        Order and place of the tensors don't matter: they are always found by name.
+        """
+        for wanted in expected.tensors:
+            found = self.by_name.get(wanted.name)
+            if found is None:
+                _refuse(
+                    f"the {what} lacks tensor {quoted(wanted.name)} of the {whose}", wanted.name
+                )
+            if found.shape != wanted.shape:
+                _refuse(
+                    f"{what} tensor {quoted(found.name)} has shape {_shape(found.shape)}, "
+                    f"the {whose}'s has {_shape(wanted.shape)}",
+                    found.name,
+                )
+            if found.dtype != wanted.dtype:
+                _refuse(
+                    f"{what} tensor {quoted(found.name)} is {found.dtype}, "
+                    f"the {whose}'s is {wanted.dtype}",
+                    found.name,
+                )
+        for found in self.tensors:
+            if found.name not in expected.by_name:
+                _refuse(f"{what} tensor {quoted(found.name)} is not in the {whose}", found.name)
+
+
+def parse_header(text: bytes) -> Layout:
+    """The layout that a header's JSON describes. Raises LayoutError, nothing else."""
+    if not text.startswith(b"{"):
+        _refuse("a tensor file's header must begin with '{'; this is no safetensors file")
+    try:
+        described: object = json.loads(text.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        # ValueError also covers UnicodeDecodeError and numbers of thousands of digits.
+        raise LayoutError(
+            f"a tensor file's header is not JSON ({type(error).__name__}); send a safetensors file"
+        ) from error
+    if not isinstance(described, dict):
+        _refuse("a tensor file's header must be one JSON object")
+    metadata = described.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        _refuse("a tensor file's __metadata__ must map strings to strings")
+    layout = Layout(tuple(_parse_tensor(name, value) for name, value in described.items()))
+    _check_tiling(layout)
+    return layout
+
+
+def quoted(name: str) -> str:
+    """A tensor's name fit for one line of an error message."""
+    return repr(name if len(name) <= 120 else name[:120] + "…")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        _refuse("a tensor file's header names something twice; every tensor needs its own name")
+    return found
+
+
+def _parse_tensor(name: str, described: object) -> TensorSpec:
+    label = quoted(name)
+    if not name.isprintable():
+        # Also keeps lone surrogates out, which no encoding can carry.
+        _refuse(f"tensor name {label} holds characters that can't be printed", name)
+    if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
+        _refuse(f"tensor {label} must have exactly dtype, shape and data_offsets", name)
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        _refuse(f"tensor {label} has a dtype other than {', '.join(DTYPES)}", name)
+    if not _is_sizes(shape) or len(shape) > MAXIMUM_DIMENSIONS:
+        _refuse(f"tensor {label} must have a shape of at most {MAXIMUM_DIMENSIONS} sizes ≥ 0", name)
+    if not _is_sizes(offsets) or len(offsets) != 2:
+        _refuse(f"tensor {label} must have two data_offsets ≥ 0", name)
+    size = math.prod(shape) * DTYPES[dtype].itemsize
+    # numpy multiplies the sizes that are not 0 even where the tensor is empty.
+    if math.prod(filter(None, shape)) * DTYPES[dtype].itemsize > _MAXIMUM_BYTES:
+        _refuse(f"tensor {label} is larger than any file", name)
+    begin, end = offsets
+    if end - begin != size:
+        _refuse(f"tensor {label} needs {size} bytes, its data_offsets span {end - begin}", name)
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
+
+
+def _is_sizes(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    # bool is a subclass of int, but `true` is no size.
+    return all(type(size) is int and 0 <= size <= _MAXIMUM_BYTES for size in value)
+
+
+def _check_tiling(layout: Layout) -> None:
+    position = 0
+    for tensor in sorted(layout.tensors, key=lambda t: (t.begin, t.end)):
+        if tensor.begin != position:
+            fault = "a gap before it" if tensor.begin > position else "others overlapping it"
+            _refuse(f"tensor {quoted(tensor.name)} has {fault} in the data", tensor.name)
+        position = tensor.end
+
+
+def _dtype_name(name: str, dtype: np.dtype[Any]) -> str:
+    found = _NAMES.get(dtype)
+    if found is None:
+        _refuse(f"tensor {quoted(name)} has type {dtype}, which safetensors files can't hold", name)
+    return found
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "() (a scalar)"
+
+
+def _refuse(message: str, name: str | None = None) -> NoReturn:
+    raise LayoutError(message, **({} if name is None else {"tensor": quoted(name)}))
