@@ -1,0 +1,47 @@
+"""Sizes, durations and shares for people."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def readable_bytes(count: float) -> str:
+    """`count` bytes with a decimal unit: 0 B, 999 B, 1.5 kB, 23 MB."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_BYTE_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    digits = 1 if unit and value < 9.95 else 0
+    return f"{value:.{digits}f} {_BYTE_UNITS[unit]}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A duration: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def readable_share(share: float | None) -> str:
+    """A share in [0, 1] in per cent with one decimal; a dash for None."""
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def readable_number(value: float | None) -> str:
+    """A loss with four significant digits; a dash for None."""
+    return "–" if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def readable_age(moment: datetime, now: datetime) -> str:
+    """How long before `now` something happened: just now, 12 s ago."""
+    seconds = (now - moment).total_seconds()
+    return "just now" if seconds < 1.5 else f"{readable_seconds(seconds)} ago"
