@@ -1,0 +1,115 @@
+# `make` alone explains the targets. Each makes or refreshes .venv first, when it has to.
+.DEFAULT_GOAL := help
+
+VENV := .venv
+INSTALLED := $(VENV)/installed
+BUF_VERSION := 1.75.0
+BUF := build/buf-$(BUF_VERSION)/node_modules/.bin/buf
+STUBS := common/potluck/rpc
+
+# To be given on the command line.
+PYTHON ?=
+PIP_FLAGS ?=
+ARGS ?=
+
+.PHONY: help
+help:
+	@echo "Potluck: federated learning that decides well who trains."
+	@echo
+	@echo "  make demo        start a coordinator and client processes here and watch them train"
+	@echo "                   options: make demo ARGS='--rounds 5 --seed 7'; all: make demo ARGS=--help"
+	@echo "  make test        run the tests that take seconds; some of them: make test ARGS='-k wheel'"
+	@echo "  make test-slow   run the tests that take minutes"
+	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
+	@echo "  make protos      generate the stubs in $(STUBS) anew, after editing protos/"
+	@echo "  make venv        only make $(VENV), with the versions in constraints.txt (torch alone is"
+	@echo "                   200 MB or more); a torch without CUDA, much smaller on Linux:"
+	@echo "                   make venv PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'"
+	@echo "                   another interpreter (3.11 or newer): make venv PYTHON=/path/to/python3"
+	@echo "  make clean       remove caches and build products; $(VENV) stays (rm -r $(VENV))"
+	@echo
+	@echo "Begin with 'make demo'. README.md goes on from there, CONTRIBUTING.md is for changing things."
+
+.PHONY: venv
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@candidates="$(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11 python)"; \
+	suits='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; \
+	if $(VENV)/bin/python -c "$$suits" 2>/dev/null; then exit 0; fi; \
+	for candidate in $$candidates; do \
+		if "$$candidate" -c "$$suits" 2>/dev/null; then \
+			echo "Making $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
+			exec "$$candidate" -m venv --clear $(VENV); \
+		fi; \
+	done; \
+	echo "No Python 3.11 or newer with the modules venv and ensurepip among: $$candidates." >&2; \
+	echo "Install one (Debian: apt-get install python3 python3-venv) or name it: make venv PYTHON=/path/to/python3.11" >&2; \
+	exit 1
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,postgresql]'
+	@touch $@
+
+.PHONY: demo
+demo: $(INSTALLED)
+	$(VENV)/bin/potluck demo $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED)
+	$(VENV)/bin/pytest -m "not slow" $(ARGS)
+
+# pytest exits with 5 where it finds nothing to run.
+.PHONY: test-slow
+test-slow: $(INSTALLED)
+	$(VENV)/bin/pytest -m slow $(ARGS) || { \
+		status=$$?; \
+		if [ $$status -ne 5 ]; then exit $$status; fi; \
+		echo "No slow tests to run."; \
+	}
+
+# Separate targets, so that `make -k check` shows everything that is wrong at once.
+.PHONY: check check-style check-types check-schema check-stubs
+check: check-style check-types check-schema check-stubs
+
+check-style: $(INSTALLED)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+check-types: $(INSTALLED)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+
+check-schema: $(BUF)
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+
+check-stubs: $(INSTALLED)
+	@rm -rf build/stubs && mkdir -p build/stubs
+	$(call generate,build/stubs)
+	@diff -r -u --exclude=__pycache__ --exclude=py.typed $(STUBS) build/stubs/potluck/rpc || { \
+		echo "$(STUBS) does not match protos/: run 'make protos' and commit the result" >&2; exit 1; }
+
+.PHONY: protos
+protos: $(INSTALLED)
+	rm -f $(STUBS)/v1/*_pb2*.py $(STUBS)/v1/*_pb2*.pyi
+	$(call generate,common)
+
+# $(call generate,FOLDER): the proto package equals the Python package, so no import is rewritten.
+define generate
+$(VENV)/bin/python -m grpc_tools.protoc -I protos \
+	--plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy \
+	--plugin=protoc-gen-mypy_grpc=$(VENV)/bin/protoc-gen-mypy_grpc \
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=$(1) --mypy_grpc_out=$(1) \
+	protos/potluck/rpc/v1/*.proto
+endef
+
+# buf's npm package is a launcher and one binary; its install script is not needed.
+$(BUF):
+	@command -v npm >/dev/null || { \
+		echo "npm is missing, and buf comes from it: install Node.js (Debian: apt-get install npm)" >&2; exit 1; }
+	npm install --prefix build/buf-$(BUF_VERSION) --no-save --no-package-lock --ignore-scripts \
+		--no-audit --no-fund @bufbuild/buf@$(BUF_VERSION)
+
+.PHONY: clean
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage potluck-demo
+	find client common deploy server tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
