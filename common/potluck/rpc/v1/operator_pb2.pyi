@@ -692,19 +692,29 @@ class OperatorServiceFetchModelRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run; a unique beginning of its id suffices."""
     round: _builtins.int
     """The round; 0 for the last committed one."""
+    sha256: _builtins.str
+    """SHA-256 of a file that has arrived in part, and how much of it is there: the download goes on
+    from that offset if this still is the file asked for, and starts at 0 otherwise.
+    """
+    offset: _builtins.int
+    """Bytes of it that are already there."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         round: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "round", b"round", "run_id", b"run_id", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
