@@ -1,0 +1,137 @@
+"""The operator's side of `OperatorService`: calls with deadlines, errors with remedies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from potluck.common.errors import PotluckError, UnreachableError, from_rpc_error
+from potluck.common.tls import channel
+from potluck.deploy.operator_config import OperatorConfig
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
+from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub, OperatorServiceStub
+
+CALL_SECONDS = 30.0
+"""Deadline of a call with one answer; starting a run builds its model first."""
+
+STALL_SECONDS = 60.0
+"""A download that brings nothing for so long is broken."""
+
+Answer = TypeVar("Answer")
+
+
+class OperatorClient:
+    """A connection to one coordinator. Every method raises PotluckError, UnreachableError when
+    the coordinator can't be reached or has gone away."""
+
+    def __init__(self, connection: grpc.aio.Channel, address: str) -> None:
+        self._address = address
+        # The stub is typed for both kinds of channel, and made for this one.
+        self._stub: OperatorServiceAsyncStub = OperatorServiceStub(connection)
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens, HOST:PORT."""
+        return self._address
+
+    async def start_run(self, run_file: str) -> str:
+        """Start a run from the text of a run file; its id."""
+        request = operator_pb2.StartRunRequest(run_file=run_file)
+        return (await self._call(self._stub.StartRun(request, timeout=CALL_SECONDS))).run_id
+
+    async def list_runs(self) -> list[operator_pb2.RunStatus]:
+        """All runs, newest first."""
+        request = operator_pb2.ListRunsRequest()
+        return list((await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))).runs)
+
+    async def list_clients(self) -> list[operator_pb2.ClientStatus]:
+        """All clients the coordinator has met, sorted by id."""
+        request = operator_pb2.ListClientsRequest()
+        answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
+        return list(answer.clients)
+
+    async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Stop a run; where it stands then."""
+        request = operator_pb2.StopRunRequest(run_id=run_id)
+        return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
+
+    async def watch_run(self, run_id: str) -> AsyncIterator[operator_pb2.WatchRunResponse]:
+        """What happens in a run: its committed rounds first, then events until it ends."""
+        call = self._stub.WatchRun(operator_pb2.WatchRunRequest(run_id=run_id))
+        try:
+            async for event in call:
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def fetch_model(
+        self, run_id: str, *, round_number: int, sha256: str, offset: int
+    ) -> AsyncIterator[transfer_pb2.ModelFrame]:
+        """The frames of a run's model; `round_number` 0 stands for the last committed round.
+
+        `offset` bytes of the file with digest `sha256` are here already. The stream's header
+        says what file comes and from where.
+        """
+        request = operator_pb2.OperatorServiceFetchModelRequest(
+            run_id=run_id, round=round_number, sha256=sha256, offset=offset
+        )
+        call = self._stub.FetchModel(request)
+        frames = aiter(call)
+        try:
+            while True:
+                try:
+                    answer = await asyncio.wait_for(anext(frames), STALL_SECONDS)
+                except StopAsyncIteration:
+                    return
+                yield answer.frame
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
+                "try again, the download goes on where it stopped"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def _call(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: grpc.aio.AioRpcError) -> PotluckError:
+        translated = from_rpc_error(error)
+        if not isinstance(translated, UnreachableError):
+            return translated
+        detail = " ".join((error.details() or "no details").split())
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            text = (
+                f"can't reach the coordinator at {self._address}: {detail}; check that "
+                "potluck-server runs there, or name another with --coordinator HOST:PORT"
+            )
+            return UnreachableError(text, address=self._address)
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = (
+                f"the coordinator at {self._address} did not answer within {CALL_SECONDS:.0f} s; "
+                "see its log"
+            )
+            return UnreachableError(text, address=self._address)
+        text = f"the coordinator at {self._address} failed: {detail} ({error.code().name})"
+        return PotluckError(text, address=self._address)
+
+
+@asynccontextmanager
+async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
+    """A client of the coordinator that `config` names; connects when first used."""
+    async with channel(
+        config.coordinator, config.tls, server_name=config.server_name
+    ) as connection:
+        yield OperatorClient(connection, config.coordinator)
