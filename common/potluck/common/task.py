@@ -48,7 +48,11 @@ class ClientData:
 
 @runtime_checkable
 class Task(Protocol):
-    """What is learned. Called from worker threads; may block; deterministic."""
+    """What is learned. Called from worker threads; may block; deterministic.
+
+    A task may also have an attribute `training`: settings of local training (a mapping, as the run
+    file's `[training]` table) that it recommends where the run file says nothing.
+    """
 
     @property
     def classes(self) -> int:

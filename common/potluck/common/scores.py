@@ -1,0 +1,162 @@
+"""Exact counts of an evaluation, and the metrics they give.
+
+Counts of different clients add up, so metrics over clients that keep their samples to themselves
+equal those over all samples at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ProtocolError
+
+_MOST_SAMPLES = 2**40
+"""More in one evaluation is a lie; sums of them must stay within int64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What a model is worth on some samples; None where that is not defined.
+
+    loss: mean cross-entropy; None without samples, or where it is infinite. accuracy: in [0, 1].
+    worst_group_accuracy: the lowest of the groups that have samples; None without groups.
+    weighted_f1: F1 score averaged over classes, weighted by their samples; 0 for a class that is
+    neither there nor predicted.
+    """
+
+    loss: float | None
+    accuracy: float | None
+    worst_group_accuracy: float | None
+    weighted_f1: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationCounts:
+    """Counts of one evaluation, or a sum of several.
+
+    loss_sum: of the loss over the samples, ≥ 0; infinite where a sample's loss is not finite.
+    confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64;
+    samples whose group is not known are in none of them.
+    """
+
+    loss_sum: float
+    confusion: NDArray[np.int64]
+    group_samples: NDArray[np.int64]
+    group_correct: NDArray[np.int64]
+
+    @classmethod
+    def zero(cls, classes: int, groups: int) -> EvaluationCounts:
+        """Counts of no samples."""
+        return cls(
+            loss_sum=0.0,
+            confusion=np.zeros((classes, classes), dtype=np.int64),
+            group_samples=np.zeros(groups, dtype=np.int64),
+            group_correct=np.zeros(groups, dtype=np.int64),
+        )
+
+    @classmethod
+    def received(
+        cls,
+        *,
+        loss_sum: float,
+        confusion: Sequence[int],
+        group_samples: Sequence[int],
+        group_correct: Sequence[int],
+        classes: int,
+        groups: int,
+    ) -> EvaluationCounts:
+        """Counts from a peer's numbers; `confusion` row by row.
+
+        Raises ProtocolError for numbers that no evaluation of such a task can give.
+        """
+        _require(len(confusion) == classes**2, "confusion", len(confusion), f"{classes}² entries")
+        for name, values in (("group_samples", group_samples), ("group_correct", group_correct)):
+            _require(len(values) == groups, name, len(values), f"{groups} entries")
+        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # NaN compares as False
+        for name, values in (("confusion", confusion), ("group_samples", group_samples)):
+            _require(min(values, default=0) >= 0, name, min(values, default=0), "no entry below 0")
+            _require(sum(values) <= _MOST_SAMPLES, name, sum(values), f"≤ {_MOST_SAMPLES} samples")
+        _require(
+            all(0 <= c <= n for c, n in zip(group_correct, group_samples, strict=True)),
+            "group_correct",
+            "a group",
+            "no more correct samples than samples",
+        )
+        counts = cls(
+            loss_sum=float(loss_sum),
+            confusion=np.array(confusion, dtype=np.int64).reshape(classes, classes),
+            group_samples=np.array(group_samples, dtype=np.int64),
+            group_correct=np.array(group_correct, dtype=np.int64),
+        )
+        counts._require_consistent()
+        return counts
+
+    def _require_consistent(self) -> None:
+        grouped, unknown = int(self.group_samples.sum()), self.samples
+        unknown -= grouped
+        _require(unknown >= 0, "group_samples", grouped, f"≤ {self.samples} samples in groups")
+        ungrouped_correct = self.correct - int(self.group_correct.sum())
+        _require(
+            0 <= ungrouped_correct <= unknown,
+            "group_correct",
+            int(self.group_correct.sum()),
+            f"what the confusion matrix says ({self.correct} correct)",
+        )
+
+    def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
+        """The sum; integers are exact, the loss is rounded, so add in a fixed order."""
+        return EvaluationCounts(
+            loss_sum=self.loss_sum + other.loss_sum,
+            confusion=self.confusion + other.confusion,
+            group_samples=self.group_samples + other.group_samples,
+            group_correct=self.group_correct + other.group_correct,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Samples evaluated."""
+        return int(self.confusion.sum())
+
+    @property
+    def correct(self) -> int:
+        """Samples classified correctly."""
+        return int(np.trace(self.confusion))
+
+    def metrics(self) -> Metrics:
+        """What these counts say."""
+        samples = self.samples
+        if samples == 0:
+            return Metrics(loss=None, accuracy=None, worst_group_accuracy=None, weighted_f1=None)
+        return Metrics(
+            loss=self.loss_sum / samples if math.isfinite(self.loss_sum) else None,
+            accuracy=self.correct / samples,
+            worst_group_accuracy=self._worst_group(),
+            weighted_f1=self._weighted_f1(),
+        )
+
+    def _worst_group(self) -> float | None:
+        known = self.group_samples > 0
+        if not known.any():
+            return None
+        return float((self.group_correct[known] / self.group_samples[known]).min())
+
+    def _weighted_f1(self) -> float:
+        true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
+        both = np.maximum(true + predicted, 1)  # 0 only where the diagonal is 0 as well
+        scores = 2 * np.diagonal(self.confusion) / both
+        return float((scores * true).sum() / self.samples)
+
+
+def _require(condition: bool, field: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ProtocolError(
+            f"evaluation counts: {field} has {value}, expected {expected}; the client's task must "
+            "be the run's",
+            field=field,
+            value=value,
+        )

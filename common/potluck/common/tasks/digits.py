@@ -1,0 +1,229 @@
+"""Handwritten digits: the 1,797 images of 8 × 8 pixels that come with scikit-learn.
+
+`Digits` is plain recognition with label skew. `ColoredDigits` tells small digits (0–4) from large
+ones (5–9) where colour goes with size for most clients, but for none of the test set.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Examples
+from potluck.common.tasks.partition import (
+    Indices,
+    by_counts,
+    cmnist_gsc,
+    dirichlet,
+    held_out_split,
+    part_number,
+    scaled,
+    stratified,
+)
+
+_TEST_PER_DIGIT = 40
+_LEAST_SAMPLES = 10
+
+
+@lru_cache(maxsize=1)
+def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """All images (1797 × 8 × 8, float32 in [0, 1]) and their digits (1797, int64)."""
+    package = find_spec("sklearn")  # finds it without the seconds that importing it takes
+    if package is None or not package.submodule_search_locations:
+        raise ConfigurationError(
+            "the tasks digits and colored-digits read scikit-learn's images, and scikit-learn is "
+            "not installed; pip install scikit-learn"
+        )
+    folder = Path(package.submodule_search_locations[0])
+    with gzip.open(folder / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    return (table[:, :-1] / 16.0).reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
+def _check(task: str, clients: int, seed: int, held_out: float) -> None:
+    if type(clients) is not int or clients < 1:
+        raise ConfigurationError(f"task {task}: clients must be a number from 1, got {clients!r}")
+    if type(seed) is not int or seed < 0:
+        raise ConfigurationError(f"task {task}: seed must be a number from 0, got {seed!r}")
+    if not isinstance(held_out, (int, float)) or not 0 <= held_out <= 0.5:
+        raise ConfigurationError(f"task {task}: held_out must be in [0, 0.5], got {held_out!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits:
+    """Ten digits; every client has its own mix of them.
+
+    clients: parts the images are split into. alpha: of the Dirichlet draw, small is more skewed.
+    seed: of the partition. held_out: share of its samples that each client evaluates on.
+    central_test: whether the coordinator holds 40 test images per digit; where it has none, all
+    images are the clients', and they must hold some out. Raises ConfigurationError.
+    """
+
+    clients: int = 24
+    alpha: float = 0.5
+    seed: int = 0
+    held_out: float = 0.0
+    central_test: bool = True
+
+    classes: ClassVar[int] = 10
+    groups: ClassVar[int] = 0
+    training: ClassVar[dict[str, object]] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 16}
+
+    def __post_init__(self) -> None:
+        _check("digits", self.clients, self.seed, self.held_out)
+        if not isinstance(self.alpha, (int, float)) or not self.alpha > 0:
+            raise ConfigurationError(f"task digits: alpha must be above 0, got {self.alpha!r}")
+        if not self.central_test and not self.held_out:
+            raise ConfigurationError(
+                "task digits: nobody could evaluate; set held_out, or central_test = true"
+            )
+
+    def model(self) -> nn.Module:
+        """A perceptron with one hidden layer of 64."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with scikit-learn
+        """The part that the number at the end of the client's id names."""
+        part = part_number(client, self.clients, task="digits")
+        parts, _ = _split_digits(self)
+        return _client_data(_plain, parts[part], self.held_out, (self.seed, part))
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
+        """Forty images of each digit."""
+        return _plain(_split_digits(self)[1]) if self.central_test else None
+
+
+@lru_cache(maxsize=4)
+def _split_digits(task: Digits) -> tuple[list[Indices], Indices]:
+    """(clients' parts, test)."""
+    _, digits = images_and_digits()
+    generator = np.random.default_rng(task.seed)
+    rest, test = stratified(digits, _TEST_PER_DIGIT if task.central_test else 0, generator)
+    parts = dirichlet(digits[rest], task.clients, task.alpha, generator, minimum=_LEAST_SAMPLES)
+    return [rest[part] for part in parts], test
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColoredDigits:
+    """Small digits or large ones, red or green: colour misleads.
+
+    The images are split by the CMNIST_GSC row of FedDiverse's Table 6, each client's matrix
+    (size × colour) scaled down to the images there are; every image is used once. With another
+    number of clients than a multiple of 24 the metrics of that row hold only roughly. The
+    coordinator's test set holds as many images of each digit in either colour. Groups are
+    size × 2 + colour.
+
+    clients: parts the images are split into. seed: of the partition. held_out: share of its
+    samples that each client evaluates on. Raises ConfigurationError.
+    """
+
+    clients: int = 24
+    seed: int = 0
+    held_out: float = 0.0
+
+    classes: ClassVar[int] = 2
+    groups: ClassVar[int] = 4
+    training: ClassVar[dict[str, object]] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 16}
+
+    def __post_init__(self) -> None:
+        _check("colored-digits", self.clients, self.seed, self.held_out)
+
+    def model(self) -> nn.Module:
+        """Two convolutions and a linear layer."""
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 2),
+        )
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with scikit-learn
+        """The part that the number at the end of the client's id names."""
+        part = part_number(client, self.clients, task="colored-digits")
+        parts, _, colors = _split_colored(self)
+
+        def examples(indices: Indices) -> Examples:
+            return _colored(indices, colors)
+
+        return _client_data(examples, parts[part], self.held_out, (self.seed, part))
+
+    def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
+        """Twenty images of each digit in each colour."""
+        _, test, colors = _split_colored(self)
+        return _colored(test, colors)
+
+
+@lru_cache(maxsize=4)
+def _split_colored(task: ColoredDigits) -> tuple[list[Indices], Indices, NDArray[np.int64]]:
+    """(clients' parts, test, the colour of every image: 0 red, 1 green)."""
+    _, digits = images_and_digits()
+    generator = np.random.default_rng(task.seed)
+    rest, test = stratified(digits, _TEST_PER_DIGIT, generator)
+    large = (digits[rest] >= 5).astype(np.int64)
+    matrices = _fitting(task.clients, np.bincount(large, minlength=2))
+    parts = [rest[part] for part in by_counts(large, matrices.sum(axis=2), generator)]
+    colors = np.zeros(len(digits), dtype=np.int64)
+    for part, matrix in zip(parts, matrices, strict=True):
+        colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # `part` lists small digits first
+    for digit in range(10):
+        colors[test[digits[test] == digit]] = np.arange(_TEST_PER_DIGIT) % 2
+    return parts, test, colors
+
+
+def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Table 6's matrices for so many clients, as large as the images of each class allow."""
+    table = cmnist_gsc()
+    chosen = [table[client % len(table)] for client in range(clients)]
+    for samples in range(int(table[0].sum()), _LEAST_SAMPLES - 1, -1):
+        matrices = np.stack([scaled(matrix, samples) for matrix in chosen])
+        if bool((matrices.sum(axis=(0, 2)) <= available).all()):
+            return matrices
+    raise ConfigurationError(
+        f"task colored-digits has {available.sum()} images, too few for {clients} clients with "
+        f"at least {_LEAST_SAMPLES} each; use fewer clients",
+        clients=clients,
+    )
+
+
+def _client_data(
+    examples: Callable[[Indices], Examples], part: Indices, held_out: float, seed: tuple[int, int]
+) -> ClientData:
+    train, rest = held_out_split(part, held_out, np.random.default_rng(seed))
+    return ClientData(train=examples(train), held_out=examples(rest) if len(rest) else None)
+
+
+def _plain(indices: Indices) -> Examples:
+    images, digits = images_and_digits()
+    return Examples(
+        inputs=torch.from_numpy(images[indices]), labels=torch.from_numpy(digits[indices])
+    )
+
+
+def _colored(indices: Indices, colors: NDArray[np.int64]) -> Examples:
+    """n × 3 × 16 × 16 images (red, green, an empty blue), each pixel doubled both ways."""
+    images, digits = images_and_digits()
+    inputs = np.zeros((len(indices), 3, 16, 16), dtype=np.float32)
+    enlarged = images[indices].repeat(2, axis=1).repeat(2, axis=2)
+    inputs[np.arange(len(indices)), colors[indices]] = enlarged
+    labels = (digits[indices] >= 5).astype(np.int64)
+    return Examples(
+        inputs=torch.from_numpy(inputs),
+        labels=torch.from_numpy(labels),
+        groups=torch.from_numpy(labels * 2 + colors[indices]),
+    )

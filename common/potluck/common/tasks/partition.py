@@ -1,0 +1,161 @@
+"""Splitting samples over clients: pure functions of the labels and a generator."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.names import ClientId
+
+Indices = NDArray[np.int64]
+"""Which samples, as positions in the whole data."""
+
+_REDRAWS = 10_000
+
+
+def part_number(client: ClientId, parts: int, *, task: str) -> int:
+    """The part of a client: the number its id ends with, in [0, parts).
+
+    Raises ConfigurationError if the id ends with no number, or with one that is too large.
+    """
+    found = re.search(r"\d+$", client)
+    if found is None or int(found[0]) >= parts:
+        raise ConfigurationError(
+            f"task {task} has parts for client-0 … client-{parts - 1}, not for '{client}'; "
+            "rename the client, or set the task's option 'clients' in the run file",
+            task=task,
+            client=client,
+        )
+    return int(found[0])
+
+
+def dirichlet(
+    labels: NDArray[np.int64],
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    *,
+    minimum: int = 10,
+) -> list[Indices]:
+    """A partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
+
+    As NIID-Bench does it: a client that already holds samples / clients gets no more, and the
+    whole draw is repeated until every client holds at least `minimum`. Disjoint, complete; the
+    indices of each client are sorted. Raises ConfigurationError if no draw satisfies `minimum`.
+    """
+    if clients * minimum > len(labels):
+        raise ConfigurationError(
+            f"{len(labels)} samples are too few for {clients} clients with at least {minimum} "
+            "each; use fewer clients",
+            clients=clients,
+        )
+    for _ in range(_REDRAWS):
+        parts = _draw(labels, clients, alpha, generator)
+        if min(len(part) for part in parts) >= minimum:
+            return [np.sort(part) for part in parts]
+    raise ConfigurationError(
+        f"no Dirichlet draw gave each of {clients} clients {minimum} samples at alpha={alpha}; "
+        "use a larger alpha or fewer clients",
+        clients=clients,
+        alpha=alpha,
+    )
+
+
+def _draw(
+    labels: NDArray[np.int64], clients: int, alpha: float, generator: np.random.Generator
+) -> list[Indices]:
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    sizes = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label)).astype(np.int64)
+        shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
+        if shares.sum() == 0:
+            shares = np.ones(clients)  # a tiny alpha underflows where only full clients drew mass
+        cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
+        for client, piece in enumerate(np.split(members, cuts)):
+            parts[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(pieces) for pieces in parts]
+
+
+def scaled(matrix: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """A matrix of counts scaled to sum to `total`, by largest remainder (ties: first cell)."""
+    exact = matrix.astype(np.float64).ravel() * total / matrix.sum()
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(-(exact - counts).round(9), kind="stable")
+    counts[order[: total - int(counts.sum())]] += 1
+    matching: NDArray[np.int64] = counts.reshape(matrix.shape)
+    return matching
+
+
+def by_counts(
+    values: NDArray[np.int64], counts: NDArray[np.int64], generator: np.random.Generator
+) -> list[Indices]:
+    """A partition in which client k holds `counts[k, v]` random samples of value v.
+
+    values: n, int64, in [0, V): the label, or label × attributes + attribute. counts: K × V.
+    Disjoint; each client's indices are in order of value and random within a value.
+    Raises ConfigurationError where there are too few samples of a value.
+    """
+    cells: list[list[Indices]] = [[] for _ in counts]
+    for value in range(counts.shape[1]):
+        members = generator.permutation(np.flatnonzero(values == value)).astype(np.int64)
+        wanted = counts[:, value]
+        if wanted.sum() > len(members):
+            raise ConfigurationError(
+                f"the clients are to hold {wanted.sum()} samples of value {value}, of which there "
+                f"are {len(members)}; scale the counts down",
+                value=value,
+            )
+        pieces = np.split(members[: wanted.sum()], np.cumsum(wanted)[:-1])
+        for client, piece in enumerate(pieces):
+            cells[client].append(piece)
+    return [np.concatenate(pieces) for pieces in cells]
+
+
+def stratified(
+    labels: NDArray[np.int64], per_class: int, generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """(rest, chosen): `per_class` random samples of every class are chosen; both are sorted."""
+    chosen = np.concatenate(
+        [
+            generator.permutation(np.flatnonzero(labels == label))[:per_class]
+            for label in np.unique(labels)
+        ]
+    ).astype(np.int64)
+    rest = np.setdiff1d(np.arange(len(labels), dtype=np.int64), chosen)
+    return rest, np.sort(chosen)
+
+
+def held_out_split(
+    part: Indices, share: float, generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """(train, held out) of one client: ⌊share · n⌋ random samples are held out; both are sorted."""
+    shuffled = generator.permutation(part)
+    cut = len(part) - int(share * len(part))
+    return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
+
+
+_CLASS_IMBALANCE = [[90, 90], [10, 10]]
+_ATTRIBUTE_IMBALANCE = [[90, 10], [90, 10]]
+_SPURIOUS = [[90, 10], [10, 90]]
+
+
+def cmnist_gsc() -> NDArray[np.int64]:
+    """The CMNIST_GSC row of FedDiverse's Table 6: 24 × 2 × 2 counts (class × attribute), 200 each.
+
+    Four clients with class imbalance and four with attribute imbalance, two of each mirrored, so
+    that both vanish globally; sixteen with a spurious correlation, one of them opposed, which
+    leaves GSC = .1634. They are interleaved so that any six in a row are of mixed types.
+    """
+    blocks: list[list[list[int]]] = []
+    for number in range(4):
+        step = -1 if number % 2 else 1
+        blocks.append(_CLASS_IMBALANCE[::step])
+        blocks.append([row[::step] for row in _ATTRIBUTE_IMBALANCE])
+        blocks.extend([_SPURIOUS] * 4)
+    blocks[-1] = _SPURIOUS[::-1]
+    return np.array(blocks, dtype=np.int64)

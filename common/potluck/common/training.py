@@ -1,0 +1,80 @@
+"""Settings of local training: what the coordinator tells clients to do with their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from potluck.common.configuration import Settings, validate
+from potluck.common.task import Task
+
+
+class LocalTraining(Settings):
+    """How a client trains in one round; travels as JSON. The optimiser starts anew each round."""
+
+    optimizer: Literal["sgd"] = Field(
+        "sgd", description="Rule of the local steps: sgd, the one that strategies' theory assumes."
+    )
+    learning_rate: float = Field(
+        0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."
+    )
+    learning_rate_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="The learning rate is multiplied by this after each round; below 1\n"
+        "late rounds disagree less.",
+    )
+    momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the last step that the next one repeats; speeds up, but skewed\n"
+        "clients drift further apart.",
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="L2 penalty; against overfitting few samples."
+    )
+    batch_size: int = Field(
+        32, ge=1, description="Samples per step; larger is faster per epoch, smaller learns more."
+    )
+    epochs: int = Field(
+        1, ge=1, description="Passes over the client's samples; more saves rounds, but drifts more."
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="Steps instead of epochs, so that clients with many samples don't do more.",
+    )
+    gradient_clip: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest gradient (L2 norm) of a step; keeps single batches from blowing up.",
+    )
+
+    def learning_rate_in(self, round_number: int) -> float:
+        """The learning rate of a round, counted from 1."""
+        return float(self.learning_rate * self.learning_rate_decay ** (round_number - 1))
+
+    def planned_steps(self, samples: int) -> int:
+        """Optimiser steps that a client with so many samples takes in a round."""
+        return self.steps or self.epochs * -(-samples // self.batch_size)
+
+
+def training_for(task: Task, chosen: Mapping[str, object], *, source: str) -> LocalTraining:
+    """The run's settings: what is chosen, else what the task recommends, else the defaults.
+
+    A task recommends by an attribute `training`, a mapping. `source` names the choice in errors.
+    Raises ConfigurationError for an unknown setting or a value out of range.
+    """
+    recommended: Mapping[str, object] = getattr(task, "training", {})
+    name = f"'training' of {type(task).__name__}"
+    return validate(
+        LocalTraining,
+        validate(LocalTraining, recommended, source=name).model_dump(exclude_unset=True)
+        | validate(LocalTraining, chosen, source=source).model_dump(exclude_unset=True),
+        source=source,
+    )
