@@ -1,0 +1,257 @@
+"""The layout keeps its promises: source roots, who imports whom, one version, a complete wheel."""
+
+import ast
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from potluck.common.protocol import SOFTWARE_VERSION
+
+HOUSE = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = ("client", "common", "deploy", "server")
+
+MAY_IMPORT = {
+    "client": {"client", "common", "rpc"},
+    "common": {"common", "rpc"},
+    "rpc": {"rpc"},
+    "server": {"server", "common", "rpc"},
+}
+
+
+def packages() -> list[Path]:
+    """The packages directly under `potluck`, from all source roots."""
+    return sorted(
+        folder
+        for root in SOURCE_ROOTS
+        for folder in (HOUSE / root / "potluck").iterdir()
+        if folder.is_dir() and folder.name != "__pycache__"
+    )
+
+
+def package_folder(name: str) -> Path:
+    [folder] = [folder for folder in packages() if folder.name == name]
+    return folder
+
+
+def imported_names(source: str, package: str) -> Iterator[str]:
+    """Absolute names that a module of `package` imports, relative imports resolved.
+
+    `from a import b` yields `a.b`, since `b` may be a module.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            anchor = parents[: len(parents) - node.level + 1] if node.level else []
+            origin = ".".join([*anchor, *([node.module] if node.module else [])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def packages_imported_by(source: str, package: str) -> set[str]:
+    """Names of the packages under `potluck` that a module of `package` imports from."""
+    names = imported_names(source, package)
+    return {name.split(".")[1] for name in names if name.startswith("potluck.")}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((HOUSE / "pyproject.toml").read_text())
+
+
+def test_no_source_root_makes_potluck_a_regular_package() -> None:
+    assert [
+        root for root in SOURCE_ROOTS if (HOUSE / root / "potluck" / "__init__.py").exists()
+    ] == []
+
+
+def test_every_package_is_typed() -> None:
+    assert [folder.name for folder in packages() if not (folder / "py.typed").is_file()] == []
+    assert {folder.name for folder in packages()} == {*MAY_IMPORT, "deploy"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import potluck.client.agent", {"client"}),
+        ("import numpy, potluck.rpc.v1 as wire", {"rpc"}),
+        ("from potluck import client, common", {"client", "common"}),
+        ("from potluck.client.agent import Agent", {"client"}),
+        ("def later():\n    from potluck.deploy import pki", {"deploy"}),
+        ("if TYPE_CHECKING:\n    import potluck.client", {"client"}),
+        ("from . import spool", {"server"}),
+        ("from ..common import errors", {"common"}),
+        ("from .. import client", {"client"}),
+        ("import os\nfrom pathlib import Path", set()),
+    ],
+)
+def test_imports_are_found_in_every_form(source: str, expected: set[str]) -> None:
+    assert packages_imported_by(source, "potluck.server") == expected
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_dependencies_point_one_way(name: str) -> None:
+    folder = package_folder(name)
+    modules = [*folder.rglob("*.py"), *folder.rglob("*.pyi")]
+    offenders = {
+        str(module.relative_to(HOUSE)): sorted(forbidden)
+        for module in modules
+        if (
+            forbidden := packages_imported_by(
+                module.read_text(), ".".join(module.relative_to(folder.parents[1]).parent.parts)
+            )
+            - MAY_IMPORT[name]
+        )
+    }
+    assert offenders == {}
+
+
+def test_versions_agree() -> None:
+    assert pyproject()["project"]["version"] == SOFTWARE_VERSION
+    assert f"## [{SOFTWARE_VERSION}]" in (HOUSE / "CHANGELOG.md").read_text()
+
+
+def test_declared_floors_are_those_of_the_generated_stubs() -> None:
+    stubs = HOUSE / "common" / "potluck" / "rpc" / "v1"
+    floors = {
+        requirement.name: {Version(part.version) for part in requirement.specifier}
+        for requirement in map(Requirement, pyproject()["project"]["dependencies"])
+    }
+    for name, pattern, files in [
+        ("grpcio", r"GRPC_GENERATED_VERSION = '([\d.]+)'", "*_pb2_grpc.py"),
+        ("protobuf", r"# Protobuf Python Version: ([\d.]+)", "*_pb2.py"),
+    ]:
+        texts = [stub.read_text() for stub in stubs.glob(files)]
+        assert {Version(found) for text in texts for found in re.findall(pattern, text)} == floors[
+            name
+        ]
+
+
+def test_type_checkers_look_everywhere() -> None:
+    products = {"build", "dist", "node_modules"}
+    folders = {
+        folder.name
+        for folder in HOUSE.iterdir()
+        if folder.is_dir()
+        and not folder.name.startswith(".")
+        and folder.name not in products
+        and any(folder.rglob("*.py"))
+    }
+    tool = pyproject()["tool"]
+    assert folders - set(tool["mypy"]["files"]) == set()
+    assert folders - set(tool["pyright"]["include"]) == set()
+
+
+def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
+    """Names without a pin among requirements and, where installed, what these require in turn.
+
+    A requirement on one exact version needs no other pin.
+    """
+    pending: list[tuple[Requirement, tuple[str, ...]]] = [
+        (Requirement(text), ("",)) for text in requirements
+    ]
+    seen = set[str]()
+    while pending:
+        requirement, extras = pending.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement.marker and not any(
+            requirement.marker.evaluate({"extra": extra}) for extra in extras
+        ):
+            continue
+        if name not in pins:
+            if not any(part.operator == "==" for part in requirement.specifier):
+                yield name
+            continue
+        key = str(sorted({name, *requirement.extras}))
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            requires = distribution(name).requires or []
+        except PackageNotFoundError:  # an extra that this environment does without
+            continue
+        pending += [(Requirement(text), ("", *requirement.extras)) for text in requires]
+
+
+def test_constraints_pin_everything() -> None:
+    project = pyproject()["project"]
+    lines = (HOUSE / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert [str(pin) for pin in pins if not re.fullmatch(r"==[\d.]+", str(pin.specifier))] == []
+    extras = project["optional-dependencies"].values()
+    declared = [*project["dependencies"], *chain.from_iterable(extras)]
+    names = {str(canonicalize_name(pin.name)) for pin in pins}
+    assert sorted(set(unpinned(declared, names))) == []
+
+
+def source_files(parent: Path, package: str) -> set[Path]:
+    """What a package consists of, as paths beginning with its name."""
+    return {
+        path.relative_to(parent)
+        for path in (parent / package).rglob("*")
+        if path.is_file() and path.suffix in {".py", ".pyi", ".typed"}
+    }
+
+
+@pytest.fixture(scope="module")
+def house_files() -> set[Path]:
+    """The files the wheel is to hold, listed before it is built."""
+    return set().union(*(source_files(folder.parent, folder.name) for folder in packages()))
+
+
+@pytest.fixture(scope="module")
+def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory, house_files: set[Path]) -> Path:
+    """A folder in which the wheel of this tree, and nothing else, is installed."""
+    built, target = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("target")
+    python = [sys.executable, "-m"]
+    build = [*python, "build", "--wheel", "--no-isolation", "--outdir", str(built), str(HOUSE)]
+    subprocess.run(build, check=True, capture_output=True)
+    [wheel] = built.glob("*.whl")
+    install = [*python, "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*install, "--target", str(target), str(wheel)], check=True)
+    return target
+
+
+def run_with_wheel(unpacked: Path, program: str) -> str:
+    """Run a program that finds the dependencies and the wheel, but not this tree.
+
+    Without `site`, the editable install's path file is not read.
+    """
+    paths = [str(unpacked), *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
+    command = [sys.executable, "-I", "-S", "-c", f"import sys\nsys.path[:0] = {paths}\n{program}"]
+    result = subprocess.run(
+        command, cwd=unpacked, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_wheel_holds_every_file(unpacked_wheel: Path, house_files: set[Path]) -> None:
+    contents = unpacked_wheel / "potluck"
+    assert {path.name for path in contents.iterdir()} == {folder.name for folder in packages()}
+    unpacked = set().union(*(source_files(contents, folder.name) for folder in packages()))
+    assert house_files - unpacked == set()
+
+
+def test_packages_are_imported_from_the_wheel(unpacked_wheel: Path) -> None:
+    program = """
+import importlib, pathlib
+for name in ("server", "client", "common", "deploy", "rpc"):
+    package = importlib.import_module("potluck." + name)
+    for folder in package.__path__:
+        print(pathlib.Path(folder).parents[1])
+from potluck.server import selection
+print(pathlib.Path(selection.__file__).parents[2])
+"""
+    assert set(run_with_wheel(unpacked_wheel, program).split()) == {str(unpacked_wheel)}
