@@ -1,0 +1,50 @@
+"""The coordinator's memory, in SQLite or PostgreSQL."""
+
+from potluck.server.store.migrations import MIGRATIONS, Migration
+from potluck.server.store.records import (
+    Attempt,
+    AttemptKey,
+    ClientRow,
+    ClientSeen,
+    Exchange,
+    FileReference,
+    JsonObject,
+    MemberChange,
+    MemberRow,
+    MemberState,
+    Metrics,
+    Profile,
+    QuarantineRow,
+    RoundCommit,
+    RoundRow,
+    Run,
+    RunRow,
+    RunState,
+    UpdateRow,
+)
+from potluck.server.store.store import Store
+
+__all__ = [
+    "MIGRATIONS",
+    "Attempt",
+    "AttemptKey",
+    "ClientRow",
+    "ClientSeen",
+    "Exchange",
+    "FileReference",
+    "JsonObject",
+    "MemberChange",
+    "MemberRow",
+    "MemberState",
+    "Metrics",
+    "Migration",
+    "Profile",
+    "QuarantineRow",
+    "RoundCommit",
+    "RoundRow",
+    "Run",
+    "RunRow",
+    "RunState",
+    "Store",
+    "UpdateRow",
+]

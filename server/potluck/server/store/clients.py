@@ -1,0 +1,99 @@
+"""The clients the coordinator has met, and those it must not select."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import case, delete, func, select
+
+from potluck.common.errors import NotFoundError
+from potluck.server.store import schema
+from potluck.server.store.part import Part, upsert
+from potluck.server.store.records import ClientRow, ClientSeen, MemberState, QuarantineRow
+from potluck.server.store.values import Reader, decode_time, encode_text, encode_time
+
+_read_client = Reader(
+    ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
+)
+_read_quarantine = Reader(QuarantineRow, "quarantine", ["client_id"], {"at": decode_time})
+
+
+class Clients(Part):
+    """Who was heard of, when, on which host; who is in quarantine."""
+
+    def see_client(self, client_id: str, host_id: str, device: str, at: datetime) -> None:
+        """Record that a client was heard of; see `see_clients`."""
+        self.see_clients([ClientSeen(client_id=client_id, host_id=host_id, device=device, at=at)])
+
+    def see_clients(self, seen: Sequence[ClientSeen]) -> None:
+        """Record that clients were heard of, all in one transaction; later ones win."""
+        rows = [
+            {
+                "client_id": client.client_id,
+                "host_id": client.host_id,
+                "device": encode_text(client.device),
+                "first_seen_at": encode_time(client.at),
+                "last_seen_at": encode_time(client.at),
+            }
+            for client in seen
+        ]
+        with self._database.transaction() as connection:
+            upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
+
+    def clients(self) -> list[ClientRow]:
+        """All clients met, by id, with how often they were selected and included over all runs."""
+        clients, members, quarantine = schema.clients, schema.members, schema.quarantine
+        included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
+        counts = (
+            select(
+                members.c.client_id,
+                func.count().label("selected"),
+                # PostgreSQL sums 64-bit integers to a decimal.
+                func.count().filter(included == 1).label("included"),
+            )
+            .group_by(members.c.client_id)
+            .subquery()
+        )
+        query = (
+            select(
+                clients,
+                func.coalesce(counts.c.selected, 0).label("selected"),
+                func.coalesce(counts.c.included, 0).label("included"),
+                quarantine.c.reason.label("quarantine"),
+            )
+            .outerjoin(counts, counts.c.client_id == clients.c.client_id)
+            .outerjoin(quarantine, quarantine.c.client_id == clients.c.client_id)
+        )
+        with self._database.transaction() as connection:
+            found = [_read_client(row) for row in connection.execute(query).mappings()]
+        # Sorted here: databases collate text differently.
+        return sorted(found, key=lambda client: client.client_id)
+
+    def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
+        """Record that a client must not be selected; it need not have been met."""
+        row = {"client_id": client_id, "reason": encode_text(reason), "at": encode_time(at)}
+        with self._database.transaction() as connection:
+            upsert(connection, schema.quarantine, [row], update=["reason", "at"])
+
+    def readmit(self, client_id: str) -> None:
+        """Record that a client may be selected again. Raises NotFoundError if it always could."""
+        table = schema.quarantine
+        with self._database.transaction() as connection:
+            if (
+                connection.execute(delete(table).where(table.c.client_id == client_id)).rowcount
+                != 1
+            ):
+                there = sorted(connection.execute(select(table.c.client_id)).scalars())
+                raise NotFoundError(
+                    f"client {client_id!r} is not in quarantine; there are: "
+                    f"{', '.join(there) or 'none'}",
+                    client=client_id,
+                )
+
+    def quarantined(self) -> list[QuarantineRow]:
+        """The clients in quarantine, by id."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(select(schema.quarantine)).mappings()
+            found = [_read_quarantine(row) for row in rows]
+        return sorted(found, key=lambda client: client.client_id)

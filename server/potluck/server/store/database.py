@@ -1,0 +1,204 @@
+"""One database, one connection, one coordinator; every error of SQLAlchemy ends here."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.server.store.failures import storage_error
+from potluck.server.store.values import CorruptRowError
+
+_BUSY_SECONDS = 10
+# Any constant does, as long as every version of Potluck uses this one; it spells "potluck".
+_ADVISORY_LOCK = int.from_bytes(b"potluck")
+
+
+class Database:
+    """An engine whose only connection holds the lock that keeps other coordinators out."""
+
+    def __init__(self, engine: Engine, name: str, lock: int | None) -> None:
+        self._engine = engine
+        self._lock = lock
+        self.name = name
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """Connect and lock. Raises ConfigurationError for a wrong URL, StorageError otherwise."""
+        parsed = _parse(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _open_sqlite(Path(parsed.database or ""), parsed)
+        return _open_postgresql(parsed)
+
+    def close(self) -> None:
+        """Disconnect and let others in."""
+        self._engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All of it is committed at the end, or nothing. Raises StorageError."""
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except CorruptRowError as error:
+            raise StorageError(
+                f"{self.name}: {error}; restore the database from a backup", database=self.name
+            ) from error
+        # SQLAlchemy lets through what drivers say of numbers wider than 64 bits.
+        except (SQLAlchemyError, OverflowError) as error:
+            raise storage_error(error, self.name) from error
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ConfigurationError(
+            "the database URL can't be read; write sqlite:////var/lib/potluck/potluck.db or "
+            "postgresql+psycopg://user@host/name"
+        ) from error
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:") or parsed.query:
+            raise ConfigurationError(
+                f"database {shown}: name a file and nothing else, as in sqlite:////path/to/file",
+                url=shown,
+            )
+        return parsed
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise ConfigurationError(
+        f"database {shown}: {parsed.drivername!r} is not supported; use sqlite or "
+        "postgresql+psycopg",
+        url=shown,
+    )
+
+
+def _engine(url: URL, name: str, **options: Any) -> Engine:
+    # One connection: the lock, where it is PostgreSQL's, belongs to the connection that writes.
+    try:
+        return create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
+    except (NoSuchModuleError, ImportError) as error:
+        raise ConfigurationError(
+            f"database {name}: no driver ({error}); pip install 'potluck[postgresql]'", url=name
+        ) from error
+
+
+def _open_sqlite(path: Path, url: URL) -> Database:
+    name = str(path)
+    lock = _lock_file(path)
+    try:
+        # Created before SQLite would, so that nobody else can read it or its log.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        engine = _engine(url, name, connect_args={"timeout": _BUSY_SECONDS})
+    except OSError as error:
+        os.close(lock)
+        raise _unopened(path, error) from error
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        try:
+            connection.isolation_level = None  # we begin transactions ourselves, below
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+        except BaseException:
+            connection.close()
+            raise
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # IMMEDIATE: a transaction that reads before it writes must not lose its turn to write.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    database = Database(engine, name, lock)
+    try:
+        with database.transaction() as connection:
+            damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            if damage != "ok":
+                detail = " ".join(str(damage).split())
+                raise StorageError(
+                    f"{name}: the file is damaged ({detail}); restore it from a backup",
+                    database=name,
+                )
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _lock_file(path: Path) -> int:
+    """Lock a file beside the database, for as long as the descriptor is open."""
+    beside = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _unopened(path, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except BlockingIOError as error:
+        holder = os.read(lock, 20).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise StorageError(
+            f"{path}: in use by another coordinator (process {holder}); stop it, or give this "
+            "one another database",
+            database=path,
+            process=holder,
+        ) from error
+    except OSError as error:
+        os.close(lock)
+        raise _unopened(path, error) from error
+    return lock
+
+
+def _unopened(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: can't be opened ({error.strerror}); check that its directory exists, is "
+        "writable and has space",
+        database=path,
+    )
+
+
+def _open_postgresql(url: URL) -> Database:
+    name = url.render_as_string(hide_password=True)
+    # pre-ping: after the server was restarted, the next transaction finds a new connection.
+    engine = _engine(url, name, pool_pre_ping=True)
+
+    @event.listens_for(engine, "connect")
+    def lock(connection: Any, _record: object) -> None:
+        # A lock of the session, so it is gone as soon as this process is.
+        try:
+            row = connection.execute(
+                "SELECT pg_try_advisory_lock(%s)", (_ADVISORY_LOCK,)
+            ).fetchone()
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+        if not row[0]:
+            connection.close()
+            raise StorageError(
+                f"{name}: in use by another coordinator; stop it, or give this one another "
+                "database",
+                database=name,
+            )
+
+    database = Database(engine, name, None)
+    try:
+        with database.transaction():
+            pass
+    except BaseException:
+        database.close()
+        raise
+    return database

@@ -1,0 +1,56 @@
+"""What a database's error means for the operator: one line with cause and remedy."""
+
+from __future__ import annotations
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from potluck.common.errors import StorageError
+
+# The beginning of SQLite's error name or of PostgreSQL's SQLSTATE → cause, remedy.
+_MEANINGS = {
+    "SQLITE_FULL": ("the disk is full", "free some space and start again"),
+    "SQLITE_READONLY": ("the file is read-only", "make it and its directory writable"),
+    "SQLITE_CORRUPT": ("the file is damaged", "restore it from a backup"),
+    "SQLITE_NOTADB": ("the file is damaged or no database", "restore it from a backup"),
+    "SQLITE_BUSY": ("another program is writing to it", "stop that program"),
+    "SQLITE_LOCKED": ("another program is writing to it", "stop that program"),
+    "SQLITE_IOERR": ("the disk failed", "check the disk and start again"),
+    "SQLITE_CANTOPEN": (
+        "the file can't be opened",
+        "check that its directory exists and who owns it",
+    ),
+    "SQLITE_PERM": ("access is denied", "check who owns the file"),
+    "SQLITE_AUTH": ("access is denied", "check who owns the file"),
+    "SQLITE_CONSTRAINT": ("it refused a row that breaks a rule", "please report this as a bug"),
+    "53100": ("the server's disk is full", "free some space and start again"),
+    "53": ("the server is out of resources", "see its log and start again"),
+    "25006": ("it is read-only", "use the primary server"),
+    "28": ("the server refused the user", "check user and password in the URL"),
+    "3D": ("the server knows no such database", "create it with `createdb`"),
+    "42501": ("the user may not do this", "make the user owner of the database"),
+    "XX": ("the database is damaged", "see the server's log, restore it from a backup"),
+    "58": ("the server's disk failed", "see its log and start again"),
+    "57P": ("the server shut down", "start it and try again"),
+    "08": ("the connection broke", "check that the server is up"),
+    "23": ("it refused a row that breaks a rule", "please report this as a bug"),
+}
+_UNREACHABLE = ("the connection failed", "check the URL and that the server is up")
+_UNKNOWN = ("the database refused", "see the cause, then start again")
+
+
+def storage_error(error: Exception, database: str) -> StorageError:
+    """The one line for an error of SQLAlchemy or of a driver. database: as shown to people."""
+    origin: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        origin = error.orig
+    code = getattr(origin, "sqlite_errorname", None) or getattr(origin, "sqlstate", None)
+    if code is not None:
+        prefixes = [prefix for prefix in _MEANINGS if str(code).startswith(prefix)]
+        # The longest one that fits is the most specific.
+        cause, remedy = _MEANINGS[max(prefixes, key=len)] if prefixes else _UNKNOWN
+    elif isinstance(error, SQLAlchemyError) and type(origin).__module__.startswith("psycopg"):
+        cause, remedy = _UNREACHABLE
+    else:
+        cause, remedy = _UNKNOWN
+    detail = " ".join(str(origin).split())
+    return StorageError(f"{database}: {cause} ({detail}); {remedy}", database=database)

@@ -1,0 +1,57 @@
+"""Reading the members of cohorts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, select
+
+from potluck.server.store import schema
+from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
+from potluck.server.store.values import Reader, encode_float, encode_text
+
+_KEY = ["run_id", "round", "attempt", "position"]
+_read_member = Reader(MemberRow, "members", _KEY)
+_read_update = Reader(UpdateRow, "members", _KEY)
+
+
+def read_members(
+    connection: Connection, where: ColumnElement[bool]
+) -> dict[AttemptKey, list[MemberRow]]:
+    """Members by run, round and attempt, each in the order chosen."""
+    members = schema.members
+    rows = connection.execute(
+        select(members)
+        .where(where)
+        .order_by(members.c.run_id, members.c.round, members.c.attempt, members.c.position)
+    ).mappings()
+    found: dict[AttemptKey, list[MemberRow]] = {}
+    for row in rows:
+        key = AttemptKey(row["run_id"], row["round"], row["attempt"])
+        found.setdefault(key, []).append(_member(row))
+    return found
+
+
+def member_values(change: MemberChange) -> dict[str, Any]:
+    """The columns that a change sets; those of the update only where there is one."""
+    trouble = None if change.trouble is None else encode_text(change.trouble)
+    values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
+    if change.update is not None:
+        sent = change.update
+        values |= {
+            "sha256": sent.sha256,
+            "size": sent.size,
+            "encoding": sent.encoding,
+            "delta": int(sent.delta),
+            "compressed": int(sent.compressed),
+            "samples": sent.samples,
+            "steps": sent.steps,
+            "seconds": sent.seconds,
+            "loss": encode_float(sent.loss),
+        }
+    return values
+
+
+def _member(row: RowMapping) -> MemberRow:
+    update = None if row["sha256"] is None else _read_update(row)
+    return _read_member(row, update=update)

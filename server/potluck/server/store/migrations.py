@@ -1,0 +1,183 @@
+"""How the schema came to be: an ordered list of changes, each made once, in a transaction.
+
+The SQL is plain enough to mean the same to SQLite and PostgreSQL, and is never edited once
+released: a change of the schema is a new migration, and schema.py is made to match (a test
+compares the two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, inspect, text
+
+from potluck.common.errors import StorageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """One change of the schema; its version is its place in the list, from 1."""
+
+    summary: str
+    statements: Sequence[str]
+
+
+_FIRST = Migration(
+    summary="runs, rosters, attempts, rounds, clients, profiles",
+    statements=[
+        """CREATE TABLE runs (
+            run_id TEXT NOT NULL PRIMARY KEY,
+            number BIGINT NOT NULL UNIQUE,
+            name TEXT NOT NULL,
+            run_file TEXT NOT NULL,
+            created_at TEXT NOT NULL,
+            rounds BIGINT NOT NULL,
+            count BIGINT NOT NULL,
+            seed TEXT NOT NULL,
+            task TEXT NOT NULL,
+            selector TEXT NOT NULL,
+            strategy TEXT NOT NULL,
+            state TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            changed_at TEXT NOT NULL,
+            initial_model_sha256 TEXT,
+            initial_model_at TEXT
+        )""",
+        """CREATE TABLE roster (
+            run_id TEXT NOT NULL REFERENCES runs (run_id),
+            "row" BIGINT NOT NULL,
+            client_id TEXT NOT NULL,
+            PRIMARY KEY (run_id, "row"),
+            UNIQUE (run_id, client_id)
+        )""",
+        """CREATE TABLE attempts (
+            run_id TEXT NOT NULL REFERENCES runs (run_id),
+            round BIGINT NOT NULL,
+            attempt BIGINT NOT NULL,
+            begun_at TEXT NOT NULL,
+            available TEXT NOT NULL,
+            state TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (run_id, round, attempt)
+        )""",
+        """CREATE TABLE exchanges (
+            run_id TEXT NOT NULL,
+            round BIGINT NOT NULL,
+            attempt BIGINT NOT NULL,
+            step BIGINT NOT NULL,
+            question TEXT NOT NULL,
+            answers TEXT,
+            PRIMARY KEY (run_id, round, attempt, step),
+            FOREIGN KEY (run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)
+        )""",
+        """CREATE TABLE members (
+            run_id TEXT NOT NULL,
+            round BIGINT NOT NULL,
+            attempt BIGINT NOT NULL,
+            position BIGINT NOT NULL,
+            client_id TEXT NOT NULL,
+            host_id TEXT NOT NULL,
+            state TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            trouble TEXT,
+            sha256 TEXT,
+            size BIGINT,
+            encoding TEXT,
+            delta BIGINT,
+            compressed BIGINT,
+            samples BIGINT,
+            steps BIGINT,
+            seconds DOUBLE PRECISION,
+            loss DOUBLE PRECISION,
+            PRIMARY KEY (run_id, round, attempt, position),
+            UNIQUE (run_id, round, attempt, client_id),
+            FOREIGN KEY (run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)
+        )""",
+        "CREATE INDEX members_by_client ON members (client_id, state)",
+        """CREATE TABLE rounds (
+            run_id TEXT NOT NULL,
+            round BIGINT NOT NULL,
+            attempt BIGINT NOT NULL,
+            model_sha256 TEXT NOT NULL,
+            state_sha256 TEXT,
+            selector_scalars TEXT NOT NULL,
+            strategy_scalars TEXT NOT NULL,
+            loss DOUBLE PRECISION,
+            accuracy DOUBLE PRECISION,
+            worst_group_accuracy DOUBLE PRECISION,
+            weighted_f1 DOUBLE PRECISION,
+            seconds DOUBLE PRECISION NOT NULL,
+            bytes_down BIGINT NOT NULL,
+            bytes_up BIGINT NOT NULL,
+            committed_at TEXT NOT NULL,
+            PRIMARY KEY (run_id, round),
+            FOREIGN KEY (run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)
+        )""",
+        """CREATE TABLE clients (
+            client_id TEXT NOT NULL PRIMARY KEY,
+            host_id TEXT NOT NULL,
+            device TEXT NOT NULL,
+            first_seen_at TEXT NOT NULL,
+            last_seen_at TEXT NOT NULL
+        )""",
+        """CREATE TABLE quarantine (
+            client_id TEXT NOT NULL PRIMARY KEY,
+            reason TEXT NOT NULL,
+            at TEXT NOT NULL
+        )""",
+        """CREATE TABLE profiles (
+            signal TEXT NOT NULL,
+            client_id TEXT NOT NULL,
+            data_epoch BIGINT NOT NULL,
+            parameters_json TEXT NOT NULL,
+            payload_json TEXT NOT NULL,
+            signature TEXT,
+            received_at TEXT NOT NULL,
+            PRIMARY KEY (signal, client_id, data_epoch, parameters_json)
+        )""",
+    ],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST,)
+
+_VERSIONS = "potluck_schema"
+
+
+def migrate(
+    connection: Connection, database: str, migrations: Sequence[Migration] = MIGRATIONS
+) -> int:
+    """Bring a database up to date within the caller's transaction; returns the new version.
+
+    Raises StorageError where it is newer than the migrations, or belongs to other software.
+    """
+    tables = inspect(connection).get_table_names()
+    if _VERSIONS not in tables:
+        if tables:
+            raise StorageError(
+                f"{database}: not a Potluck database, it holds the table {min(tables)!r}; "
+                "give the coordinator one of its own",
+                database=database,
+            )
+        connection.execute(
+            text(f"CREATE TABLE {_VERSIONS} (version BIGINT PRIMARY KEY, summary TEXT NOT NULL)")
+        )
+    version = connection.execute(
+        text(f"SELECT coalesce(max(version), 0) FROM {_VERSIONS}")  # noqa: S608  # a constant
+    ).scalar_one()
+    if version > len(migrations):
+        raise StorageError(
+            f"{database}: schema version {version} is newer than this software's "
+            f"{len(migrations)}; upgrade Potluck, or give the coordinator another database",
+            database=database,
+            version=version,
+        )
+    for number in range(version + 1, len(migrations) + 1):
+        migration = migrations[number - 1]
+        for statement in migration.statements:
+            connection.execute(text(statement))
+        connection.execute(
+            text(f"INSERT INTO {_VERSIONS} VALUES (:version, :summary)"),  # noqa: S608  # a constant
+            {"version": number, "summary": migration.summary},
+        )
+    return len(migrations)

@@ -1,0 +1,51 @@
+"""What the parts of the store share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, and_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from potluck.common.errors import StorageError
+from potluck.server.store.database import Database
+from potluck.server.store.records import AttemptKey
+
+
+class Part:
+    """Some tables of a database. Call from one thread at a time; every method may block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _refusal(self, message: str, **metadata: object) -> StorageError:
+        """The error for a change that would contradict what is stored."""
+        return StorageError(f"{self._database.name}: {message}", **metadata)
+
+
+def of_attempt(table: Table, key: AttemptKey) -> ColumnElement[bool]:
+    """The rows of a table that belong to one attempt."""
+    return and_(
+        table.c.run_id == key.run_id, table.c.round == key.round, table.c.attempt == key.attempt
+    )
+
+
+def upsert(
+    connection: Connection,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    update: Sequence[str],
+) -> None:
+    """Insert rows; where one with the same primary key is there, set the `update` columns of it."""
+    if not rows:
+        return
+    # The two dialects spell ON CONFLICT alike, but SQLAlchemy has no common name for it.
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table)
+    statement = statement.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns),
+        set_={column: statement.excluded[column] for column in update},
+    )
+    connection.execute(statement, list(rows))

@@ -1,0 +1,251 @@
+"""What the store keeps, as values: what goes in, and the rows that come back.
+
+All times are aware; they come back in UTC with microseconds. A float that may be None is also
+stored as None where it is NaN (SQLite knows no NaN); infinities are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from potluck.server.state import Scalar
+
+JsonObject = Mapping[str, object]
+"""String keys; values are None, bool, int, float, str, or lists and dicts of them."""
+
+
+class AttemptKey(NamedTuple):
+    """An attempt at a round of a run; rounds and attempts count from 1."""
+
+    run_id: str
+    round: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} at round {self.round} of run {self.run_id}"
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class MemberState(StrEnum):
+    """Where a member of a cohort stands, as far as it must survive a kill."""
+
+    SELECTED = "selected"
+    """Told to train, or about to be."""
+    RECEIVED = "received"
+    """Its update is in the spool, verified."""
+    INCLUDED = "included"
+    """Its update is part of the committed model."""
+    LOST = "lost"
+    """Its host went away."""
+    FAILED = "failed"
+    """It could not train, or its update was refused."""
+    LATE = "late"
+    """It missed the deadline, or was not waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1."""
+
+    run_id: str
+    name: str
+    run_file: str
+    created_at: datetime
+    rounds: int
+    count: int
+    seed: int
+    task: str
+    selector: str
+    strategy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow(Run):
+    """A run and where it stands.
+
+    reason: why it is in this state; empty where there is nothing to say. model_sha256: the last
+    committed model's, the initial one's before round 1; None before there is any.
+    """
+
+    state: RunState
+    reason: str
+    changed_at: datetime
+    committed_rounds: int
+    model_sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRow:
+    """An update in the spool. size: bytes as spooled. seconds: from instruction to update."""
+
+    sha256: str
+    size: int
+    encoding: str
+    delta: bool
+    compressed: bool
+    samples: int
+    steps: int
+    seconds: float
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberChange:
+    """A member's new state. `update` goes with RECEIVED and with nothing else."""
+
+    client_id: str
+    state: MemberState
+    trouble: str | None = None
+    update: UpdateRow | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberRow:
+    """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent."""
+
+    client_id: str
+    host_id: str
+    state: MemberState
+    reason: str
+    trouble: str | None
+    update: UpdateRow | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A question a selector asked; answers: None until they are in."""
+
+    step: int
+    question: JsonObject
+    answers: JsonObject | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A round under way. members: in the order chosen; empty before selection."""
+
+    key: AttemptKey
+    begun_at: datetime
+    available: Sequence[int]
+    members: Sequence[MemberRow]
+    exchanges: Sequence[Exchange]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The metrics of a model; None where one is not defined."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    worst_group_accuracy: float | None = None
+    weighted_f1: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCommit:
+    """What makes a round committed. state_sha256: the file with the arrays of both states."""
+
+    key: AttemptKey
+    model_sha256: str
+    state_sha256: str | None = None
+    selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    committed_at: datetime
+    included: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow:
+    """A committed round. members: the whole cohort in the order chosen."""
+
+    key: AttemptKey
+    model_sha256: str
+    state_sha256: str | None
+    selector_scalars: Mapping[str, Scalar]
+    strategy_scalars: Mapping[str, Scalar]
+    metrics: Metrics
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    committed_at: datetime
+    members: Sequence[MemberRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReference:
+    """The files a round's row names; round 0 is the initial model."""
+
+    run_id: str
+    round: int
+    model_sha256: str
+    state_sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSeen:
+    """A client just heard of."""
+
+    client_id: str
+    host_id: str
+    device: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRow:
+    """A client the coordinator has met.
+
+    selected: how often it was in a cohort, abandoned attempts too; included: how often its update
+    became part of a model; both over all runs. quarantine: the reason, or None.
+    """
+
+    client_id: str
+    host_id: str
+    device: str
+    first_seen_at: datetime
+    last_seen_at: datetime
+    selected: int
+    included: int
+    quarantine: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineRow:
+    """A client that must not be selected."""
+
+    client_id: str
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a client disclosed once, kept word for word because it may be signed.
+
+    parameters_json: canonical JSON (it is part of the key). payload_json: any JSON.
+    """
+
+    client_id: str
+    data_epoch: int
+    signal: str
+    parameters_json: str
+    payload_json: str
+    signature: bytes | None
+    received_at: datetime

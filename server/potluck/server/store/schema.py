@@ -1,0 +1,173 @@
+"""The tables of the newest schema, for building queries; migrations.py makes them.
+
+Only four types, which SQLite and PostgreSQL treat alike: text, 64-bit integers, doubles, and text
+holding JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and people can read
+them; booleans are 0 and 1; a 64-bit unsigned seed, too wide for SQL's integers, is decimal text.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+
+def _text(name: str, *, key: bool = False, null: bool = False) -> Column[str]:
+    return Column(name, Text, primary_key=key, nullable=null)
+
+
+def _integer(name: str, *, key: bool = False, null: bool = False) -> Column[int]:
+    # autoincrement: SQLAlchemy would make an integer key SERIAL; ours are always given.
+    return Column(name, BigInteger, primary_key=key, nullable=null, autoincrement=False)
+
+
+def _double(name: str, *, null: bool = False) -> Column[float]:
+    return Column(name, Double, nullable=null)
+
+
+_ATTEMPT = ["run_id", "round", "attempt"]
+
+runs = Table(
+    "runs",
+    metadata,
+    _text("run_id", key=True),
+    _integer("number"),
+    _text("name"),
+    _text("run_file"),
+    _text("created_at"),
+    _integer("rounds"),
+    _integer("count"),
+    _text("seed"),
+    _text("task"),
+    _text("selector"),
+    _text("strategy"),
+    _text("state"),
+    _text("reason"),
+    _text("changed_at"),
+    _text("initial_model_sha256", null=True),
+    _text("initial_model_at", null=True),
+    UniqueConstraint("number"),
+)
+
+roster = Table(
+    "roster",
+    metadata,
+    _text("run_id", key=True),
+    _integer("row", key=True),
+    _text("client_id"),
+    UniqueConstraint("run_id", "client_id"),
+    ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    _text("run_id", key=True),
+    _integer("round", key=True),
+    _integer("attempt", key=True),
+    _text("begun_at"),
+    _text("available"),
+    _text("state"),
+    _text("reason"),
+    ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
+)
+
+exchanges = Table(
+    "exchanges",
+    metadata,
+    _text("run_id", key=True),
+    _integer("round", key=True),
+    _integer("attempt", key=True),
+    _integer("step", key=True),
+    _text("question"),
+    _text("answers", null=True),
+    ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
+)
+
+members = Table(
+    "members",
+    metadata,
+    _text("run_id", key=True),
+    _integer("round", key=True),
+    _integer("attempt", key=True),
+    _integer("position", key=True),
+    _text("client_id"),
+    _text("host_id"),
+    _text("state"),
+    _text("reason"),
+    _text("trouble", null=True),
+    _text("sha256", null=True),
+    _integer("size", null=True),
+    _text("encoding", null=True),
+    _integer("delta", null=True),
+    _integer("compressed", null=True),
+    _integer("samples", null=True),
+    _integer("steps", null=True),
+    _double("seconds", null=True),
+    _double("loss", null=True),
+    UniqueConstraint("run_id", "round", "attempt", "client_id"),
+    ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
+    # Counting how often each client was selected and included reads this index alone.
+    Index("members_by_client", "client_id", "state"),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    _text("run_id", key=True),
+    _integer("round", key=True),
+    _integer("attempt"),
+    _text("model_sha256"),
+    _text("state_sha256", null=True),
+    _text("selector_scalars"),
+    _text("strategy_scalars"),
+    _double("loss", null=True),
+    _double("accuracy", null=True),
+    _double("worst_group_accuracy", null=True),
+    _double("weighted_f1", null=True),
+    _double("seconds"),
+    _integer("bytes_down"),
+    _integer("bytes_up"),
+    _text("committed_at"),
+    ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
+)
+
+clients = Table(
+    "clients",
+    metadata,
+    _text("client_id", key=True),
+    _text("host_id"),
+    _text("device"),
+    _text("first_seen_at"),
+    _text("last_seen_at"),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    _text("client_id", key=True),
+    _text("reason"),
+    _text("at"),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    _text("signal", key=True),
+    _text("client_id", key=True),
+    _integer("data_epoch", key=True),
+    _text("parameters_json", key=True),
+    _text("payload_json"),
+    _text("signature", null=True),
+    _text("received_at"),
+)

@@ -1,0 +1,123 @@
+"""From Python values to columns and back, doubting everything that comes back.
+
+A row that does not decode raises CorruptRowError, which the database turns into a StorageError
+naming file, table, row and column.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import RowMapping
+
+from potluck.common.errors import StorageError
+
+Record = TypeVar("Record")
+
+
+class CorruptRowError(Exception):
+    """A row that can't have been written by this software."""
+
+
+def encode_time(at: datetime) -> str:
+    """ISO 8601 in UTC with microseconds; all of one length, so that text sorts like time."""
+    if at.tzinfo is None:
+        raise StorageError(f"the time {at.isoformat()} has no zone; pass an aware datetime")
+    return at.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def decode_time(value: object) -> datetime:
+    """The inverse of `encode_time`; ValueError where it is none."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no time")
+    at = datetime.fromisoformat(value)
+    if at.tzinfo is None:
+        raise ValueError(f"{value!r} has no zone")
+    return at.astimezone(UTC)
+
+
+def encode_text(text: str) -> str:
+    """Free text that any database takes: PostgreSQL refuses NUL, UTF-8 refuses lone surrogates."""
+    clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return clean.encode("utf-8", "replace").decode("utf-8")
+
+
+def encode_float(value: float | None) -> float | None:
+    """None for NaN, which SQLite would store as NULL anyway."""
+    return None if value is None or math.isnan(value) else value
+
+
+def encode_json(value: Mapping[str, Any]) -> str:
+    """Canonical JSON: sorted keys, no spaces, ASCII; NaN and infinities as Python spells them."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"{value!r} can't be stored: {error}; pass JSON values only") from error
+
+
+def decode_json(value: object) -> Any:
+    """What JSON text holds; ValueError where it is none."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no JSON text")
+    return json.loads(value)
+
+
+def encode_rows(rows: Iterable[int]) -> str:
+    """Sorted row numbers as JSON [[first, last], …]: the available are mostly neighbours."""
+    array: NDArray[np.int64] = np.unique(np.fromiter(rows, dtype=np.int64))
+    breaks = np.flatnonzero(np.diff(array) != 1)
+    firsts = array[np.concatenate(([0], breaks + 1))] if array.size else array
+    lasts = array[np.concatenate((breaks, [array.size - 1]))] if array.size else array
+    return json.dumps(np.stack((firsts, lasts), axis=1).tolist(), separators=(",", ":"))
+
+
+def decode_rows(value: object) -> tuple[int, ...]:
+    """The inverse of `encode_rows`; ValueError where it is none."""
+    pairs = _PAIRS.validate_python(decode_json(value))
+    return tuple(row for first, last in pairs for row in range(first, last + 1))
+
+
+_PAIRS = TypeAdapter(list[tuple[int, int]])
+
+
+class Reader(Generic[Record]):
+    """Turns rows of one table into records of one dataclass, checking every field."""
+
+    def __init__(
+        self,
+        record: type[Record],
+        table: str,
+        key: Sequence[str],
+        decoders: Mapping[str, Callable[[object], object]] | None = None,
+    ) -> None:
+        self._adapter = TypeAdapter(record)
+        self._table = table
+        self._key = key
+        self._decoders = decoders or {}
+
+    def __call__(self, row: RowMapping, **others: object) -> Record:
+        """The record of a row; `others` are fields that are not columns."""
+        values: dict[str, object] = {**row, **others}
+        for column, decode in self._decoders.items():
+            try:
+                values[column] = decode(values[column])
+            except ValueError as error:  # json.JSONDecodeError and ValidationError are ones
+                raise self._corrupt(row, column, str(error)) from error
+        try:
+            return self._adapter.validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = ".".join(str(part) for part in first["loc"])
+            raise self._corrupt(row, column, first["msg"]) from error
+
+    def _corrupt(self, row: RowMapping, column: str, why: str) -> CorruptRowError:
+        key = ", ".join(f"{name} {row[name]!r}" for name in self._key)
+        detail = " ".join(why.split())
+        return CorruptRowError(f"table {self._table}, {key}, column {column}: {detail}")
