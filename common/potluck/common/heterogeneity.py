@@ -1,0 +1,92 @@
+"""How unevenly classes and attributes are spread: triplets of clients, metrics of federations.
+
+An interaction matrix counts samples by class (rows) and by binary attribute (two columns). Its
+triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlation (FedDiverse §4;
+ALGORITHMS §1.6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from potluck.common.errors import ConfigurationError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedHeterogeneity:
+    """Six metrics in [0, 1] of how heterogeneous a federation is (FedDiverse §3).
+
+    gci, gai, gsc: the triplet of all clients' samples together. cci, cai, csc: the mean of the
+    clients' own triplets, every client counting the same.
+    """
+
+    gci: float
+    gai: float
+    gsc: float
+    cci: float
+    cai: float
+    csc: float
+
+
+def entropy(shares: Floats) -> Floats:
+    """Shannon entropy in nats over the last axis; a row is normalised, one of zeros has 0."""
+    totals = shares.sum(axis=-1, keepdims=True)
+    probabilities = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
+    logarithms = np.log(probabilities, out=np.zeros_like(shares), where=probabilities > 0)
+    result: Floats = -(probabilities * logarithms).sum(axis=-1)
+    return result.clip(min=0.0)  # a single class gives -0.0
+
+
+def triplets(matrices: ArrayLike) -> Floats:
+    """The triplets (K × 3, in [0, 1]) of K interaction matrices (K × classes × 2, ≥ 0).
+
+    The number of classes is the federation's, also where a client misses some. SC is 0 where a
+    client has a single class and a single attribute; all three are 0 where it has no sample.
+    A matrix with a NaN gets a row of NaN. Raises ConfigurationError for another shape or a
+    negative count.
+    """
+    counts = np.asarray(matrices, dtype=np.float64)
+    if counts.ndim != 3 or counts.shape[1] < 2 or counts.shape[2] != 2:
+        raise ConfigurationError(
+            f"interaction matrices have shape {counts.shape}; "
+            "give clients × classes × 2, with at least two classes"
+        )
+    if (counts < 0).any():
+        raise ConfigurationError("an interaction matrix has a negative count; give counts ≥ 0")
+    clients, classes, _ = counts.shape
+    class_entropy = entropy(counts.sum(axis=2))
+    attribute_entropy = entropy(counts.sum(axis=1))
+    joint_entropy = entropy(counts.reshape(clients, -1))
+    marginal = class_entropy + attribute_entropy
+    mutual = marginal - joint_entropy
+    correlation = np.divide(2 * mutual, marginal, out=np.zeros(clients), where=marginal > 0)
+    imbalances = (1 - class_entropy / np.log(classes), 1 - attribute_entropy / np.log(2))
+    result: Floats = np.stack([*imbalances, correlation], axis=1).clip(0.0, 1.0)
+    totals = counts.sum(axis=(1, 2))
+    result[totals == 0] = 0.0
+    result[np.isnan(totals)] = np.nan
+    return result
+
+
+def triplet(matrix: ArrayLike) -> tuple[float, float, float]:
+    """(CI, AI, SC) of one interaction matrix (classes × 2); see `triplets`."""
+    class_imbalance, attribute_imbalance, correlation = triplets(np.asarray(matrix)[None])[0]
+    return float(class_imbalance), float(attribute_imbalance), float(correlation)
+
+
+def federated_heterogeneity(matrices: ArrayLike) -> FederatedHeterogeneity:
+    """The six metrics of a federation from its clients' matrices (K × classes × 2, K ≥ 1).
+
+    Raises ConfigurationError as `triplets` does, and if there is no client.
+    """
+    counts = np.asarray(matrices, dtype=np.float64)
+    if len(counts) == 0:
+        raise ConfigurationError("no interaction matrix was given; give at least one client's")
+    gci, gai, gsc = triplet(counts.sum(axis=0))
+    cci, cai, csc = triplets(counts).mean(axis=0).tolist()
+    return FederatedHeterogeneity(gci=gci, gai=gai, gsc=gsc, cci=cci, cai=cai, csc=csc)
