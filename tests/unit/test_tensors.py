@@ -344,7 +344,7 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path: Path) -
     # by Python.
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, largest_file[1]))
     try:
-        with pytest.raises(StorageError, match="of 400080 bytes: File too large"):
+        with pytest.raises(StorageError, match="of 400072 bytes: File too large"):
             write_tensors(path, {"w": np.broadcast_to(np.float32(0), (100_000,))})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, largest_file)

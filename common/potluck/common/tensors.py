@@ -36,8 +36,10 @@ __all__ = [
     "Layout",
     "TensorFile",
     "TensorSpec",
+    "block_is_finite",
     "check_finite",
     "file_digest",
+    "not_finite",
     "open_tensors",
     "write_tensors",
 ]
@@ -179,11 +181,15 @@ def check_finite(file: TensorFile) -> None:
         flat = file.arrays[tensor.name].reshape(-1)
         for begin in range(0, flat.size, _BLOCK_ELEMENTS):
             if not _block_is_finite(flat[begin : begin + _BLOCK_ELEMENTS], tensor.dtype):
-                raise NotFiniteError(
-                    f"tensor {quoted(tensor.name)} holds NaN or infinity; "
-                    "lower the learning rate or clip gradients",
-                    tensor=quoted(tensor.name),
-                )
+                raise not_finite(tensor.name)
+
+
+def not_finite(name: str) -> NotFiniteError:
+    """The error that says which tensor is not finite."""
+    return NotFiniteError(
+        f"tensor {quoted(name)} holds NaN or infinity; lower the learning rate or clip gradients",
+        tensor=quoted(name),
+    )
 
 
 def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
