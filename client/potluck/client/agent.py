@@ -1,0 +1,205 @@
+"""The client process: attends the coordinator for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import structlog
+
+from potluck.client.backoff import Backoff
+from potluck.client.config import ClientConfig
+from potluck.client.diagnosis import diagnose
+from potluck.client.downloads import Downloads
+from potluck.client.instructions import Instructions
+from potluck.client.kept_updates import KeptUpdates
+from potluck.client.link import Link
+from potluck.client.model_cache import ModelCache
+from potluck.client.session import Session
+from potluck.client.state_directory import StateDirectory
+from potluck.client.worker import Worker
+from potluck.common import plugins
+from potluck.common.errors import (
+    ConfigurationError,
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    UnreachableError,
+    from_rpc_error,
+)
+from potluck.common.identity import Role
+from potluck.common.names import ClientId
+from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.tls import channel
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.workbench import Workbench
+
+log = structlog.get_logger()
+
+_HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
+"""What connecting again can't help."""
+
+
+class Agent:
+    """Connects, carries instructions out, connects again. `run` it once, on an event loop."""
+
+    def __init__(
+        self, config: ClientConfig, state: StateDirectory, *, device: str, generator: random.Random
+    ) -> None:
+        """`device`: "cpu" or "cuda:N". `generator`: jitter of the pauses between attempts.
+
+        Raises ConfigurationError or IdentityError for certificates or clients that can't be used.
+        """
+        self._config = config
+        self._clients = config.client_ids()
+        _check_claims(config, self._clients)
+        self._state = state
+        self._device = device
+        self._generator = generator
+        self._session: Session | None = None
+        self._diagnosed = False
+        self._welcomed = False
+        self._coordinator_id = ""
+
+    async def run(self) -> None:
+        """Attend until cancelled. Raises what connecting again can't help."""
+        config = self._config
+        link = Link(
+            lambda: channel(config.coordinator, config.tls),
+            generator=self._generator,
+            maximum_seconds=config.reconnect_maximum_seconds,
+            concurrent=config.concurrent_transfers,
+        )
+        cache = ModelCache(self._state.models, keep=config.cached_models)
+        worker: Worker[Workbench] = Worker(self._make_workbench)
+        instructions = Instructions(
+            clients=frozenset(self._clients),
+            link=link,
+            cache=cache,
+            downloads=Downloads(
+                link, cache, self._state.fetched, maximum_bytes=config.maximum_model_bytes
+            ),
+            kept=KeptUpdates(self._state.updates, now=time.time()),
+            worker=worker,
+            say=self._say,
+        )
+        try:
+            await self._attend_for_ever(instructions, link)
+        finally:
+            await instructions.close()
+            worker.close()
+            await link.close()
+
+    def _make_workbench(self) -> Workbench:
+        from potluck.client.workbench import Workbench
+
+        return Workbench(
+            device=self._device,
+            threads=self._config.threads,
+            data_directory=self._config.data_directory,
+        )
+
+    def _say(self, message: rpc.AttendRequest) -> None:
+        if self._session is not None:
+            self._session.say(message)
+
+    async def _attend_for_ever(self, instructions: Instructions, link: Link) -> None:
+        backoff = Backoff(self._generator, maximum=self._config.reconnect_maximum_seconds)
+        while True:
+            try:
+                await self._attend(instructions, link, backoff)
+                trouble: PotluckError = UnreachableError("the coordinator ended the stream")
+            except grpc.aio.AioRpcError as error:
+                trouble = from_rpc_error(error)
+            except UnreachableError as error:
+                trouble = error
+            if isinstance(trouble, _HOPELESS):
+                raise trouble
+            if not self._welcomed:
+                await self._diagnose()
+            seconds = backoff.next_seconds()
+            write = log.warning if backoff.attempt == 1 else log.debug
+            write(
+                "not connected, trying again",
+                coordinator=self._config.coordinator,
+                cause=trouble.message,
+                seconds=round(seconds, 2),
+            )
+            await asyncio.sleep(seconds)
+
+    async def _attend(self, instructions: Instructions, link: Link, backoff: Backoff) -> None:
+        """One control stream, on a connection of its own."""
+        async with channel(self._config.coordinator, self._config.tls) as control:
+            stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
+                coordinator_pb2_grpc.CoordinatorServiceStub(control)
+            )
+            session = Session(
+                stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
+            )
+            try:
+                welcome = await session.open(self._hello())
+                log.info(
+                    "attending",
+                    coordinator=self._config.coordinator,
+                    restarted=self._coordinator_id not in ("", welcome.coordinator_id),
+                    clients=len(self._clients),
+                )
+                backoff.reset()
+                if self._welcomed:
+                    link.renew()
+                self._welcomed, self._coordinator_id = True, welcome.coordinator_id
+                self._session = session
+                await session.attend(welcome, instructions.receive)
+            finally:
+                self._session = None
+                await session.close()
+
+    def _hello(self) -> rpc.Hello:
+        return rpc.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=SOFTWARE_VERSION,
+            client_ids=self._clients,
+            device=self._device,
+            tasks=plugins.installed(plugins.TASKS),
+        )
+
+    async def _diagnose(self) -> None:
+        """Raise what is wrong with the certificates, if that is why there is no connection."""
+        finding = await asyncio.to_thread(diagnose, self._config.coordinator, self._config.tls)
+        if finding is not None:
+            raise finding
+
+
+def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:
+    """Raise what the coordinator would refuse later, with the same words for every file."""
+    identity = config.tls.load(Role.HOST).identity
+    for client in clients:
+        if not identity.may_speak_for(client):
+            raise IdentityError(
+                f"the certificate {config.tls.certificate} does not allow host '{identity.name}' "
+                f"to speak for client '{client}'; issue one that does with `potluck pki issue`, or "
+                "remove the client from `clients`",
+                client=client,
+                host=identity.name,
+            )
+
+
+async def attend_until(agent: Agent, stop: asyncio.Event) -> None:
+    """Run an agent until `stop` is set. Raises what `Agent.run` raises."""
+    running = asyncio.create_task(agent.run())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not running.done():
+            running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running

@@ -1,0 +1,39 @@
+"""How long to wait before trying again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float) -> float:
+    """Seconds before retry number `attempt` (from 0).
+
+    first · 2^attempt, at most `maximum`, shortened by up to half as `jitter` in [0, 1) goes from
+    0 to 1: hosts that lost the coordinator together don't come back in one moment, and none of
+    them waits next to nothing.
+    """
+    # 2.0**attempt overflows above 1023; beyond 63 doublings every maximum is reached.
+    return float(min(maximum, first * 2.0 ** min(attempt, 63)) * (1.0 - jitter / 2.0))
+
+
+@dataclass
+class Backoff:
+    """The pauses of one series of attempts; `generator` gives the jitter."""
+
+    generator: random.Random
+    first: float = 0.1
+    maximum: float = 5.0
+    attempt: int = 0
+
+    def next_seconds(self) -> float:
+        """How long to wait now."""
+        seconds = backoff_seconds(
+            self.attempt, first=self.first, maximum=self.maximum, jitter=self.generator.random()
+        )
+        self.attempt += 1
+        return seconds
+
+    def reset(self) -> None:
+        """An attempt has succeeded: the next series begins anew."""
+        self.attempt = 0

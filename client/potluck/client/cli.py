@@ -1,0 +1,146 @@
+"""The command `potluck-client`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from potluck.client.config import ClientConfig, example_config, load_config
+from potluck.common.command_line import INTERRUPTED, run_command_line
+from potluck.common.errors import ConfigurationError
+from potluck.common.logs import LogFormat, LogLevel, configure_logging
+
+log = structlog.get_logger()
+
+_LAST_STEP_SECONDS = 3.0
+
+app = typer.Typer(
+    add_completion=False,
+    help="Attends a Potluck coordinator and trains for the clients of this host.",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def attend(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; `potluck-client config` prints one.")
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="Where the coordinator listens, HOST:PORT.")
+    ] = None,
+    clients: Annotated[
+        list[str] | None, typer.Option(help="Clients to answer for, e.g. client-0:5; repeatable.")
+    ] = None,
+    state_directory: Annotated[
+        Path | None, typer.Option(help="Where models and updates are kept.")
+    ] = None,
+    data_directory: Annotated[
+        Path | None, typer.Option(help="Where tasks find the clients' data.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of PyTorch.")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
+) -> int:
+    """Attend a coordinator until stopped. Flags win over POTLUCK_CLIENT_… variables, these over
+    the file."""
+    if context.invoked_subcommand is not None:
+        return 0
+    if config is None:
+        raise ConfigurationError(
+            "no configuration file; pass --config FILE, `potluck-client config` prints an example"
+        )
+    overrides: dict[str, Any] = {
+        "coordinator": coordinator,
+        "clients": tuple(clients) if clients else None,
+        "state_directory": state_directory,
+        "data_directory": data_directory,
+        "device": device,
+        "threads": threads,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    settings = load_config(config, overrides)
+    configure_logging(settings.log_format, settings.log_level)
+    log.info("settings", **settings.model_dump(mode="json"))
+    return _serve(settings)
+
+
+@app.command("config")
+def print_example() -> None:
+    """Print an annotated example of the configuration file."""
+    typer.echo(example_config(), nl=False)
+
+
+def _serve(config: ClientConfig) -> int:
+    """Attend until SIGTERM or SIGINT; the exit code."""
+    from potluck.client.agent import Agent, attend_until
+    from potluck.client.state_directory import StateDirectory
+
+    state = StateDirectory(config.state_directory)
+    received: list[int] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop_by(number: int) -> None:
+            received.append(number)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop_by, number)
+        agent = Agent(config, state, device=_device(config.device), generator=random.Random())
+        await attend_until(agent, stop)
+
+    try:
+        asyncio.run(main())
+    finally:
+        state.close()
+    log.info("stopped", signal=signal.Signals(received[0]).name if received else None)
+    code = INTERRUPTED if received[:1] == [signal.SIGINT] else 0
+    _end_with(code)
+    return code
+
+
+def _device(device: str) -> str:
+    if device == "cpu":
+        return device  # nothing to look up, so torch may be imported later
+    from potluck.client.workbench import resolve_device
+
+    return resolve_device(device)
+
+
+def _end_with(code: int) -> None:
+    """Leave now if a training step does not end: the process would wait for its thread.
+
+    All files are written atomically, so nothing is lost.
+    """
+
+    def leave() -> None:
+        sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(_LAST_STEP_SECONDS, leave)
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run_command_line(app, program="potluck-client")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The configuration of a client process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from potluck.common.configuration import Settings, annotated_example, load
+from potluck.common.identity import expand_clients
+from potluck.common.logs import LogFormat, LogLevel
+from potluck.common.names import ClientId
+from potluck.common.tls import TlsFiles
+
+ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
+
+_EXAMPLES = {
+    "coordinator": '"127.0.0.1:7443"',
+    "clients": '["client-0:5"]',
+    "data_directory": '"data"',
+    "state_directory": '"state/host-0"',
+    "tls.certificate": '"pki/host-0.pem"',
+    "tls.key": '"pki/host-0.key"',
+    "tls.authority": '"pki/authority.pem"',
+}
+
+
+class ClientConfig(Settings):
+    """What a client process is told: whom to call, for whom to answer, what it may use."""
+
+    coordinator: str = Field(
+        description="Where the coordinator listens, HOST:PORT. Hosts dial, so no port needs to be\n"
+        "opened here."
+    )
+    clients: tuple[str, ...] = Field(
+        min_length=1,
+        description="The clients this host answers for: ids, or ranges such as client-0:23. Its\n"
+        "certificate must allow each.",
+    )
+    state_directory: Path = Field(
+        description="Models already fetched and updates not yet delivered; survives a restart.\n"
+        "Each client process needs its own."
+    )
+    data_directory: Path | None = Field(
+        None, description="Where tasks find the clients' data; it never leaves this host."
+    )
+    device: str = Field(
+        "auto", description="What to train on: auto (a GPU if there is one), cpu or cuda:N."
+    )
+    threads: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="CPU threads of PyTorch; the same number gives the same result bit for bit.",
+    )
+    maximum_model_bytes: int = Field(
+        4 * 2**30, ge=1, description="A model announced as larger than this is refused."
+    )
+    concurrent_transfers: int = Field(
+        4, ge=1, le=256, description="Models and updates on their way at once; the others wait."
+    )
+    cached_models: int = Field(
+        4,
+        ge=1,
+        description="Models kept on disk, those used last; one that is here is not fetched again.",
+    )
+    reconnect_maximum_seconds: float = Field(
+        5.0, gt=0, le=3600, description="The longest pause between two attempts to connect."
+    )
+    log_format: LogFormat = Field(
+        LogFormat.AUTO, description="auto (console on a terminal, else json), console or json."
+    )
+    log_level: LogLevel = Field(LogLevel.INFO, description="debug, info, warning or error.")
+    tls: TlsFiles = Field(description="Who this host is; files made by `potluck pki issue`.")
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _one_text(cls, value: Any) -> Any:
+        """From a flag or the environment they come as one text with commas."""
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device) is None:
+            raise ValueError("must be auto, cpu or cuda:N")
+        return device
+
+    def client_ids(self) -> list[ClientId]:
+        """The clients one by one. Raises ConfigurationError for a malformed or repeated one."""
+        return expand_clients(self.clients)
+
+
+def load_config(path: Path, overrides: Mapping[str, object]) -> ClientConfig:
+    """A configuration file; flags win over environment, environment over the file."""
+    config = load(ClientConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides)
+    # A folder named by a flag or the environment is relative to where the command runs.
+    anchored: dict[str, Any] = {
+        name: Path(os.path.abspath(value))  # noqa: PTH100  # `resolve` would follow links
+        for name in ("state_directory", "data_directory")
+        if (value := getattr(config, name)) is not None
+    }
+    return config.model_copy(update=anchored)
+
+
+def example_config() -> str:
+    """The annotated example that `potluck-client config` prints."""
+    return annotated_example(ClientConfig, _EXAMPLES)

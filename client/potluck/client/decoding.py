@@ -1,0 +1,90 @@
+"""Turning a fetched file into the model, and a trained model into an update file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.errors import DigestMismatchError, ProtocolError
+from potluck.common.layout import Layout
+from potluck.common.tensors import FileDigest, open_tensors, write_tensors
+from potluck.rpc.v1 import transfer_pb2
+
+_ENCODINGS: Mapping[int, Encoding] = {
+    transfer_pb2.ENCODING_FLOAT32: Encoding.FLOAT32,
+    transfer_pb2.ENCODING_BFLOAT16: Encoding.BFLOAT16,
+    transfer_pb2.ENCODING_INT8: Encoding.INT8,
+}
+
+
+def encoding_of(number: int) -> Encoding:
+    """The encoding that a message names. Raises ProtocolError for one this host can't do."""
+    found = _ENCODINGS.get(number)
+    if found is None:
+        raise ProtocolError(
+            f"encoding {number} is not one of {', '.join(Encoding)}; use one of these, or update "
+            "the software of this host",
+            encoding=number,
+        )
+    return found
+
+
+def decode_model(
+    source: Path,
+    target: Path,
+    *,
+    sha256: str,
+    encoding: int,
+    base: Path | None,
+    layout: Layout | None,
+) -> None:
+    """Write the model that `source` carries to `target`, as float32. Blocks.
+
+    `base`: the model that it is a difference from. `layout`: the model's, if there is no base.
+    Raises DigestMismatchError unless the result is the model announced as `sha256`, LayoutError,
+    ProtocolError or StorageError.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_tensors(source))
+        base_file = None if base is None else stack.enter_context(open_tensors(base))
+        model_layout = base_file.layout if base_file is not None else layout
+        if model_layout is None:
+            raise ProtocolError("a whole model can't be decoded without its layout")
+        encoded = EncodedUpdate(file, model_layout, encoding_of(encoding), base_file)
+        written = write_tensors(target, encoded.decode_to_arrays(), layout=model_layout)
+    if written.sha256 != sha256:
+        target.unlink(missing_ok=True)
+        raise DigestMismatchError(
+            f"the decoded model has SHA-256 {written.sha256[:12]}…, {sha256[:12]}… was announced; "
+            "both sides must have the same version of the task",
+            announced=sha256,
+            actual=written.sha256,
+        )
+
+
+def write_update(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    encoding: Encoding,
+    base: Path | None,
+    seed: int,
+) -> FileDigest:
+    """Write trained arrays as an update file. Blocks.
+
+    `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
+    roundings. Raises LayoutError, NotFiniteError or StorageError.
+    """
+    layout = encoded_layout(Layout.of(arrays), encoding)
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
+    if base is None:
+        return write_tensors(path, encode(arrays, encoding, generator=generator), layout=layout)
+    with open_tensors(base) as file:
+        encoded = encode(arrays, encoding, base=file.arrays, generator=generator)
+        return write_tensors(path, encoded, layout=layout)

@@ -1,0 +1,229 @@
+"""Getting a round's model: from the cache, or from the coordinator, once for all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from potluck.client.decoding import decode_model
+from potluck.client.link import Link
+from potluck.client.model_cache import ModelCache
+from potluck.client.state_directory import storage_error
+from potluck.common.errors import (
+    DigestMismatchError,
+    NotFoundError,
+    ProtocolError,
+    TooLargeError,
+    TransferError,
+    TruncatedError,
+    UnreachableError,
+    from_rpc_error,
+)
+from potluck.common.layout import Layout
+from potluck.common.protocol import FRAMING_VERSION
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+log = structlog.get_logger()
+
+LayoutSource = Callable[[], Awaitable[Layout]]
+"""Where to learn the layout of the task's model; only needed for some encodings."""
+
+_ATTEMPTS = 3
+"""How often a file may arrive with a wrong digest."""
+
+_STALE_SECONDS = 24 * 3600.0
+
+
+class Downloads:
+    """Fetches models into the cache. Lives on the event loop; blocking work goes to threads."""
+
+    def __init__(self, link: Link, cache: ModelCache, folder: Path, *, maximum_bytes: int) -> None:
+        """`folder` is where files wait on their way; parts of an earlier process are kept."""
+        self._link = link
+        self._cache = cache
+        self._folder = folder
+        self._maximum = maximum_bytes
+        self._under_way: dict[str, asyncio.Task[Path]] = {}
+        self._waiting: Counter[str] = Counter()
+        for path in folder.iterdir():
+            if path.suffix != ".part" or path.stat().st_mtime < time.time() - _STALE_SECONDS:
+                path.unlink()
+
+    async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
+        """The file of a model, fetched if it is not here; pin it in the cache meanwhile.
+
+        Clients that want the same model share one download; it is given up when none of them
+        waits any more. Goes on trying for as long as the coordinator can't be reached. Raises
+        DigestMismatchError, NotFoundError, TooLargeError, ProtocolError or StorageError.
+        """
+        sha256 = check_digest(reference.sha256)
+        task = self._under_way.get(sha256)
+        if task is None:
+            task = asyncio.create_task(self._obtain(reference, layout))
+            self._under_way[sha256] = task
+            task.add_done_callback(lambda done: self._forget(sha256, done))
+        self._waiting[sha256] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[sha256] -= 1
+            if not self._waiting[sha256]:
+                del self._waiting[sha256]
+                if not task.done():
+                    self._forget(sha256, task)
+                    task.cancel()
+
+    def _forget(self, sha256: str, task: asyncio.Task[Path]) -> None:
+        if self._under_way.get(sha256) is task:
+            del self._under_way[sha256]
+
+    async def _obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
+        sha256 = reference.sha256
+        if await self._held(sha256):
+            self._cache.touch(sha256)
+            return self._cache.path(sha256)
+        if reference.size > self._maximum:
+            raise _too_large(reference.size, self._maximum)
+        trouble: TransferError | NotFoundError | None = None
+        for rendition in reference.renditions:
+            base = rendition.base_sha256
+            with self._cache.pinned(base or sha256):
+                if rendition.compressed or (base and not await self._held(base)):
+                    continue
+                try:
+                    return await self._fetch(reference, rendition, layout)
+                except (TransferError, NotFoundError) as error:
+                    if isinstance(error, TooLargeError):
+                        raise
+                    log.warning("model file unusable", model=sha256, error=error.message)
+                    trouble = error
+        raise trouble or ProtocolError(
+            f"none of the {len(reference.renditions)} files offered for model {sha256[:12]}… can "
+            "be used here; the last must be a whole model, not compressed",
+            sha256=sha256,
+        )
+
+    async def _held(self, sha256: str) -> bool:
+        if not self._cache.holds(sha256):
+            return False
+        if await asyncio.to_thread(self._cache.verified, sha256):
+            return True
+        log.warning("cached model is corrupt, deleting it", model=sha256)
+        self._cache.remove(sha256)
+        return False
+
+    async def _fetch(
+        self,
+        reference: transfer_pb2.ModelReference,
+        rendition: transfer_pb2.Rendition,
+        layout: LayoutSource,
+    ) -> Path:
+        """Fetch one rendition, decode it, verify the model, put it into the cache."""
+        fetched = await self._fetch_file(rendition)
+        target = self._cache.path(reference.sha256)
+        try:
+            if rendition.sha256 == reference.sha256:
+                fetched.replace(target)
+            else:
+                base = rendition.base_sha256
+                await asyncio.to_thread(
+                    decode_model,
+                    fetched,
+                    target,
+                    sha256=reference.sha256,
+                    encoding=rendition.encoding,
+                    base=self._cache.path(base) if base else None,
+                    layout=None if base else await layout(),
+                )
+        finally:
+            fetched.unlink(missing_ok=True)
+        self._cache.add(reference.sha256)
+        return target
+
+    async def _fetch_file(self, rendition: transfer_pb2.Rendition) -> Path:
+        path = self._folder / check_digest(rendition.sha256)
+        backoff = self._link.backoff()
+        mismatches = 0
+        while True:
+            try:
+                async with self._link.transfers:
+                    return await self._stream(rendition, path)
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error)
+                if not isinstance(failure, (UnreachableError, TruncatedError)):
+                    raise failure from error
+                log.info("download interrupted", file=rendition.sha256, error=failure.message)
+            except TruncatedError as error:
+                log.info("download interrupted", file=rendition.sha256, error=error.message)
+            except DigestMismatchError:
+                mismatches += 1
+                if mismatches == _ATTEMPTS:
+                    raise
+            except OSError as error:
+                part_path(path).unlink(missing_ok=True)  # on a full disk it is in everyone's way
+                raise storage_error(path, error) from error
+            await self._link.pause(backoff.next_seconds())
+
+    async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> Path:
+        """One attempt, from where the last one broke off."""
+        offset = min(held_bytes(path), rendition.size)
+        request = rpc.CoordinatorServiceFetchModelRequest(sha256=rendition.sha256, offset=offset)
+        call = self._link.stub.FetchModel(request)
+        receiver: FileReceiver | None = None
+        try:
+            async for response in call:
+                part = response.frame.WhichOneof("part")
+                if receiver is None:
+                    header = _checked_header(response.frame, rendition)
+                    # Going on means hashing what is there.
+                    receiver = await asyncio.to_thread(self._receiver, path, header)
+                elif part == "chunk":
+                    receiver.write(response.frame.chunk)
+                elif part == "trailer":
+                    return receiver.finish(response.frame.trailer.sha256)
+                else:
+                    raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
+            raise TruncatedError("the stream ended before its trailer; fetch the rest")
+        finally:
+            call.cancel()
+            if receiver is not None:
+                receiver.close()
+
+    def _receiver(self, path: Path, header: transfer_pb2.FileHeader) -> FileReceiver:
+        return FileReceiver(
+            path,
+            sha256=header.sha256,
+            size=header.size,
+            offset=header.offset,
+            maximum=self._maximum,
+        )
+
+
+def _checked_header(
+    frame: transfer_pb2.ModelFrame, rendition: transfer_pb2.Rendition
+) -> transfer_pb2.FileHeader:
+    """The first frame's header. Raises ProtocolError unless it announces what was asked for."""
+    header = frame.header
+    announced = (header.version, header.sha256, header.size)
+    expected = (FRAMING_VERSION, rendition.sha256, rendition.size)
+    if frame.WhichOneof("part") != "header" or announced != expected:
+        raise ProtocolError(
+            f"the coordinator began a file with {announced}, expected a header with {expected}"
+        )
+    return header
+
+
+def _too_large(size: int, maximum: int) -> TooLargeError:
+    return TooLargeError(
+        f"the model has {size} bytes, this host accepts {maximum}; raise maximum_model_bytes",
+        size=size,
+        maximum=maximum,
+    )

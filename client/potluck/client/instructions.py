@@ -1,0 +1,323 @@
+"""Carrying instructions out: each id once, however often it is sent.
+
+Lives on the event loop. What has been met is in the ledger, what takes time is a task per
+instruction, what computes is in the worker's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from potluck.client.downloads import Downloads
+from potluck.client.kept_updates import KeptUpdate, KeptUpdates
+from potluck.client.ledger import Entry, Ledger, Reception, Standing
+from potluck.client.link import Link
+from potluck.client.model_cache import ModelCache
+from potluck.client.state_directory import storage_error
+from potluck.client.uploads import deliver
+from potluck.client.worker import Worker
+from potluck.common.errors import (
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    RoundClosedError,
+    TrainingError,
+)
+from potluck.common.layout import Layout
+from potluck.common.names import ClientId
+from potluck.common.scores import EvaluationCounts
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.workbench import Trained, Workbench
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """Work under way. `cancelled` is polled by the worker's thread."""
+
+    instruction: rpc.Instruction
+    entry: Entry
+    task: asyncio.Task[None] | None = None
+    timeout: asyncio.Timeout | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancelled.set()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Instructions:
+    """What this host has been told to do."""
+
+    def __init__(
+        self,
+        *,
+        clients: frozenset[ClientId],
+        link: Link,
+        cache: ModelCache,
+        downloads: Downloads,
+        kept: KeptUpdates,
+        worker: Worker[Workbench],
+        say: Callable[[rpc.AttendRequest], None],
+    ) -> None:
+        """`say` sends a message to the coordinator, or drops it while there is no connection:
+        what is not yet answered is asked again after a reconnect."""
+        self.ledger = Ledger()
+        self._clients = clients
+        self._link = link
+        self._cache = cache
+        self._downloads = downloads
+        self._kept = kept
+        self._worker = worker
+        self._say = say
+        self._jobs: dict[str, _Job] = {}
+
+    # What arrives ------------------------------------------------------------------------------
+
+    def receive(self, instruction: rpc.Instruction) -> None:
+        """Take an instruction, new or repeated; returns at once."""
+        kind = instruction.WhichOneof("work")
+        if kind == "abandon":
+            self._abandon(list(instruction.abandon.instruction_ids))
+        elif kind == "settle":
+            self._settle(instruction)
+        acknowledgement = rpc.Acknowledgement(instruction_id=instruction.id)
+        self._say(rpc.AttendRequest(acknowledgement=acknowledgement))
+        if kind in ("abandon", "settle"):
+            return
+        reception = self.ledger.receive(instruction)
+        entry = self.ledger.entry(instruction.id)
+        log.debug("instruction", id=instruction.id, work=kind, reception=reception.value)
+        if reception is Reception.BEGIN:
+            self._begin(_Job(instruction=instruction, entry=entry))
+        elif reception is Reception.GOES_ON:
+            self._extend(instruction)
+        elif reception is Reception.REPEAT and entry.answer is not None:
+            self._say(rpc.AttendRequest(answer=entry.answer))
+        elif reception is Reception.REPEAT:
+            self._begin(_Job(instruction=instruction, entry=entry))
+
+    def _begin(self, job: _Job) -> None:
+        instruction = job.instruction
+        if instruction.HasField("train"):
+            self._kept.drop_rounds(
+                run_id=instruction.run_id,
+                client_id=instruction.client_id,
+                through=instruction.round - 1,
+            )
+        self.ledger.move(instruction.id, Standing.QUEUED)
+        self._jobs[instruction.id] = job
+        job.task = asyncio.create_task(self._perform(job))
+
+    def _extend(self, instruction: rpc.Instruction) -> None:
+        job = self._jobs.get(instruction.id)
+        if job is not None and job.timeout is not None and not job.timeout.expired():
+            job.timeout.reschedule(_deadline(instruction))
+
+    def _abandon(self, instruction_ids: list[str]) -> None:
+        for instruction_id in self.ledger.abandon(instruction_ids):
+            log.info("abandoned", id=instruction_id)
+            self._stop(instruction_id)
+        for instruction_id in instruction_ids:
+            self._kept.drop(instruction_id)
+
+    def _settle(self, instruction: rpc.Instruction) -> None:
+        run_id, client_id = instruction.run_id, instruction.client_id
+        for instruction_id in self.ledger.settle(
+            run_id=run_id, client_id=client_id, round=instruction.round
+        ):
+            self._stop(instruction_id)
+        self._kept.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
+
+    def _stop(self, instruction_id: str) -> None:
+        job = self._jobs.get(instruction_id)
+        if job is not None:
+            job.stop()
+
+    async def close(self) -> None:
+        """Stop all work; updates that are finished stay on disk."""
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.stop()
+        await asyncio.gather(
+            *(job.task for job in jobs if job.task is not None), return_exceptions=True
+        )
+
+    # Work --------------------------------------------------------------------------------------
+
+    async def _perform(self, job: _Job) -> None:
+        """Do the work of one instruction and note its outcome; raises nothing but cancellation."""
+        instruction = job.instruction
+        bound = log.bind(id=instruction.id, client=instruction.client_id, round=instruction.round)
+        answer: rpc.Answer | None = None
+        try:
+            async with asyncio.timeout_at(_deadline(instruction)) as job.timeout:
+                answer = await self._work(job)
+            bound.info("done", work=instruction.WhichOneof("work"))
+        except TimeoutError:
+            bound.warning("dropped, its deadline has passed")
+            self._forget(instruction.id)
+            return
+        except RoundClosedError as error:
+            bound.info("dropped, nobody waits for it", reason=error.message)
+            self._forget(instruction.id)
+            return
+        except PotluckError as error:
+            answer = _failure(instruction.id, error)
+        except OSError as error:
+            answer = _failure(
+                instruction.id, storage_error(Path(error.filename or "a file"), error)
+            )
+        except Exception as error:  # a plug-in may raise anything, and the host must live on
+            answer = _failure(instruction.id, _crash(error))
+            bound.debug("traceback", traceback="".join(traceback.format_exception(error)))
+        finally:
+            job.cancelled.set()
+            if self._jobs.get(instruction.id) is job:
+                del self._jobs[instruction.id]
+        if answer is not None and answer.HasField("failure"):
+            bound.error("failed", reason=answer.failure.reason, message=answer.failure.message)
+        if self.ledger.finish(instruction.id, answer) and answer is not None:
+            self._say(rpc.AttendRequest(answer=answer))
+
+    def _forget(self, instruction_id: str) -> None:
+        self.ledger.abandon([instruction_id])
+        self._kept.drop(instruction_id)
+
+    async def _work(self, job: _Job) -> rpc.Answer | None:
+        kind = job.instruction.WhichOneof("work")
+        if job.instruction.client_id not in self._clients:
+            raise IdentityError(
+                f"client '{job.instruction.client_id}' is not on this host",
+                client=job.instruction.client_id,
+            )
+        if kind == "train":
+            await self._train(job)
+            return None
+        if kind == "evaluate":
+            return await self._evaluate(job)
+        raise ProtocolError(
+            "this host's software does not know what the instruction asks for; update it"
+        )
+
+    async def _train(self, job: _Job) -> None:
+        instruction = job.instruction
+        kept = self._kept.find(instruction.id)
+        fresh = kept is None
+        if kept is None:
+            kept = await self._make_update(job)
+        self.ledger.move(instruction.id, Standing.UPLOADING)
+        await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
+
+    async def _make_update(self, job: _Job) -> KeptUpdate:
+        instruction, work = job.instruction, job.instruction.train
+        path = self._kept.path(instruction.id)
+
+        def progress(fraction: float) -> None:
+            job.entry.fraction = fraction
+
+        def compute(bench: Workbench) -> Trained:
+            self._started(job)
+            return bench.train(
+                work,
+                client_id=ClientId(instruction.client_id),
+                round_number=instruction.round,
+                model=model,
+                update=path,
+                progress=progress,
+                cancelled=job.cancelled.is_set,
+            )
+
+        with self._cache.pinned(work.model.sha256):
+            model = await self._model(job, work.model, work.task)
+            trained = await self._worker.run(compute)
+        result = trained.result
+        update = KeptUpdate(
+            update_id=instruction.id,
+            client_id=instruction.client_id,
+            run_id=instruction.run_id,
+            round=instruction.round,
+            sha256=trained.file.sha256,
+            size=trained.file.size,
+            encoding=work.encoding,
+            delta=work.delta,
+            compressed=False,
+            samples=result.samples,
+            steps=result.steps,
+            seconds=result.seconds,
+            loss=result.loss,
+            expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
+        )
+        self._kept.keep(update)
+        return update
+
+    async def _evaluate(self, job: _Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.evaluate
+
+        def compute(bench: Workbench) -> EvaluationCounts:
+            self._started(job)
+            return bench.evaluate(work, client_id=ClientId(instruction.client_id), model=model)
+
+        with self._cache.pinned(work.model.sha256):
+            model = await self._model(job, work.model, work.task)
+            counts = await self._worker.run(compute)
+        evaluation = rpc.EvaluationCounts(
+            loss_sum=counts.loss_sum,
+            confusion=counts.confusion.reshape(-1).tolist(),
+            group_samples=counts.group_samples.tolist(),
+            group_correct=counts.group_correct.tolist(),
+        )
+        return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
+
+    async def _model(
+        self, job: _Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
+    ) -> Path:
+        async def layout() -> Layout:
+            return await self._worker.run(lambda bench: bench.layout(task))
+
+        self.ledger.move(job.instruction.id, Standing.DOWNLOADING)
+        path = await self._downloads.obtain(reference, layout)
+        self.ledger.move(job.instruction.id, Standing.QUEUED)
+        return path
+
+    def _started(self, job: _Job) -> None:
+        """The worker's thread begins with a job."""
+        if job.cancelled.is_set():
+            raise RoundClosedError("cancelled before it began")
+        job.entry.standing = Standing.COMPUTING
+
+
+def _deadline(instruction: rpc.Instruction) -> float:
+    """When the work must be done, by the event loop's clock."""
+    left = instruction.time_left.ToTimedelta().total_seconds()
+    return asyncio.get_running_loop().time() + left
+
+
+def _failure(instruction_id: str, error: PotluckError) -> rpc.Answer:
+    failure = rpc.Failure(reason=error.reason, message=error.message)
+    return rpc.Answer(instruction_id=instruction_id, failure=failure)
+
+
+def _crash(error: Exception) -> TrainingError:
+    """An exception nobody foresaw, in one line, with where it came from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
+    text = " ".join(str(error).split())[:500]
+    return TrainingError(
+        f"{type(error).__name__}{where}: {text or 'no message'}; see that the task fits its data"
+    )

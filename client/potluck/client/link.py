@@ -1,0 +1,74 @@
+"""The data connection to the coordinator: calls, and pauses between attempts at them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+import grpc.aio
+
+from potluck.client.backoff import Backoff
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+_CLOSE_GRACE_SECONDS = 60.0
+
+
+class Link:
+    """Where files go up and down: a connection apart from the control stream, so that heartbeats
+    never wait behind a model.
+
+    Lives on the event loop.
+    """
+
+    def __init__(
+        self,
+        make_channel: Callable[[], grpc.aio.Channel],
+        *,
+        generator: random.Random,
+        maximum_seconds: float,
+        concurrent: int,
+    ) -> None:
+        self._make_channel = make_channel
+        self._generator = generator
+        self._maximum_seconds = maximum_seconds
+        self._channel = make_channel()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._renewed = asyncio.Event()
+        self.stub = self._make_stub()
+        self.transfers = asyncio.Semaphore(concurrent)
+        """Held while a file is on its way."""
+
+    def renew(self) -> None:
+        """The coordinator can be reached again: connect at once, and end all pauses.
+
+        Transfers still going on over the old connection may end there.
+        """
+        closing = asyncio.create_task(self._channel.close(_CLOSE_GRACE_SECONDS))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self._channel = self._make_channel()
+        self.stub = self._make_stub()
+        self._renewed.set()
+        self._renewed = asyncio.Event()
+
+    def backoff(self) -> Backoff:
+        """A series of pauses."""
+        return Backoff(self._generator, maximum=self._maximum_seconds)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the coordinator can be reached again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._renewed.wait()
+
+    async def close(self) -> None:
+        """End all calls."""
+        for closing in self._closing:
+            closing.cancel()
+        await self._channel.close(None)
+
+    def _make_stub(self) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+        # The one generated class serves both kinds of channel; its types have two names.
+        return coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)

@@ -1,0 +1,95 @@
+"""Models on this host's disk, by the digest of their float32 file; those used last are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+
+from potluck.common.tensors import file_digest
+from potluck.common.transfer import check_digest
+
+
+def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
+    """Which models to delete so that `keep` stay; `by_use` has the one used last at its end.
+
+    Models in use count, but are never deleted.
+    """
+    excess = len(by_use) - keep
+    return [sha256 for sha256 in by_use if sha256 not in in_use][: max(0, excess)]
+
+
+class ModelCache:
+    """The models in a folder. Not thread-safe, but `verified` may run in another thread."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        """Take stock of what an earlier process left; of that, nothing is believed unverified."""
+        self._folder = folder
+        self._keep = keep
+        self._pins: Counter[str] = Counter()
+        self._verified: set[str] = set()
+        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        self._by_use = [path.name for path in files if _is_digest(path.name)]
+        for path in files:
+            if not _is_digest(path.name):
+                path.unlink()
+        self._evict()
+
+    def path(self, sha256: str) -> Path:
+        """Where a model belongs. Raises ProtocolError for a digest that is none."""
+        return self._folder / check_digest(sha256)
+
+    def holds(self, sha256: str) -> bool:
+        """Whether a model is here."""
+        return sha256 in self._by_use
+
+    def verified(self, sha256: str) -> bool:
+        """Whether a model that is here still has its digest; read once per process. Blocks."""
+        if sha256 not in self._verified:
+            if file_digest(self.path(sha256)).sha256 != sha256:
+                return False
+            self._verified.add(sha256)
+        return True
+
+    def add(self, sha256: str) -> None:
+        """A verified model has been put at `path`; the ones used longest ago may go."""
+        self._verified.add(sha256)
+        self.touch(sha256)
+        self._evict()
+
+    def touch(self, sha256: str) -> None:
+        """A model is used."""
+        if sha256 in self._by_use:
+            self._by_use.remove(sha256)
+        self._by_use.append(sha256)
+        with contextlib.suppress(OSError):
+            os.utime(self.path(sha256))
+
+    def remove(self, sha256: str) -> None:
+        """Delete a model that is not what it should be."""
+        self._verified.discard(sha256)
+        if sha256 in self._by_use:
+            self._by_use.remove(sha256)
+        self.path(sha256).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def pinned(self, sha256: str) -> Iterator[None]:
+        """Keep a model, or the place for one, while the block runs."""
+        self._pins[sha256] += 1
+        try:
+            yield
+        finally:
+            self._pins[sha256] -= 1
+            if not self._pins[sha256]:
+                del self._pins[sha256]
+                self._evict()
+
+    def _evict(self) -> None:
+        for sha256 in evictions(self._by_use, self._pins.keys(), self._keep):
+            self.remove(sha256)
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")

@@ -1,0 +1,74 @@
+"""The folder in which a client process keeps what must survive it.
+
+lock                     held while the process runs
+models/SHA256            models, by the digest of their float32 file
+fetched/SHA256[.part]    files on their way down
+updates/…                updates until their round is over; see `kept_updates`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from potluck.common.errors import ConfigurationError, StorageError
+
+
+class StateDirectory:
+    """An open state directory, held by this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder if it is missing, and lock it.
+
+        Raises ConfigurationError if another process holds it, StorageError if the disk refuses.
+        """
+        self.path = path
+        self.models = path / "models"
+        self.fetched = path / "fetched"
+        self.updates = path / "updates"
+        try:
+            for folder in (path, self.models, self.fetched, self.updates):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageError(
+                f"can't use the state directory {path}: {error.strerror}; "
+                "set state_directory to a folder this user may write to",
+                path=path,
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"the state directory {path} is in use by another client process; stop that one, "
+                "or give each its own state_directory",
+                path=path,
+            ) from None
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        os.close(self._lock)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """A disk's refusal in one line, with the room that is left."""
+    try:
+        room = f"; {shutil.disk_usage(path.parent).free} bytes are free there"
+    except OSError:
+        room = ""
+    return StorageError(f"can't write {path}: {error.strerror}{room}", path=path)

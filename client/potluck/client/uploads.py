@@ -1,0 +1,111 @@
+"""Delivering an update: as often as it takes, from where it broke off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from potluck.client.kept_updates import KeptUpdate
+from potluck.client.link import Link
+from potluck.common.errors import (
+    DigestMismatchError,
+    NotFoundError,
+    PotluckError,
+    StorageError,
+    TooLargeError,
+    TransferError,
+    UnreachableError,
+    from_rpc_error,
+)
+from potluck.common.protocol import FRAMING_VERSION
+from potluck.common.transfer import read_chunks
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+log = structlog.get_logger()
+
+_ATTEMPTS = 3
+"""How often the coordinator may find another digest than announced."""
+
+
+def may_help_to_retry(error: PotluckError) -> bool:
+    """Whether sending an update again may succeed: the way there broke, or the coordinator has
+    a passing trouble. Wrong digests are counted apart."""
+    if isinstance(error, TooLargeError):
+        return False
+    # NotFoundError: a coordinator that was restarted may know the run only a moment later.
+    return isinstance(error, (UnreachableError, TransferError, StorageError, NotFoundError))
+
+
+async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) -> None:
+    """Bring an update to the coordinator; returns when it is verified and kept there.
+
+    `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
+    RoundClosedError when nobody waits for the update any more, UpdateError, IdentityError,
+    ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
+    wrong digests.
+    """
+    backoff = link.backoff()
+    mismatches = 0
+    offset: int | None = 0 if fresh else None
+    while True:
+        try:
+            async with link.transfers:
+                if offset is None:
+                    located = await _locate(link, update)
+                    if located.complete:
+                        return
+                    offset = min(located.offset, update.size)
+                await link.stub.SubmitUpdate(_frames(update, path, offset))
+                return
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc_error(error)
+        offset = None
+        if isinstance(failure, DigestMismatchError):
+            offset, mismatches = 0, mismatches + 1
+        if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
+            raise failure
+        log.info("upload interrupted", update=update.update_id, error=failure.message)
+        await link.pause(backoff.next_seconds())
+
+
+async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
+    request = rpc.LocateUploadRequest(
+        update_id=update.update_id, client_id=update.client_id, sha256=update.sha256
+    )
+    return await link.stub.LocateUpload(request)
+
+
+async def _frames(
+    update: KeptUpdate, path: Path, offset: int
+) -> AsyncIterator[rpc.SubmitUpdateRequest]:
+    """One header, the file from `offset` in chunks, one trailer."""
+    yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
+    for chunk in read_chunks(path, offset):
+        yield _request(transfer_pb2.UpdateFrame(chunk=chunk))
+    trailer = transfer_pb2.FileTrailer(sha256=update.sha256)
+    yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
+
+
+def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
+    return rpc.SubmitUpdateRequest(frame=frame)
+
+
+def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
+    return transfer_pb2.UpdateHeader(
+        version=FRAMING_VERSION,
+        update_id=update.update_id,
+        client_id=update.client_id,
+        sha256=update.sha256,
+        size=update.size,
+        offset=offset,
+        encoding=transfer_pb2.Encoding.ValueType(update.encoding),
+        delta=update.delta,
+        compressed=update.compressed,
+        report=transfer_pb2.TrainingReport(
+            samples=update.samples, steps=update.steps, seconds=update.seconds, loss=update.loss
+        ),
+    )

@@ -1,0 +1,194 @@
+"""Training and evaluation on this host's device. Everything here runs in one worker thread.
+
+Importing this module imports torch, which takes seconds: the agent does it in that thread, while
+the host connects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from potluck.client.decoding import encoding_of, write_update
+from potluck.client.objectives import Objective
+from potluck.client.training import TrainingResult, train
+from potluck.common import plugins
+from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
+from potluck.common.evaluation import evaluate
+from potluck.common.layout import Layout
+from potluck.common.models import load_arrays, state_arrays
+from potluck.common.names import ClientId
+from potluck.common.scores import EvaluationCounts
+from potluck.common.task import ClientData, Task
+from potluck.common.tensors import FileDigest, open_tensors
+from potluck.common.training import training_for
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+_TASKS_KEPT = 4
+_CLIENTS_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """An update that has been written."""
+
+    file: FileDigest
+    result: TrainingResult
+
+
+@dataclass(kw_only=True)
+class _LoadedTask:
+    """A task with what is reused from one client and round to the next."""
+
+    task: Task
+    model: nn.Module
+    layout: Layout
+    data: OrderedDict[ClientId, ClientData]
+
+
+class Workbench:
+    """The device with tasks, models and clients' data that stay loaded. Used by one thread."""
+
+    def __init__(self, *, device: str, threads: int, data_directory: Path | None) -> None:
+        """Must be called in the thread that works: the number of threads is set for that one."""
+        torch.set_num_threads(threads)
+        self._device = torch.device(device)
+        self._data_directory = data_directory
+        self._tasks: OrderedDict[tuple[str, str], _LoadedTask] = OrderedDict()
+
+    def layout(self, plugin: rpc.Plugin) -> Layout:
+        """The layout of a task's model. Raises PluginError, or LayoutError."""
+        return self._load(plugin).layout
+
+    def train(
+        self,
+        work: rpc.Train,
+        *,
+        client_id: ClientId,
+        round_number: int,
+        model: Path,
+        update: Path,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> Trained:
+        """Train from the file `model` and write the update to the file `update`.
+
+        Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
+        TrainingError, StorageError, and RoundClosedError when cancelled.
+        """
+        encoding = encoding_of(work.encoding)
+        loaded = self._load(work.task)
+        objective: Objective = plugins.create(
+            plugins.OBJECTIVES, work.objective.name, _options(work.objective)
+        )
+        settings = training_for(
+            loaded.task, _json_object(work.training_json, "training_json"), source="training"
+        )
+        data = self._data(loaded, client_id)
+        if cancelled():
+            raise RoundClosedError("the training was cancelled; nobody waits for it")
+        with open_tensors(model) as file:
+            load_arrays(loaded.model, file.arrays)
+        result = train(
+            loaded.model,
+            data.train,
+            objective,
+            settings,
+            classes=loaded.task.classes,
+            seed=work.seed,
+            round_number=round_number,
+            device=self._device,
+            progress=progress,
+            cancelled=cancelled,
+        )
+        written = write_update(
+            update,
+            state_arrays(loaded.model),
+            encoding=encoding,
+            base=model if work.delta else None,
+            seed=work.seed,
+        )
+        return Trained(file=written, result=result)
+
+    def evaluate(self, work: rpc.Evaluate, *, client_id: ClientId, model: Path) -> EvaluationCounts:
+        """Counts of the file `model` on a client's held-out samples.
+
+        Raises PluginError, ConfigurationError, LayoutError, TrainingError or StorageError.
+        """
+        loaded = self._load(work.task)
+        held_out = self._data(loaded, client_id).held_out
+        if held_out is None:
+            raise TrainingError(
+                f"client '{client_id}' holds no samples out to evaluate on; choose a task option "
+                "that makes it do so, or set evaluation.every = 0",
+                client=client_id,
+            )
+        with open_tensors(model) as file:
+            load_arrays(loaded.model, file.arrays)
+        return evaluate(
+            loaded.model,
+            held_out,
+            classes=loaded.task.classes,
+            groups=loaded.task.groups,
+            device=self._device,
+        )
+
+    def _load(self, plugin: rpc.Plugin) -> _LoadedTask:
+        key = (plugin.name, plugin.options_json)
+        loaded = self._tasks.get(key)
+        if loaded is None:
+            task = cast(Task, plugins.create(plugins.TASKS, plugin.name, _options(plugin)))
+            model = task.model()
+            layout = Layout.of(state_arrays(model))
+            loaded = _LoadedTask(task=task, model=model, layout=layout, data=OrderedDict())
+            self._tasks[key] = loaded
+        self._tasks.move_to_end(key)
+        while len(self._tasks) > _TASKS_KEPT:
+            self._tasks.popitem(last=False)
+        return loaded
+
+    def _data(self, loaded: _LoadedTask, client_id: ClientId) -> ClientData:
+        data = loaded.data.get(client_id)
+        if data is None:
+            data = loaded.task.client_data(client_id, self._data_directory)
+            loaded.data[client_id] = data
+        loaded.data.move_to_end(client_id)
+        while len(loaded.data) > _CLIENTS_KEPT:
+            loaded.data.popitem(last=False)
+        return data
+
+
+def resolve_device(device: str) -> str:
+    """ "cpu" or "cuda:N" for auto, cpu or cuda:N. Raises ConfigurationError if it is not there."""
+    if device == "cpu":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return "cuda:0" if count else "cpu"
+    if int(device.removeprefix("cuda:")) >= count:
+        choices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
+        raise ConfigurationError(
+            f"device {device} is not there; this machine has {choices}", device=device
+        )
+    return device
+
+
+def _options(plugin: rpc.Plugin) -> dict[str, object]:
+    return _json_object(plugin.options_json, f"options of '{plugin.name}'")
+
+
+def _json_object(text: str, what: str) -> dict[str, object]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{what}: not a JSON object: {text[:80]!r}")
+    return value

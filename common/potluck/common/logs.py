@@ -1,0 +1,70 @@
+"""Structured logs on stderr: lines for people on a terminal, JSON objects for programs.
+
+Standard output stays free for results. An event is a short sentence, everything that varies is a
+key beside it: `log.info("round committed", run=run_id, round=3)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import StrEnum
+
+import structlog
+
+
+class LogFormat(StrEnum):
+    """How a log line is written."""
+
+    AUTO = "auto"
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """The least severe line that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def configure_logging(
+    format: LogFormat = LogFormat.AUTO,  # noqa: A002  # the setting's name everywhere
+    level: LogLevel = LogLevel.INFO,
+) -> None:
+    """Send every log line of this process to stderr; `auto` is console on a terminal, else JSON.
+
+    Lines of libraries that use the standard `logging` take the same form; of those, only
+    warnings and worse are written, unless `level` is debug. May be called again.
+    """
+    console = format is LogFormat.CONSOLE or (format is LogFormat.AUTO and sys.stderr.isatty())
+    number = getattr(logging, level.name)
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(number if level is LogLevel.DEBUG else max(number, logging.WARNING))
