@@ -112,4 +112,4 @@ $(BUF):
 .PHONY: clean
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage potluck-demo
-	find client common deploy server tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard client common deploy server tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
