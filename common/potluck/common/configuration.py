@@ -26,6 +26,7 @@ class Settings(BaseModel):
 
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
+ModelType = TypeVar("ModelType", bound=BaseModel)
 
 
 def parse(
@@ -89,7 +90,7 @@ def environment(model: type[Settings], prefix: str) -> dict[str, str]:
     return {name: os.environ[key] for name, key in names.items() if key in os.environ}
 
 
-def _anchor(settings: SettingsType, folder: Path, skip: Mapping[str, object]) -> SettingsType:
+def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> ModelType:
     """The same settings with relative paths taken from `folder`."""
     changed: dict[str, Any] = {}
     for name in type(settings).model_fields:
@@ -98,7 +99,7 @@ def _anchor(settings: SettingsType, folder: Path, skip: Mapping[str, object]) ->
             continue
         if isinstance(value, Path) and not value.is_absolute():
             changed[name] = folder / value
-        elif isinstance(value, Settings):
+        elif isinstance(value, BaseModel):
             changed[name] = _anchor(value, folder, {})
     return settings.model_copy(update=changed) if changed else settings
 

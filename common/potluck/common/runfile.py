@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from potluck.common.configuration import Settings, annotated_example, parse
+from potluck.common.encoding import Encoding
 
 
 class PluginTable(BaseModel):
@@ -57,7 +58,7 @@ class RoundPolicy(Settings):
     over_selection: int = Field(
         0,
         ge=0,
-        description="Clients selected beyond `count`; the round closes when `count` have answered.\n"
+        description="Clients selected beyond `count`; the round closes at `count` answers.\n"
         "Who is in time then decides who is included, so runs are no longer reproducible.",
     )
     late_joiners: LateJoiners = Field(
@@ -79,19 +80,11 @@ class RoundPolicy(Settings):
         return max(1, math.ceil(self.quorum * cohort - 1e-9))
 
 
-class WireEncoding(StrEnum):
-    """How numbers are encoded on the wire."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"
-
-
 class Direction(Settings):
     """How models travel one way."""
 
-    encoding: WireEncoding = Field(
-        WireEncoding.FLOAT32, description="float32 (exact), bfloat16 (half) or int8 (a quarter)."
+    encoding: Encoding = Field(
+        Encoding.FLOAT32, description="float32 (exact), bfloat16 (half) or int8 (a quarter)."
     )
     delta: bool = Field(
         False, description="Send the difference from the model the other side has, not weights."

@@ -1,0 +1,220 @@
+"""Who attends, and what they have been told: hosts, their clients, instructions under way.
+
+Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending
+until it is retired. It is sent when its client's host attends, and again after every reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from potluck.common.errors import IdentityError
+from potluck.rpc.v1 import coordinator_pb2
+
+Clock = Callable[[], float]
+
+
+@dataclass(kw_only=True, eq=False)
+class Session:
+    """A connected host."""
+
+    host_id: str
+    client_ids: tuple[str, ...]
+    device: str
+    tasks: frozenset[str]
+    serial: int = 0
+    outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
+    """Instructions to send; None ends the stream."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Pending:
+    """An instruction that has not been carried out yet."""
+
+    instruction: coordinator_pb2.Instruction
+    deadline: float
+    on_answer: Callable[[coordinator_pb2.Answer], None] | None
+    until_acknowledged: bool
+    sent_on: Session | None = None
+    acknowledged: bool = False
+    progress: coordinator_pb2.Progress | None = None
+
+
+AttendanceListener = Callable[[tuple[str, ...], bool], None]
+"""Called with clients and whether they joined (else they left)."""
+
+
+class Attendance:
+    """The hosts that are connected and the instructions they have not carried out yet."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._hosts: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}  # by client
+        self._pending: dict[str, Pending] = {}  # by instruction
+        self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
+        self._listeners: list[AttendanceListener] = []
+
+    # Hosts ------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> list[Session]:
+        """Connected hosts."""
+        return list(self._hosts.values())
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Clients that attend."""
+        return tuple(self._sessions)
+
+    def session_of(self, client_id: str) -> Session | None:
+        """The host that answers for a client now."""
+        return self._sessions.get(client_id)
+
+    def listen(self, listener: AttendanceListener) -> Callable[[], None]:
+        """Be told who joins and leaves; call the result to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def attach(self, session: Session) -> None:
+        """A host says hello. It replaces an older session of the same host.
+
+        Raises IdentityError if another connected host answers for one of its clients.
+        """
+        for client in session.client_ids:
+            other = self._sessions.get(client)
+            if other is not None and other.host_id != session.host_id:
+                raise IdentityError(
+                    f"client '{client}' attends through host '{other.host_id}' already; a client "
+                    f"belongs to one host: remove it from the configuration of one of them",
+                    client=client,
+                    host=other.host_id,
+                )
+        older = self._hosts.get(session.host_id)
+        if older is not None:
+            older.outbox.put_nowait(None)
+            self._forget(older, set(older.client_ids) - set(session.client_ids))
+        self._hosts[session.host_id] = session
+        for client in session.client_ids:
+            self._sessions[client] = session
+            for pending in self._pending_of.get(client, {}).values():
+                self._send(pending, session)
+        self._tell(session.client_ids, joined=True)
+
+    def detach(self, session: Session) -> bool:
+        """A host's stream has ended. False if a newer session had replaced it already."""
+        if self._hosts.get(session.host_id) is not session:
+            return False
+        del self._hosts[session.host_id]
+        self._forget(session, set(session.client_ids))
+        return True
+
+    def _forget(self, session: Session, clients: set[str]) -> None:
+        left = tuple(client for client in session.client_ids if client in clients)
+        for client in left:
+            self._sessions.pop(client, None)
+        if left:
+            self._tell(left, joined=False)
+
+    def _tell(self, clients: tuple[str, ...], *, joined: bool) -> None:
+        for listener in list(self._listeners):
+            listener(clients, joined)
+
+    # Instructions -----------------------------------------------------------------------------
+
+    def instruct(
+        self,
+        instruction: coordinator_pb2.Instruction,
+        *,
+        deadline: float,
+        on_answer: Callable[[coordinator_pb2.Answer], None] | None = None,
+        until_acknowledged: bool = False,
+    ) -> None:
+        """Have a host do something, now or as soon as it attends; the same id only once.
+
+        `until_acknowledged`: the instruction is retired by its acknowledgement.
+        """
+        if instruction.id in self._pending:
+            return
+        pending = Pending(
+            instruction=instruction,
+            deadline=deadline,
+            on_answer=on_answer,
+            until_acknowledged=until_acknowledged,
+        )
+        self._pending[instruction.id] = pending
+        self._pending_of.setdefault(instruction.client_id, {})[instruction.id] = pending
+        session = self._sessions.get(instruction.client_id)
+        if session is not None:
+            self._send(pending, session)
+
+    def pending(self, instruction_id: str) -> Pending | None:
+        """An instruction under way."""
+        return self._pending.get(instruction_id)
+
+    def retire(self, instruction_ids: Iterable[str], *, abandon: bool = False) -> None:
+        """Instructions are done with; with `abandon`, hosts at work on them are told to stop."""
+        abandoned: dict[Session, list[str]] = {}
+        for instruction_id in instruction_ids:
+            pending = self._pending.pop(instruction_id, None)
+            if pending is None:
+                continue
+            client = pending.instruction.client_id
+            self._pending_of[client].pop(instruction_id)
+            if not self._pending_of[client]:
+                del self._pending_of[client]
+            session = self._sessions.get(client)
+            if abandon and session is not None and pending.sent_on is session:
+                abandoned.setdefault(session, []).append(instruction_id)
+        for session, ids in abandoned.items():
+            work = coordinator_pb2.Abandon(instruction_ids=ids)
+            session.outbox.put_nowait(
+                coordinator_pb2.Instruction(id=f"abandon/{ids[0]}", abandon=work)
+            )
+
+    def expire(self) -> None:
+        """Retire instructions whose deadline has long passed and nobody answered."""
+        now = self._clock()
+        self.retire([key for key, pending in self._pending.items() if pending.deadline < now])
+
+    def _send(self, pending: Pending, session: Session) -> None:
+        if pending.sent_on is session:
+            return
+        pending.sent_on = session
+        pending.acknowledged = False
+        message = coordinator_pb2.Instruction()
+        message.CopyFrom(pending.instruction)
+        left = max(0.0, pending.deadline - self._clock())
+        message.time_left.FromNanoseconds(int(left * 1e9))
+        session.outbox.put_nowait(message)
+
+    # What hosts say ---------------------------------------------------------------------------
+
+    def acknowledge(self, session: Session, instruction_id: str) -> None:
+        """A host has an instruction."""
+        pending = self._of(session, instruction_id)
+        if pending is not None:
+            pending.acknowledged = True
+            if pending.until_acknowledged:
+                self.retire([instruction_id])
+
+    def report(self, session: Session, progress: coordinator_pb2.Progress) -> None:
+        """A host says how far an instruction has come."""
+        pending = self._of(session, progress.instruction_id)
+        if pending is not None:
+            pending.progress = progress
+
+    def answer(self, session: Session, answer: coordinator_pb2.Answer) -> None:
+        """A host says how an instruction ended; repeats are ignored."""
+        pending = self._of(session, answer.instruction_id)
+        if pending is not None and pending.on_answer is not None:
+            pending.on_answer(answer)
+
+    def _of(self, session: Session, instruction_id: str) -> Pending | None:
+        """A pending instruction, if it is for a client this host answers for."""
+        pending = self._pending.get(instruction_id)
+        if pending is None or pending.instruction.client_id not in session.client_ids:
+            return None
+        return pending

@@ -1,0 +1,75 @@
+"""A run file turned into the parts it names, checked before the run starts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from potluck.common import plugins
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.runfile import RunFile, parse_run_file
+from potluck.common.task import Task
+from potluck.common.training import LocalTraining, training_for
+from potluck.server.round import Plan
+from potluck.server.selection import Selector
+from potluck.server.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """The parts of a run."""
+
+    run_file: RunFile
+    task: Task
+    selector: Selector
+    strategy: Strategy
+    training: LocalTraining
+
+    @property
+    def plan(self) -> Plan:
+        """What the state machine must know."""
+        return Plan(
+            rounds=self.run_file.rounds,
+            count=self.run_file.count,
+            roster=self.run_file.roster,
+            roster_timeout_seconds=self.run_file.roster_timeout_seconds,
+            policy=self.run_file.round,
+            evaluate_every=self.run_file.evaluation.every,
+        )
+
+    def client_seed(self, round_number: int, client: str) -> int:
+        """Seed of a client's training in a round: 63 bits of SHA-256(seed / round / client)."""
+        text = f"{self.run_file.seed}/{round_number}/{client}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def draw_up(text: str, *, source: str) -> Blueprint:
+    """The blueprint of a run file.
+
+    Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
+    """
+    run_file = parse_run_file(text, source=source)
+    if run_file.roster and run_file.count > run_file.roster:
+        raise ConfigurationError(
+            f"{source}: 'count' is {run_file.count}, but the roster has only {run_file.roster} "
+            "clients; lower `count` or raise `roster`",
+            count=run_file.count,
+            roster=run_file.roster,
+        )
+    if run_file.objective.name not in plugins.installed(plugins.OBJECTIVES):
+        choices = ", ".join(plugins.installed(plugins.OBJECTIVES)) or "nothing"
+        raise PluginError(
+            f"{plugins.OBJECTIVES}: '{run_file.objective.name}' is not installed; "
+            f"installed: {choices}",
+            name=run_file.objective.name,
+        )
+    task = plugins.create(plugins.TASKS, run_file.task.name, run_file.task.options)
+    selector = run_file.selector
+    strategy = run_file.strategy
+    return Blueprint(
+        run_file=run_file,
+        task=task,
+        selector=plugins.create(plugins.SELECTORS, selector.name, selector.options),
+        strategy=plugins.create(plugins.STRATEGIES, strategy.name, strategy.options),
+        training=training_for(task, run_file.training, source=f"{source}: [training]"),
+    )

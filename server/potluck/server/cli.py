@@ -1,0 +1,135 @@
+"""`potluck-server`: the coordinator process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import grpc.aio
+import structlog
+import typer
+
+from potluck.common.command_line import run_command_line
+from potluck.common.configuration import load
+from potluck.common.errors import UnreachableError
+from potluck.common.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.protocol import SOFTWARE_VERSION
+from potluck.common.tls import SERVER_OPTIONS, server_credentials
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
+from potluck.server.config import CoordinatorConfig, example_config
+from potluck.server.coordinator import Coordinator
+from potluck.server.coordinator_service import CoordinatorService
+from potluck.server.guard import Guard
+from potluck.server.operator_service import OperatorService
+
+log = structlog.get_logger()
+
+ENVIRONMENT_PREFIX = "POTLUCK_SERVER"
+STOP_SECONDS = 3.0
+"""How long calls under way may take to end when the coordinator stops."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="The coordinator's configuration file (TOML).")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="Address to listen on, instead of the file's.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="How log lines look, instead of the file's.")
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(help="Write address and process id here, as JSON, once hosts can connect."),
+    ] = None,
+) -> None:
+    """Run the coordinator of a federation until SIGTERM or Ctrl-C.
+
+    Hosts and operators dial it over mutually authenticated TLS. Runs that a stop or a crash
+    interrupted go on by themselves at the next start.
+
+    Example: potluck-server --config coordinator.toml
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise typer.BadParameter(
+            "--config is missing; `potluck-server config` prints an example of the file"
+        )
+    overrides = {"listen": listen, "log_format": log_format}
+    settings = load(
+        CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
+    )
+    configure_logging(settings.log_format, LogLevel(settings.log_level))
+    log.info(
+        "starting", version=SOFTWARE_VERSION, **settings.model_dump(mode="json", exclude={"tls"})
+    )
+    asyncio.run(run(settings, ready_file))
+
+
+@app.command("config")
+def print_config() -> None:
+    """Print an annotated example of the configuration file."""
+    typer.echo(example_config(), nl=False)
+
+
+async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> None:
+    """Serve until the process is told to stop. Raises PotluckError if it can't begin."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    credentials = server_credentials(settings.tls)
+    async with Coordinator.opened(settings) as coordinator:
+        server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(coordinator), server
+        )
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(
+            OperatorService(coordinator), server
+        )
+        address = _bind(server, settings.listen, credentials)
+        await server.start()
+        log.info("listening", address=address)
+        if ready_file is not None:
+            _announce(ready_file, address)
+        await stop.wait()
+        log.info("stopping")
+        await server.stop(STOP_SECONDS)
+    log.info("stopped")
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnreachableError(
+            f"can't listen on {address}: the port is in use or the address is not this machine's; "
+            "choose another with `listen` or --listen",
+            address=address,
+        ) from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _announce(path: Path, address: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps({"address": address, "pid": os.getpid()}))
+    temporary.replace(path)
+
+
+def main() -> None:
+    """Entry point."""
+    run_command_line(app, program="potluck-server")
+
+
+if __name__ == "__main__":
+    main()

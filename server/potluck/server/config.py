@@ -1,0 +1,70 @@
+"""The coordinator's configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from potluck.common.configuration import Settings, annotated_example
+from potluck.common.logs import LogFormat, LogLevel
+from potluck.common.tls import TlsFiles
+
+
+class CoordinatorConfig(Settings):
+    """What a coordinator needs to know of its machine; what it trains comes from run files."""
+
+    listen: str = Field(
+        "127.0.0.1:7443",
+        pattern=r"^.+:\d{1,5}$",
+        description="Address hosts and operators connect to; 0.0.0.0 for every interface,\n"
+        "port 0 for any free one.",
+    )
+    state_directory: Path = Field(
+        description="Where runs, models and updates are kept; one coordinator at a time uses it."
+    )
+    database: str = Field(
+        "",
+        description="Where runs are recorded: empty for SQLite in the state directory, or a URL\n"
+        "such as postgresql+psycopg://user@host/potluck.",
+    )
+    data_directory: Path | None = Field(
+        None, description="Where tasks find the coordinator's own held-out data, if they need it."
+    )
+    heartbeat_seconds: float = Field(
+        2.0, gt=0, le=60, description="How often hosts report their progress."
+    )
+    maximum_model_bytes: int = Field(
+        4 << 30, gt=0, description="No model or update may be larger than this."
+    )
+    concurrent_transfers: int = Field(
+        32, ge=1, description="Transfers served at once; further ones wait their turn."
+    )
+    threads: int = Field(
+        1, ge=1, description="Threads torch evaluates with; another number may change last digits."
+    )
+    log_level: LogLevel = Field(
+        LogLevel.INFO,
+        description="Least important messages logged: debug, info, warning or error.",
+    )
+    log_format: LogFormat = Field(
+        LogFormat.AUTO, description="auto (console on a terminal, else json), console or json."
+    )
+    tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
+
+    def database_url(self) -> str:
+        """The SQLAlchemy URL of the store."""
+        return self.database or f"sqlite:///{self.state_directory / 'potluck.sqlite3'}"
+
+
+_EXAMPLES = {
+    "state_directory": '"coordinator"',
+    "tls.certificate": '"pki/coordinator.pem"',
+    "tls.key": '"pki/coordinator.key"',
+    "tls.authority": '"pki/authority.pem"',
+}
+
+
+def example_config() -> str:
+    """The annotated example that `potluck-server config` prints."""
+    return annotated_example(CoordinatorConfig, _EXAMPLES)

@@ -1,0 +1,290 @@
+"""The coordinator as a whole: its hosts, its runs, its files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from potluck.common.errors import (
+    ConfigurationError,
+    NotFoundError,
+    PotluckError,
+    RoundClosedError,
+    RunError,
+    StorageError,
+)
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.attendance import Attendance, Session
+from potluck.server.blueprint import Blueprint, draw_up
+from potluck.server.config import CoordinatorConfig
+from potluck.server.engine import Environment, RunEngine, now, utc
+from potluck.server.model_files import ModelFiles
+from potluck.server.round import StopRequested
+from potluck.server.round_work import RoundWork
+from potluck.server.spool import Spool
+from potluck.server.store import Store
+from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, RunRow, RunState
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class Coordinator:
+    """Everything behind the services. Lives on the event loop; see `opened`."""
+
+    def __init__(self, config: CoordinatorConfig, store: Store, thread: ThreadPoolExecutor) -> None:
+        self.config = config
+        self.id = secrets.token_hex(8)
+        self.attendance = Attendance(now)
+        self.files = ModelFiles(_folder(config.state_directory / "models"))
+        self.transfers = asyncio.Semaphore(config.concurrent_transfers)
+        self.maximum_model_bytes = config.maximum_model_bytes
+        self._store = store
+        self._thread = thread
+        self._engines: dict[str, RunEngine] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._upload_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
+        """A coordinator with its store open and its unfinished runs resumed."""
+        _folder(config.state_directory)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        loop = asyncio.get_running_loop()
+        try:
+            store = await loop.run_in_executor(thread, Store.open, config.database_url())
+            coordinator = cls(config, store, thread)
+            try:
+                await coordinator._resume_runs()
+                yield coordinator
+            finally:
+                await coordinator._stop_driving()
+                await loop.run_in_executor(thread, store.close)
+        finally:
+            thread.shutdown()
+
+    async def in_store(self, call: Callable[[Store], T]) -> T:
+        """Call with the store in its thread; a call that has begun is always finished."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, call, self._store))
+
+    # Hosts ------------------------------------------------------------------------------------
+
+    def welcome(self) -> coordinator_pb2.AttendResponse:
+        """What a host is told after its hello."""
+        welcome = coordinator_pb2.Welcome(coordinator_id=self.id)
+        welcome.heartbeat_interval.FromNanoseconds(int(self.config.heartbeat_seconds * 1e9))
+        return coordinator_pb2.AttendResponse(welcome=welcome)
+
+    async def host_attends(self, session: Session) -> None:
+        """A host has said hello."""
+        self.attendance.attach(session)
+        log.info(
+            "host attends",
+            host=session.host_id,
+            clients=len(session.client_ids),
+            device=session.device,
+        )
+        at = utc()
+        seen = [
+            ClientSeen(client_id=c, host_id=session.host_id, device=session.device, at=at)
+            for c in session.client_ids
+        ]
+        try:
+            await self.in_store(lambda store: store.see_clients(seen))
+        except PotluckError:
+            self.attendance.detach(session)
+            raise
+
+    def host_left(self, session: Session) -> None:
+        """A host's stream has ended."""
+        if self.attendance.detach(session):
+            log.warning("host left", host=session.host_id, clients=len(session.client_ids))
+
+    async def clients(self) -> list[ClientRow]:
+        """All clients ever met."""
+        return await self.in_store(lambda store: store.clients())
+
+    # Uploads ----------------------------------------------------------------------------------
+
+    def engine_of(self, update_id: str) -> RunEngine:
+        """The run under way that an update is for. Raises RoundClosedError."""
+        engine = self._engines.get(update_id.partition("/")[0])
+        if engine is None:
+            raise RoundClosedError(
+                f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
+                update=update_id[:200],
+            )
+        return engine
+
+    @contextlib.asynccontextmanager
+    async def uploading(self, update_id: str) -> AsyncIterator[None]:
+        """One upload of an update at a time."""
+        lock = self._upload_locks[update_id]
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._upload_locks.pop(update_id, None)
+
+    def count_down(self, sha256: str, sent: int) -> None:
+        """Bytes of a model file went out: to the account of the run that uses it."""
+        for engine in self._engines.values():
+            if engine.serves(sha256):
+                engine.count_down(sent)
+                return
+
+    # Runs -------------------------------------------------------------------------------------
+
+    async def start_run(self, text: str) -> RunRow:
+        """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
+        blueprint = draw_up(text, source="run file")
+        run_file = blueprint.run_file
+        run_id = secrets.token_hex(4)
+        run = Run(
+            run_id=run_id,
+            name=run_file.name,
+            run_file=text,
+            created_at=utc(),
+            rounds=run_file.rounds,
+            count=run_file.count,
+            seed=run_file.seed,
+            task=run_file.task.name,
+            selector=run_file.selector.name,
+            strategy=run_file.strategy.name,
+        )
+        await self.in_store(lambda store: store.add_run(run))
+        row = await self.in_store(lambda store: store.run(run_id))
+        log.info("run started", run=run_id, name=run.name, task=run.task, rounds=run.rounds)
+        self._begin_driving(row, blueprint)
+        return row
+
+    async def stop_run(self, run_id: str) -> RunRow:
+        """Stop a run; the last committed model stays. Raises NotFoundError, RunError."""
+        row = await self.in_store(lambda store: store.run(run_id))
+        engine, task = self._engines.get(row.run_id), self._tasks.get(row.run_id)
+        if engine is None or task is None:
+            raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
+        engine.post(StopRequested())
+        await asyncio.wait([task])
+        return await self.in_store(lambda store: store.run(row.run_id))
+
+    async def runs(self) -> list[RunRow]:
+        """All runs, newest first."""
+        return await self.in_store(lambda store: store.runs())
+
+    async def run(self, run_id: str) -> RunRow:
+        """A run by id or a unique beginning of it. Raises NotFoundError."""
+        return await self.in_store(lambda store: store.run(run_id))
+
+    async def committed_rounds(self, run_id: str) -> list[RoundRow]:
+        """A run's rounds."""
+        return await self.in_store(lambda store: store.rounds(run_id))
+
+    def engine(self, run_id: str) -> RunEngine | None:
+        """The run, if it is under way."""
+        return self._engines.get(run_id)
+
+    async def model_of(self, run_id: str, round_number: int) -> tuple[str, Path]:
+        """Digest and file of a run's model; round 0 means the last one. Raises NotFoundError."""
+        row = await self.run(run_id)
+        if round_number == 0:
+            sha256 = row.model_sha256
+        else:
+            rounds = await self.committed_rounds(row.run_id)
+            sha256 = next((r.model_sha256 for r in rounds if r.key.round == round_number), None)
+        if sha256 is None:
+            which = f"round {round_number}" if round_number else "any round"
+            raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
+        return sha256, self.files.existing(sha256)
+
+    async def tidy(self) -> None:
+        """Delete model files that no run needs any more, by each run's retention policy."""
+        needed: set[str] = set()
+        for row in await self.runs():
+            needed |= await self._needed_files(row)
+        await asyncio.to_thread(self.files.keep_only, needed)
+
+    async def _needed_files(self, row: RunRow) -> set[str]:
+        references = await self.in_store(lambda store: store.model_references(row.run_id))
+        try:
+            retention = draw_up(row.run_file, source="run file").run_file.retention
+        except ConfigurationError:
+            return {r.model_sha256 for r in references}
+        last = max((r.round for r in references), default=0)
+        needed: set[str] = set()
+        for reference in references:
+            age = last - reference.round
+            kept = retention.keep_every and reference.round % retention.keep_every == 0
+            if age < retention.keep_last or kept:
+                needed.add(reference.model_sha256)
+            if age == 0 and reference.state_sha256 is not None:
+                needed.add(reference.state_sha256)
+        engine = self._engines.get(row.run_id)
+        return needed | (engine.files_in_use() if engine else set())
+
+    # Driving ----------------------------------------------------------------------------------
+
+    async def _resume_runs(self) -> None:
+        for row in await self.in_store(lambda store: store.unfinished_runs()):
+            try:
+                blueprint = draw_up(row.run_file, source="run file")
+            except ConfigurationError as error:
+                await self._fail(row, error.message)
+                continue
+            log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
+            self._begin_driving(row, blueprint)
+
+    async def _fail(self, row: RunRow, reason: str) -> None:
+        log.error("run can't be resumed", run=row.run_id, reason=reason)
+        await self.in_store(
+            lambda store: store.set_run_state(row.run_id, RunState.FAILED, reason, utc())
+        )
+
+    def _begin_driving(self, row: RunRow, blueprint: Blueprint) -> None:
+        work = RoundWork(blueprint, self.files, self.config.data_directory, self.config.threads)
+        spool = Spool(self.config.state_directory / "spool" / row.run_id)
+        environment = Environment(
+            attendance=self.attendance,
+            files=self.files,
+            in_store=self.in_store,
+            tidy=self.tidy,
+        )
+        engine = RunEngine(row, blueprint, work, spool, environment)
+        self._engines[row.run_id] = engine
+        task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
+        self._tasks[row.run_id] = task
+        task.add_done_callback(lambda _: self._forget(row.run_id))
+
+    def _forget(self, run_id: str) -> None:
+        self._engines.pop(run_id, None)
+        self._tasks.pop(run_id, None)
+
+    async def _stop_driving(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"can't use {path} as a state directory: {error.strerror}; choose another "
+            "`state_directory`, or change its permissions",
+            path=path,
+        ) from error
+    return path

@@ -1,0 +1,272 @@
+"""The service hosts call: the control stream, models down, updates up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from potluck.common.errors import (
+    IdentityError,
+    LayoutError,
+    ProtocolError,
+    ProtocolVersionError,
+    RoundClosedError,
+    TruncatedError,
+    UpdateError,
+)
+from potluck.common.identity import Identity
+from potluck.common.names import is_name
+from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
+from potluck.server.attendance import Session
+from potluck.server.coordinator import Coordinator
+from potluck.server.engine import RunEngine
+from potluck.server.guard import Context, identity_of
+from potluck.server.model_files import Published
+from potluck.server.round_work import SpooledUpdate
+from potluck.server.serving import send_file
+from potluck.server.store.records import UpdateRow
+
+log = structlog.get_logger()
+
+_MOST_SAMPLES = 1 << 40
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Exceptions become statuses in `guard.py`."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    # Control ----------------------------------------------------------------------------------
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[coordinator_pb2.AttendRequest], context: Context
+    ) -> AsyncIterator[coordinator_pb2.AttendResponse]:
+        """The control stream of a host."""
+        first = await anext(aiter(request_iterator), None)
+        session = self._greet(first, identity_of(context))
+        await self._coordinator.host_attends(session)
+        reader = asyncio.create_task(self._listen(session, request_iterator))
+        try:
+            yield self._coordinator.welcome()
+            while (instruction := await session.outbox.get()) is not None:
+                yield coordinator_pb2.AttendResponse(instruction=instruction)
+            with contextlib.suppress(asyncio.CancelledError):
+                if reader.done():
+                    reader.result()
+        finally:
+            reader.cancel()
+            self._coordinator.host_left(session)
+
+    def _greet(self, first: coordinator_pb2.AttendRequest | None, identity: Identity) -> Session:
+        if first is None or first.WhichOneof("message") != "hello":
+            raise ProtocolError("the first message on the control stream must be a hello")
+        hello = first.hello
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"host '{identity.name}' speaks protocol version {hello.protocol_version}, this "
+                f"coordinator {PROTOCOL_VERSION}; install the same release of Potluck on both",
+                host=hello.protocol_version,
+                coordinator=PROTOCOL_VERSION,
+            )
+        clients = tuple(hello.client_ids)
+        if not clients:
+            raise ProtocolError(f"host '{identity.name}' says hello without clients")
+        if len(set(clients)) != len(clients):
+            raise ProtocolError(f"host '{identity.name}' names a client twice")
+        for client in clients:
+            _check_client(client, identity)
+        return Session(
+            host_id=identity.name,
+            client_ids=clients,
+            device=hello.device[:64],
+            tasks=frozenset(name[:64] for name in hello.tasks[:1000]),
+        )
+
+    async def _listen(
+        self, session: Session, requests: AsyncIterator[coordinator_pb2.AttendRequest]
+    ) -> None:
+        attendance = self._coordinator.attendance
+        try:
+            async for request in requests:
+                match request.WhichOneof("message"):
+                    case "heartbeat":
+                        for progress in request.heartbeat.progress:
+                            attendance.report(session, progress)
+                    case "acknowledgement":
+                        attendance.acknowledge(session, request.acknowledgement.instruction_id)
+                    case "answer":
+                        attendance.answer(session, request.answer)
+                    case other:
+                        raise ProtocolError(f"unexpected '{other}' on the control stream")
+        finally:
+            session.outbox.put_nowait(None)  # the host's half is closed, so close ours
+
+    # Models down ------------------------------------------------------------------------------
+
+    async def FetchModel(
+        self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[coordinator_pb2.CoordinatorServiceFetchModelResponse]:
+        """A model file by its digest, from an offset."""
+        sha256 = check_digest(request.sha256)
+        path = self._coordinator.files.existing(sha256)
+        async with self._coordinator.transfers:
+            for frame in send_file(path, sha256, request.offset):
+                yield coordinator_pb2.CoordinatorServiceFetchModelResponse(frame=frame)
+                self._coordinator.count_down(sha256, len(frame.chunk))
+
+    # Updates up -------------------------------------------------------------------------------
+
+    async def LocateUpload(
+        self, request: coordinator_pb2.LocateUploadRequest, context: Context
+    ) -> coordinator_pb2.LocateUploadResponse:
+        """How much of an update has arrived."""
+        _check_client(request.client_id, identity_of(context))
+        engine = self._coordinator.engine_of(request.update_id)
+        if engine.has(request.client_id, request.update_id):
+            return coordinator_pb2.LocateUploadResponse(complete=True)
+        _check_expected(engine, request.client_id, request.update_id)
+        held = held_bytes(engine.spool_path(request.client_id, request.sha256))
+        return coordinator_pb2.LocateUploadResponse(offset=held)
+
+    async def SubmitUpdate(
+        self, request_iterator: AsyncIterator[coordinator_pb2.SubmitUpdateRequest], context: Context
+    ) -> coordinator_pb2.SubmitUpdateResponse:
+        """An update: one header, chunks, one trailer."""
+        requests = aiter(request_iterator)
+        header = _header(await anext(requests, None))
+        client = header.client_id
+        _check_client(client, identity_of(context))
+        engine = self._coordinator.engine_of(header.update_id)
+        if engine.has(client, header.update_id):
+            return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
+        _check_expected(engine, client, header.update_id)
+        _check_report(header)
+        async with self._coordinator.uploading(header.update_id), self._coordinator.transfers:
+            model = engine.model
+            _check_expected(engine, client, header.update_id)
+            if model is None:
+                raise RoundClosedError("the run has no model yet")
+            path = await self._receive(header, engine, requests)
+            return await self._accept(header, engine, model, path)
+
+    async def _receive(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        engine: RunEngine,
+        requests: AsyncIterator[coordinator_pb2.SubmitUpdateRequest],
+    ) -> Any:
+        path = engine.spool_path(header.client_id, header.sha256)
+        engine.spool.clear_others(path)
+        receiver = FileReceiver(
+            path,
+            sha256=header.sha256,
+            size=header.size,
+            offset=header.offset,
+            maximum=min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes),
+        )
+        try:
+            async for request in requests:
+                frame = request.frame
+                if frame.WhichOneof("part") == "chunk":
+                    receiver.write(frame.chunk)
+                    engine.count_up(len(frame.chunk))
+                elif frame.WhichOneof("part") == "trailer":
+                    return await asyncio.to_thread(receiver.finish, frame.trailer.sha256)
+                else:
+                    raise ProtocolError("after an upload's header come chunks, then one trailer")
+            raise TruncatedError(
+                f"the upload ended without a trailer after {receiver.received} of {header.size} "
+                "bytes; send the rest",
+                received=receiver.received,
+                size=header.size,
+            )
+        finally:
+            receiver.close()
+
+    async def _accept(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        engine: RunEngine,
+        model: Published,
+        path: Any,
+    ) -> coordinator_pb2.SubmitUpdateResponse:
+        client = header.client_id
+        try:
+            await asyncio.to_thread(engine.work.check_update, path, model)
+        except UpdateError as error:
+            path.unlink(missing_ok=True)
+            if engine.expects(client, header.update_id):
+                engine.fail(client, f"{error.message} ({error.reason})")
+            raise
+        _check_expected(engine, client, header.update_id)
+        report = header.report
+        up = engine.blueprint.run_file.transport.up
+        row = UpdateRow(
+            sha256=header.sha256,
+            size=header.size,
+            encoding=up.encoding.value,
+            delta=header.delta,
+            compressed=header.compressed,
+            samples=report.samples,
+            steps=report.steps,
+            seconds=engine.seconds_since_told(client),
+            loss=report.loss,
+        )
+        update = SpooledUpdate(client=client, path=path, row=row)
+        await engine.accept(client, header.update_id, update)
+        return coordinator_pb2.SubmitUpdateResponse()
+
+
+def _check_client(client: str, identity: Identity) -> None:
+    if not is_name(client) or not identity.may_speak_for(client):
+        raise IdentityError(
+            f"host '{identity.name}' may not speak for client {client[:80]!r}; its certificate "
+            "does not name it: issue one that does with `potluck pki issue … --clients`",
+            host=identity.name,
+            client=client[:80],
+        )
+
+
+def _check_expected(engine: RunEngine, client: str, update_id: str) -> None:
+    if not engine.expects(client, update_id):
+        raise RoundClosedError(
+            f"nobody waits for update '{update_id}' of client '{client}' any more; drop it",
+            update=update_id,
+            client=client,
+        )
+
+
+def _header(first: coordinator_pb2.SubmitUpdateRequest | None) -> transfer_pb2.UpdateHeader:
+    if first is None or first.frame.WhichOneof("part") != "header":
+        raise ProtocolError("the first frame of an upload must be its header")
+    header = first.frame.header
+    if header.version != FRAMING_VERSION:
+        raise ProtocolVersionError(
+            f"the upload is framed in version {header.version}, this coordinator reads "
+            f"{FRAMING_VERSION}",
+            version=header.version,
+        )
+    check_digest(header.sha256)
+    return header
+
+
+def _check_report(header: transfer_pb2.UpdateHeader) -> None:
+    report = header.report
+    if not 1 <= report.samples <= _MOST_SAMPLES:
+        raise LayoutError(
+            f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
+            f"{_MOST_SAMPLES}",
+            samples=report.samples,
+        )
+    if not (report.seconds >= 0 and report.loss == report.loss):
+        raise LayoutError(
+            f"the update reports {report.seconds} s of training and a loss of {report.loss}; "
+            "both must be numbers",
+        )

@@ -1,0 +1,134 @@
+"""What every call to the coordinator passes: is the caller of the right role, and, on the way
+out, the one place where exceptions become gRPC statuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from potluck.common.errors import IdentityError, PotluckError, to_status
+from potluck.common.identity import Identity, Role, peer_identity
+
+log = structlog.get_logger()
+
+Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
+
+_ROLES = {
+    "potluck.rpc.v1.CoordinatorService": Role.HOST,
+    "potluck.rpc.v1.OperatorService": Role.OPERATOR,
+}
+
+
+def identity_of(context: Context) -> Identity:
+    """Who is calling, by its verified certificate."""
+    return peer_identity(context.auth_context())
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets only the right role call a service, and turns exceptions into statuses."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler  # gRPC answers UNIMPLEMENTED
+        method = handler_call_details.method
+        role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
+        if handler.response_streaming:
+            return _rebuild(handler, _guard_stream(_behaviour(handler), role, method))
+        return _rebuild(handler, _guard_single(_behaviour(handler), role, method))
+
+
+def _behaviour(handler: Any) -> Callable[[Any, Context], Any]:
+    behaviour: Callable[[Any, Context], Any] = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    return behaviour
+
+
+def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    build = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return build(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _guard_single(
+    behaviour: Callable[[Any, Context], Awaitable[Any]], role: Role | None, method: str
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            _check_role(context, role)
+            return await behaviour(request, context)
+        except PotluckError as error:
+            await _abort(context, error, method)
+        except Exception as error:
+            _reraise_abort(error)
+            log.exception("call failed", method=method)
+            await _abort(context, _unexpected(error), method)
+
+    return guarded
+
+
+def _guard_stream(
+    behaviour: Callable[[Any, Context], AsyncIterator[Any]], role: Role | None, method: str
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            _check_role(context, role)
+            async for response in behaviour(request, context):
+                yield response
+        except PotluckError as error:
+            await _abort(context, error, method)
+        except Exception as error:
+            _reraise_abort(error)
+            log.exception("call failed", method=method)
+            await _abort(context, _unexpected(error), method)
+
+    return guarded
+
+
+def _check_role(context: Context, role: Role | None) -> None:
+    identity = identity_of(context)
+    if role is not None and identity.role is not role:
+        raise IdentityError(
+            f"this service is for a {role}; the certificate presented is that of the "
+            f"{identity.role} '{identity.name}'",
+            role=identity.role,
+            needed=role,
+        )
+
+
+def _reraise_abort(error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+
+
+def _unexpected(error: Exception) -> PotluckError:
+    return PotluckError(
+        f"the coordinator failed unexpectedly ({type(error).__name__}); its log says more"
+    )
+
+
+async def _abort(context: Context, error: PotluckError, method: str) -> NoReturn:
+    log.info("call refused", method=method, reason=error.reason, why=error.message)
+    details = to_status(error).SerializeToString()
+    await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
+    raise AssertionError("abort always raises")

@@ -1,0 +1,115 @@
+"""The coordinator's model files: content-addressed, written once, served to every host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from potluck.common.encoding import Encoding
+from potluck.common.errors import NotFoundError
+from potluck.common.layout import Layout
+from potluck.common.tensors import FileDigest, TensorFile, open_tensors, write_tensors
+from potluck.common.transfer import check_digest
+
+
+class Rendition(BaseModel):
+    """One file a model may be fetched as."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str
+    size: int
+    encoding: Encoding
+    base_sha256: str = ""
+    compressed: bool = False
+
+    @classmethod
+    def whole(cls, digest: FileDigest) -> Rendition:
+        """The float32 file itself."""
+        return cls(sha256=digest.sha256, size=digest.size, encoding=Encoding.FLOAT32)
+
+
+class Published(BaseModel):
+    """A model and the files it can be had as, in order of preference."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str
+    size: int
+    renditions: tuple[Rendition, ...]
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Every file that belongs to it."""
+        return frozenset({self.sha256, *(rendition.sha256 for rendition in self.renditions)})
+
+
+class ModelFiles:
+    """A folder of tensor files named by their SHA-256. Blocking; call it from a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """Where the file with this digest is, or would be."""
+        return self._folder / f"{check_digest(sha256)}.safetensors"
+
+    def existing(self, sha256: str) -> Path:
+        """Where the file with this digest is. Raises NotFoundError."""
+        path = self.path(sha256)
+        if not path.is_file():
+            raise NotFoundError(
+                f"there is no file {sha256[:12]}… (any more); ask for the round's present model",
+                sha256=sha256,
+            )
+        return path
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], layout: Layout | None = None) -> FileDigest:
+        """Write arrays under their digest, synced to disk."""
+        temporary = self._folder / f".writing-{id(arrays):x}"
+        try:
+            digest = write_tensors(temporary, arrays, layout=layout, sync=True)
+            temporary.replace(self.path(digest.sha256))
+        finally:
+            temporary.unlink(missing_ok=True)
+        return digest
+
+    def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
+        """Note, on disk, which files a model can be had as."""
+        published = Published(sha256=digest.sha256, size=digest.size, renditions=tuple(renditions))
+        path = self._notes(digest.sha256)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(published.model_dump_json())
+        temporary.replace(path)
+        return published
+
+    def published(self, sha256: str) -> Published:
+        """A model on disk with its files; only the whole one if no note of others is left."""
+        path = self.existing(sha256)
+        try:
+            noted = Published.model_validate_json(self._notes(sha256).read_text())
+            for rendition in noted.renditions:
+                self.existing(rendition.sha256)
+        except (OSError, ValueError, NotFoundError):
+            digest = FileDigest(sha256=sha256, size=path.stat().st_size)
+            return Published(sha256=sha256, size=digest.size, renditions=(Rendition.whole(digest),))
+        return noted
+
+    def _notes(self, sha256: str) -> Path:
+        return self._folder / f"{check_digest(sha256)}.json"
+
+    def open(self, sha256: str, expected: Layout | None = None) -> TensorFile:
+        """Map a file by its digest."""
+        return open_tensors(self.existing(sha256), expected=expected)
+
+    def keep_only(self, digests: set[str]) -> None:
+        """Delete every other file."""
+        for path in self._folder.iterdir():
+            if path.suffix in (".safetensors", ".json") and path.stem not in digests:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()

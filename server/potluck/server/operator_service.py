@@ -1,0 +1,106 @@
+"""The service operators call: start, watch, stop and list runs; list clients; fetch models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
+from potluck.server.coordinator import Coordinator
+from potluck.server.guard import Context
+from potluck.server.news import Event, committed_round_message, run_status
+from potluck.server.serving import send_file
+
+PROGRESS_SECONDS = 0.25
+"""How often a watcher is told how the round under way goes."""
+
+
+class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
+    """Exceptions become statuses in `guard.py`."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def StartRun(
+        self, request: operator_pb2.StartRunRequest, context: Context
+    ) -> operator_pb2.StartRunResponse:
+        """Check a run file and start the run."""
+        row = await self._coordinator.start_run(request.run_file)
+        return operator_pb2.StartRunResponse(run_id=row.run_id)
+
+    async def StopRun(
+        self, request: operator_pb2.StopRunRequest, context: Context
+    ) -> operator_pb2.StopRunResponse:
+        """Stop a run."""
+        row = await self._coordinator.stop_run(request.run_id)
+        return operator_pb2.StopRunResponse(status=run_status(row))
+
+    async def ListRuns(
+        self, request: operator_pb2.ListRunsRequest, context: Context
+    ) -> operator_pb2.ListRunsResponse:
+        """All runs."""
+        rows = await self._coordinator.runs()
+        return operator_pb2.ListRunsResponse(runs=[run_status(row) for row in rows])
+
+    async def ListClients(
+        self, request: operator_pb2.ListClientsRequest, context: Context
+    ) -> operator_pb2.ListClientsResponse:
+        """All clients the coordinator has met."""
+        clients: list[operator_pb2.ClientStatus] = []
+        for row in await self._coordinator.clients():
+            session = self._coordinator.attendance.session_of(row.client_id)
+            status = operator_pb2.ClientStatus(
+                client_id=row.client_id,
+                host_id=row.host_id,
+                attending=session is not None,
+                device=row.device,
+                selected=row.selected,
+                included=row.included,
+            )
+            status.last_seen.FromDatetime(row.last_seen_at)
+            clients.append(status)
+        return operator_pb2.ListClientsResponse(clients=clients)
+
+    async def WatchRun(
+        self, request: operator_pb2.WatchRunRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.WatchRunResponse]:
+        """Everything that happens in a run."""
+        run_id = (await self._coordinator.run(request.run_id)).run_id
+        engine = self._coordinator.engine(run_id)
+        watcher = engine.news.watch() if engine is not None else None
+        try:
+            # Watching first and reading then may tell a round twice, but never not at all.
+            yield Event(status=run_status(await self._coordinator.run(run_id)))
+            told = 0
+            for row in await self._coordinator.committed_rounds(run_id):
+                told = row.key.round
+                yield Event(committed=committed_round_message(row))
+            while engine is not None and watcher is not None:
+                try:
+                    event = await asyncio.wait_for(watcher.get(), PROGRESS_SECONDS)
+                except TimeoutError:
+                    progress = engine.progress()
+                    if progress is not None:
+                        yield Event(progress=progress)
+                    continue
+                if event is None:
+                    break
+                if event.WhichOneof("event") != "committed":
+                    yield event
+                elif event.committed.round > told:
+                    told = event.committed.round
+                    yield event
+            yield Event(status=run_status(await self._coordinator.run(run_id)))
+        finally:
+            if engine is not None and watcher is not None:
+                engine.news.unwatch(watcher)
+
+    async def FetchModel(
+        self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.OperatorServiceFetchModelResponse]:
+        """The model of a run."""
+        sha256, path = await self._coordinator.model_of(request.run_id, request.round)
+        async with self._coordinator.transfers:
+            offset = request.offset if request.sha256 == sha256 else 0
+            for frame in send_file(path, sha256, offset):
+                yield operator_pb2.OperatorServiceFetchModelResponse(frame=frame)

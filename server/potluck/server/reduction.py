@@ -1,0 +1,250 @@
+"""The reduction: a round's updates become one, block by block across their files.
+
+Each block of the floating-point vector (`potluck.common.flat`) is read from every update in client
+order and combined in float64, then rounded to float32 once. A block depends on nothing outside
+it, so the result has the same bits whatever order updates arrived in and whatever thread takes
+which block. Updates stay in the page cache: private memory is the result, and for each thread a
+few blocks (for median and trimmed mean, one for every update, of proportionally fewer elements).
+
+Tensors that are not floating-point are taken from the first update in client order, never
+averaged.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.encoding import EncodedUpdate
+from potluck.common.errors import PluginError, RunError
+from potluck.common.flat import FlatVector, name_at, unflatten
+from potluck.common.layout import Layout
+from potluck.common.tensors import TensorFile, block_is_finite, not_finite
+from potluck.server.strategy import Combine, Reduction
+
+BLOCK_ELEMENTS: Final = 2**15
+"""Elements combined at once: accumulator, product and block (20 bytes each) stay in a core's L2."""
+
+_SORTED_ELEMENTS: Final = 2**17
+_MAXIMUM_THREADS: Final = 8
+
+Update = EncodedUpdate | TensorFile
+"""An update as it lies in the spool; a plain file holds whole float32 weights."""
+
+_Combiner = Callable[[int, int, NDArray[np.float32]], None]
+
+
+def reduce(
+    updates: Sequence[Update],
+    combine: Combine,
+    model: TensorFile,
+    *,
+    norms: NDArray[np.float64] | None = None,
+    threads: int | None = None,
+) -> dict[str, NDArray[Any]]:
+    """The updates, in client order, combined into arrays of the model's layout.
+
+    `norms`: what `update_norms` said, if it was asked; only the clipped mean needs them.
+    `threads`: by default one for each processor this process may use, at most 8. Raises
+    LayoutError if an update does not fit the model, PluginError if `combine` makes no sense,
+    NotFiniteError if the result overflows.
+    """
+    decoders = _decoders(updates, model.layout)
+    _check_combine(combine, len(decoders))
+    factors = combine.weights
+    if combine.reduction is Reduction.CLIPPED_MEAN:
+        if norms is None:
+            norms = update_norms(updates, model, threads=threads)
+        factors = factors * clip_scales(norms, combine.clip)
+    block = BLOCK_ELEMENTS
+    if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
+        block = max(256, _SORTED_ELEMENTS // len(decoders))
+    result = np.empty(model.layout.parameters, np.float32)
+
+    def combiner() -> Callable[[int, int], None]:
+        combined = _combiner(decoders, combine, factors.tolist(), model, block)
+
+        def one_block(begin: int, end: int) -> None:
+            out = result[begin:end]
+            with np.errstate(over="ignore", invalid="ignore"):
+                combined(begin, end, out)
+            if not block_is_finite(out):
+                position = begin + int(np.argmin(np.isfinite(out)))
+                raise not_finite(name_at(model.layout, position))
+
+        return one_block
+
+    _for_each_block(result.size, block, combiner, threads)
+    carried = {name: array.copy() for name, array in decoders[0].carried.items()}
+    return unflatten(result, carried, model.layout)
+
+
+def update_norms(
+    updates: Sequence[Update], model: TensorFile, *, threads: int | None = None
+) -> NDArray[np.float64]:
+    """The statistics pass: each update's L2 norm of update − model, summed in float64.
+
+    Over all floating-point tensors; one value for each update, in client order. Raises
+    LayoutError if an update does not fit the model.
+    """
+    decoders = _decoders(updates, model.layout)
+    base = FlatVector(model.arrays, model.layout)
+    blocks = -(-len(base) // BLOCK_ELEMENTS)
+    squares = np.zeros((len(decoders), blocks))
+
+    def combiner() -> Callable[[int, int], None]:
+        scratch = np.empty(BLOCK_ELEMENTS, np.float32)
+        origin = np.empty(BLOCK_ELEMENTS)
+        difference = np.empty(BLOCK_ELEMENTS)
+
+        def one_block(begin: int, end: int) -> None:
+            size = end - begin
+            np.copyto(origin[:size], base.block(begin, end, scratch))
+            work = difference[:size]
+            for index, decoder in enumerate(decoders):
+                np.copyto(work, decoder.block(begin, end, scratch))
+                np.subtract(work, origin[:size], out=work)
+                np.multiply(work, work, out=work)
+                squares[index, begin // BLOCK_ELEMENTS] = work.sum()
+
+        return one_block
+
+    _for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
+    norms: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
+    return norms
+
+
+def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
+    """What to multiply differences of these norms by so that none is longer than `clip`."""
+    if clip is None or not clip > 0:
+        raise PluginError(f"the strategy's clip is {clip}; it must be above 0")
+    return np.minimum(1.0, clip / np.maximum(norms, np.finfo(np.float64).tiny))
+
+
+def _decoders(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
+    if not updates:
+        raise RunError("there is no update to reduce; wait for at least one client")
+    decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]
+    for decoder in decoders:
+        if decoder.layout != layout:
+            decoder.layout.check_matches(layout)
+            raise RunError("an update was opened with another order of tensors than the model's")
+    return decoders
+
+
+def _check_combine(combine: Combine, updates: int) -> None:
+    if combine.weights.shape != (updates,) or not np.isfinite(combine.weights).all():
+        raise PluginError(
+            f"the strategy gave weights of shape {combine.weights.shape} for {updates} updates; "
+            "it must give one finite weight for each"
+        )
+    if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
+        raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
+
+
+def _for_each_block(
+    size: int,
+    block: int,
+    combiner: Callable[[], Callable[[int, int], None]],
+    threads: int | None,
+) -> None:
+    """Call a thread's own `combiner()` with (begin, end) for every block of [0, size)."""
+    # `next` of a range's iterator is one step of the interpreter: no block is taken twice.
+    begins = iter(range(0, size, block))
+
+    def work() -> None:
+        one_block = combiner()
+        for begin in begins:
+            one_block(begin, min(begin + block, size))
+
+    if threads is None:
+        threads = min(len(os.sched_getaffinity(0)), _MAXIMUM_THREADS)
+    with ThreadPoolExecutor(threads, thread_name_prefix="reduce") as pool:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
+
+
+def _combiner(
+    decoders: list[EncodedUpdate],
+    combine: Combine,
+    factors: list[float],
+    model: TensorFile,
+    block: int,
+) -> _Combiner:
+    """What combines one block after another into `out`; not to be shared among threads."""
+    match combine.reduction:
+        case Reduction.MEAN:
+            return _mean(decoders, factors, block)
+        case Reduction.CLIPPED_MEAN:
+            return _mean_of_differences(decoders, factors, model, block)
+        case Reduction.MEDIAN:
+            return _middle(decoders, (len(decoders) - 1) // 2, block)
+        case Reduction.TRIMMED_MEAN:
+            # 0.29 · 100 is a little below 29 in binary; it means 29.
+            return _middle(decoders, math.floor(combine.trim * len(decoders) + 1e-9), block)
+
+
+def _mean(decoders: list[EncodedUpdate], weights: list[float], block: int) -> _Combiner:
+    scratch = np.empty(block, np.float32)
+    sums, product = np.empty(block), np.empty(block)
+
+    def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
+        total, work = sums[: out.size], product[: out.size]
+        total.fill(0)
+        for decoder, weight in zip(decoders, weights, strict=True):
+            # Converting first is faster than a product of mixed types, which numpy buffers.
+            np.copyto(work, decoder.block(begin, end, scratch))
+            np.multiply(work, weight, out=work)
+            np.add(total, work, out=total)
+        np.copyto(out, total, casting="same_kind")
+
+    return combined
+
+
+def _mean_of_differences(
+    decoders: list[EncodedUpdate], factors: list[float], model: TensorFile, block: int
+) -> _Combiner:
+    base = FlatVector(model.arrays, model.layout)
+    scratch = np.empty(block, np.float32)
+    origins, sums, product = np.empty(block), np.empty(block), np.empty(block)
+
+    def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
+        origin, total, work = origins[: out.size], sums[: out.size], product[: out.size]
+        np.copyto(origin, base.block(begin, end, scratch))
+        total.fill(0)
+        for decoder, factor in zip(decoders, factors, strict=True):
+            np.copyto(work, decoder.block(begin, end, scratch))
+            np.subtract(work, origin, out=work)
+            np.multiply(work, factor, out=work)
+            np.add(total, work, out=total)
+        np.add(total, origin, out=total)
+        np.copyto(out, total, casting="same_kind")
+
+    return combined
+
+
+def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combiner:
+    """The mean of each coordinate's values without the `trimmed` smallest and largest.
+
+    The median is the case that leaves one value, or two of an even number.
+    """
+    scratch = np.empty(block, np.float32)
+    # One coordinate's values lie side by side: sorting short rows is several times faster than
+    # sorting along columns.
+    rows = np.empty((block, len(decoders)), np.float32)
+
+    def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
+        values = rows[: out.size]
+        for index, decoder in enumerate(decoders):
+            values[:, index] = decoder.block(begin, end, scratch)
+        values.sort(axis=1)
+        kept = values[:, trimmed : len(decoders) - trimmed]
+        np.copyto(out, kept.mean(axis=1, dtype=np.float64), casting="same_kind")
+
+    return combined

@@ -1,0 +1,595 @@
+"""The round engine's state machine: `handle(event, now) -> actions`.
+
+No asyncio, no grpc, no clock, no disk: `now` is any monotonic number of seconds, passed in. The
+shell (`engine.py`) turns what happens into events and carries the actions out. One machine is
+one run; a round passes through
+
+    waiting → selecting → training → reducing → evaluating → committing
+
+and, when a quorum is missed, back to selecting with the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from potluck.common.runfile import LateJoiners, Leavers, RoundPolicy
+from potluck.server.store.records import MemberState
+
+REATTACH_SECONDS = 30.0
+"""How long a restarted coordinator waits for the clients it knew before it selects without them."""
+
+
+class Phase(StrEnum):
+    """What a run is doing."""
+
+    WAITING = "waiting"
+    SELECTING = "select"
+    TRAINING = "train"
+    REDUCING = "reduce"
+    EVALUATING = "evaluate"
+    COMMITTING = "commit"
+    ENDED = "ended"
+
+
+# Events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run begins, or goes on after a restart."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Clients attend."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Clients' host went away."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The selector has chosen, and the cohort is stored."""
+
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UpdateArrived:
+    """A client's update is verified and spooled."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class ClientFailed:
+    """A client said it can't, or its update was refused for good."""
+
+    client: str
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The new model is on disk."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The new model's metrics are known."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is committed."""
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The shell could not carry out an action; the run can't go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """An operator stops the run."""
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed; see `next_wakeup`."""
+
+
+Event = (
+    Started
+    | Joined
+    | Left
+    | Selected
+    | UpdateArrived
+    | ClientFailed
+    | Reduced
+    | Evaluated
+    | Committed
+    | Broke
+    | StopRequested
+    | Ticked
+)
+
+# Actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Append clients to the run's roster, in this order."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose a cohort of `count` among the available clients; answer with Selected."""
+
+    round: int
+    attempt: int
+    available: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Train:
+    """Tell a client to train."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Tell clients to stop; nobody waits for them."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MarkMember:
+    """Record how a client's part in the round ended."""
+
+    client: str
+    state: MemberState
+    trouble: str
+
+
+@dataclass(frozen=True)
+class GiveUpAttempt:
+    """The attempt can't reach its quorum: drop what it spooled."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Combine the updates of these clients, in this order; answer with Reduced."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate the new model; answer with Evaluated."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Commit the round; answer with Committed."""
+
+    round: int
+    attempt: int
+    included: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Say:
+    """Something a person should know."""
+
+    text: str
+    warning: bool = False
+
+
+class Ending(StrEnum):
+    """How a run ends."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over."""
+
+    ending: Ending
+    reason: str = ""
+
+
+Action = (
+    Admit
+    | Select
+    | Train
+    | Abandon
+    | MarkMember
+    | GiveUpAttempt
+    | Reduce
+    | Evaluate
+    | Commit
+    | Say
+    | End
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the machine must know of a run file."""
+
+    rounds: int
+    count: int
+    roster: int
+    roster_timeout_seconds: float
+    policy: RoundPolicy
+    evaluate_every: int = 1
+
+    def evaluates(self, round_number: int) -> bool:
+        """Whether that round's model is evaluated."""
+        if self.evaluate_every == 0:
+            return False
+        return round_number % self.evaluate_every == 0 or round_number == self.rounds
+
+
+@dataclass(kw_only=True)
+class Member:
+    """A client of the cohort."""
+
+    state: MemberState = MemberState.SELECTED
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """Where a run stood when its coordinator went down.
+
+    available and cohort are those of the attempt that was under way; cohort maps clients in the
+    order chosen to how their part had ended. Both empty if none was under way.
+    """
+
+    roster: tuple[str, ...] = ()
+    committed: int = 0
+    attempt: int = 1
+    available: tuple[str, ...] = ()
+    cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
+
+
+class RoundMachine:
+    """One run. Feed it events; carry out, in order, the actions it answers with."""
+
+    def __init__(self, plan: Plan, resumption: Resumption | None = None) -> None:
+        was = resumption or Resumption()
+        self.plan = plan
+        self.phase = Phase.WAITING
+        self.round = was.committed + 1
+        self.attempt = was.attempt
+        self.members: dict[str, Member] = {
+            client: Member(state=state) for client, state in was.cohort
+        }
+        self.roster: dict[str, None] = dict.fromkeys(was.roster)
+        self._resumed = resumption is not None
+        self._stored_available = was.available
+        self._attending: set[str] = set()
+        self._away_since: dict[str, float] = {}
+        self._refused: set[str] = set()
+        self._spared: set[str] = set()  # clients that failed an earlier attempt at this round
+        self._waiting_until = 0.0
+        self._reattach_until = 0.0
+        self._round_deadline = 0.0
+        self._waiting_for: frozenset[str] = frozenset()
+
+    # Queries ----------------------------------------------------------------------------------
+
+    def available(self, now: float) -> tuple[str, ...]:
+        """Clients that may be selected, in roster order."""
+        return tuple(client for client in self.roster if self._is_present(client, now))
+
+    def next_wakeup(self) -> float | None:
+        """When the machine wants a Ticked if nothing else happens; None: not at all."""
+        times: list[float] = []
+        if self.phase is Phase.WAITING:
+            times.append(self._reattach_until if self._waiting_for else self._waiting_until)
+        if self.phase is Phase.TRAINING:
+            times.append(self._round_deadline)
+            times += [
+                since + self._grace
+                for client, since in self._away_since.items()
+                if self._is_pending(client)
+            ]
+        return min(times, default=None)
+
+    @property
+    def answered(self) -> list[str]:
+        """Members whose update is here, in the order chosen."""
+        return [c for c, m in self.members.items() if m.state is MemberState.RECEIVED]
+
+    @property
+    def pending(self) -> list[str]:
+        """Members still waited for, in the order chosen."""
+        return [client for client in self.members if self._is_pending(client)]
+
+    # Events -----------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about an event. Events that no longer matter answer with nothing."""
+        if self.phase is Phase.ENDED:
+            return []
+        match event:
+            case Started():
+                return self._start(now)
+            case Joined(clients):
+                return self._join(clients, now)
+            case Left(clients):
+                return self._leave(clients, now)
+            case Selected(cohort) if self.phase is Phase.SELECTING:
+                return self._train(cohort, now)
+            case UpdateArrived(client) if self._is_pending(client):
+                self.members[client].state = MemberState.RECEIVED
+                return self._close_if_settled(now)
+            case ClientFailed(client, trouble) if self._is_pending(client):
+                return [
+                    *self._drop(client, MemberState.FAILED, trouble),
+                    *self._close_if_settled(now),
+                ]
+            case Reduced() if self.phase is Phase.REDUCING:
+                return self._evaluate()
+            case Evaluated() if self.phase is Phase.EVALUATING:
+                return self._commit()
+            case Committed() if self.phase is Phase.COMMITTING:
+                return self._next_round(now)
+            case Broke(reason):
+                return self._end(Ending.FAILED, reason)
+            case StopRequested():
+                return self._end(Ending.STOPPED, "stopped by an operator")
+            case Ticked():
+                return self._tick(now)
+        return []
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> list[Action]:
+        self._waiting_until = now + self.plan.roster_timeout_seconds
+        if self._resumed:
+            self._waiting_for = frozenset(self.roster) - self._attending
+            self._reattach_until = now + REATTACH_SECONDS
+            # Whoever was there is as good as there until the time to come back is over.
+            away = (client for client in self.roster if client not in self._attending)
+            self._away_since = dict.fromkeys(away, self._reattach_until)
+            if self.members:
+                return self._go_on_training(now)
+        return self._select_if_ready(now)
+
+    def _go_on_training(self, now: float) -> list[Action]:
+        self.phase = Phase.TRAINING
+        self._round_deadline = now + self.plan.policy.deadline_seconds
+        trains: list[Action] = [Train(client) for client in self.pending]
+        return trains + self._close_if_settled(now)
+
+    def _join(self, clients: tuple[str, ...], now: float) -> list[Action]:
+        actions: list[Action] = []
+        self._attending.update(clients)
+        self._waiting_for -= self._attending
+        for client in clients:
+            self._away_since.pop(client, None)
+        if self.roster:
+            actions += self._admit_late([c for c in clients if c not in self.roster])
+        return actions + self._select_if_ready(now)
+
+    def _admit_late(self, clients: list[str]) -> list[Action]:
+        new = tuple(sorted(client for client in clients if client not in self._refused))
+        if not new:
+            return []
+        if self.plan.policy.late_joiners is LateJoiners.REFUSE:
+            self._refused.update(new)
+            return [Say(f"{_list(new)} came too late for this run and will not be selected")]
+        self.roster |= dict.fromkeys(new)
+        return [Admit(new)]
+
+    def _leave(self, clients: tuple[str, ...], now: float) -> list[Action]:
+        self._attending.difference_update(clients)
+        for client in clients:
+            self._away_since[client] = now
+        return self._tick(now) if self.phase is Phase.TRAINING else []
+
+    def _select_if_ready(self, now: float) -> list[Action]:
+        if self.phase is not Phase.WAITING:
+            return []
+        actions: list[Action] = []
+        if not self.roster:
+            wanted = self.plan.roster or self.plan.count
+            if len(self._attending) < wanted:
+                return self._keep_waiting(now, f"{len(self._attending)} of {wanted}")
+            first = tuple(sorted(self._attending))
+            self.roster = dict.fromkeys(first)
+            actions.append(Admit(first))
+        if self._waiting_for and now < self._reattach_until:
+            return actions  # a restarted coordinator lets the clients it knew come back first
+        self._waiting_for = frozenset()
+        needed = self.plan.policy.needed(self.plan.count)
+        available = self._stored_available or self._candidates(needed, now)
+        if len(available) < needed:
+            return actions + self._keep_waiting(now, f"{len(available)} of at least {needed}")
+        self._stored_available = ()
+        self.phase = Phase.SELECTING
+        count = self.plan.count + self.plan.policy.over_selection
+        return [*actions, Select(self.round, self.attempt, available, count)]
+
+    def _candidates(self, needed: int, now: float) -> tuple[str, ...]:
+        """Available clients, without those that failed this round already if others suffice."""
+        available = self.available(now)
+        fresh = tuple(client for client in available if client not in self._spared)
+        return fresh if len(fresh) >= needed else available
+
+    def _keep_waiting(self, now: float, have: str) -> list[Action]:
+        if now < self._waiting_until:
+            return []
+        return self._end(
+            Ending.FAILED,
+            f"{have} clients attended after {self.plan.roster_timeout_seconds:g} s; start more "
+            "hosts, or lower `count` or `roster` in the run file",
+        )
+
+    # Training ---------------------------------------------------------------------------------
+
+    def _train(self, cohort: tuple[str, ...], now: float) -> list[Action]:
+        self.phase = Phase.TRAINING
+        self.members = {client: Member() for client in cohort}
+        self._round_deadline = now + self.plan.policy.deadline_seconds
+        trains: list[Action] = [Train(client) for client in cohort]
+        return trains + self._close_if_settled(now)
+
+    def _tick(self, now: float) -> list[Action]:
+        if self.phase is Phase.WAITING:
+            return self._select_if_ready(now)
+        if self.phase is not Phase.TRAINING:
+            return []
+        actions: list[Action] = []
+        for client in self.pending:
+            since = self._away_since.get(client)
+            if since is not None and now >= since + self._grace:
+                trouble = "its host went away and did not come back in time"
+                actions += self._drop(client, MemberState.LOST, trouble)
+        if now >= self._round_deadline:
+            seconds = self.plan.policy.deadline_seconds
+            for client in self.pending:
+                trouble = f"no update within {seconds:g} s"
+                actions += self._drop(client, MemberState.LATE, trouble)
+        return actions + self._close_if_settled(now)
+
+    def _drop(self, client: str, state: MemberState, trouble: str) -> list[Action]:
+        self.members[client].state = state
+        self.members[client].trouble = trouble
+        verb = {MemberState.LOST: "was lost", MemberState.LATE: "is late"}.get(state, "failed")
+        actions: list[Action] = [
+            MarkMember(client, state, trouble),
+            Say(f"round {self.round}: {client} {verb}: {trouble}", warning=True),
+        ]
+        if state is not MemberState.FAILED:
+            actions.append(Abandon((client,)))
+        return actions
+
+    def _close_if_settled(self, now: float) -> list[Action]:
+        if self.phase is not Phase.TRAINING:
+            return []
+        answered, pending = len(self.answered), len(self.pending)
+        wanted = min(self.plan.count, len(self.members))
+        needed = self.plan.policy.needed(wanted)
+        if answered >= wanted or (not pending and answered >= needed):
+            return self._reduce()
+        if answered + pending < needed:
+            return self._retry(answered, needed, now)
+        return []
+
+    def _reduce(self) -> list[Action]:
+        actions: list[Action] = []
+        spare = self.pending
+        for client in spare:
+            self.members[client].state = MemberState.LATE
+            trouble = "the round had enough updates without it"
+            actions.append(MarkMember(client, MemberState.LATE, trouble))
+        if spare:
+            actions.append(Abandon(tuple(spare)))
+        self.phase = Phase.REDUCING
+        return [*actions, Reduce(tuple(sorted(self.answered)))]
+
+    def _retry(self, answered: int, needed: int, now: float) -> list[Action]:
+        reason = (
+            f"round {self.round}, attempt {self.attempt}: {answered} of the {needed} updates "
+            "needed for a quorum"
+        )
+        actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
+        if self.pending:
+            actions.append(Abandon(tuple(self.pending)))
+        self._spared |= {
+            client
+            for client, member in self.members.items()
+            if member.state in (MemberState.FAILED, MemberState.LOST, MemberState.LATE)
+        }
+        troubles = sorted({m.trouble for m in self.members.values() if m.trouble})
+        self.members = {}
+        if self.attempt >= self.plan.policy.attempts:
+            return actions + self._end(Ending.FAILED, f"{reason}; {'; '.join(troubles)}")
+        self.attempt += 1
+        self._waiting_until = now + self.plan.roster_timeout_seconds
+        self.phase = Phase.WAITING
+        return [
+            *actions,
+            Say(f"{reason}; trying again with a new cohort", warning=True),
+            *self._select_if_ready(now),
+        ]
+
+    # Finishing --------------------------------------------------------------------------------
+
+    def _evaluate(self) -> list[Action]:
+        if not self.plan.evaluates(self.round):
+            return self._commit()
+        self.phase = Phase.EVALUATING
+        return [Evaluate()]
+
+    def _commit(self) -> list[Action]:
+        self.phase = Phase.COMMITTING
+        return [Commit(self.round, self.attempt, tuple(sorted(self.answered)))]
+
+    def _next_round(self, now: float) -> list[Action]:
+        if self.round == self.plan.rounds:
+            return self._end(Ending.FINISHED, "")
+        self.round += 1
+        self.attempt = 1
+        self.members = {}
+        self._spared.clear()
+        self._waiting_until = max(self._waiting_until, now + self.plan.roster_timeout_seconds)
+        self.phase = Phase.WAITING
+        return self._select_if_ready(now)
+
+    def _end(self, ending: Ending, reason: str) -> list[Action]:
+        actions: list[Action] = []
+        if self.pending:
+            actions.append(Abandon(tuple(self.pending)))
+        self.phase = Phase.ENDED
+        return [*actions, End(ending, reason)]
+
+    # Presence ---------------------------------------------------------------------------------
+
+    @property
+    def _grace(self) -> float:
+        policy = self.plan.policy
+        return policy.grace_seconds if policy.leavers is Leavers.WAIT else 0.0
+
+    def _is_present(self, client: str, now: float) -> bool:
+        if client in self._attending:
+            return True
+        since = self._away_since.get(client)
+        return since is not None and now < since + self._grace
+
+    def _is_pending(self, client: str) -> bool:
+        member = self.members.get(client)
+        return member is not None and member.state is MemberState.SELECTED
+
+
+def _list(clients: Sequence[str]) -> str:
+    shown = ", ".join(clients[:5])
+    return shown if len(clients) <= 5 else f"{shown} and {len(clients) - 5} more"

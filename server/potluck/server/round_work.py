@@ -1,0 +1,268 @@
+"""The heavy part of a round: models, updates and evaluation. Blocking; runs in worker threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.errors import LayoutError, RunError, StorageError
+from potluck.common.evaluation import evaluate
+from potluck.common.layout import Layout
+from potluck.common.models import load_arrays, state_arrays
+from potluck.common.runfile import Direction
+from potluck.common.scores import EvaluationCounts
+from potluck.common.tensors import TensorFile, file_digest, open_tensors
+from potluck.server.blueprint import Blueprint
+from potluck.server.model_files import ModelFiles, Published, Rendition
+from potluck.server.reduction import reduce, update_norms
+from potluck.server.state import State
+from potluck.server.store.records import UpdateRow
+from potluck.server.strategy import UpdateStatistics
+
+_TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpooledUpdate:
+    """A verified update."""
+
+    client: str
+    path: Path
+    row: UpdateRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """What selector and strategy remember."""
+
+    selector: State
+    strategy: State
+
+
+class RoundWork:
+    """Models, updates and evaluation of one run."""
+
+    def __init__(
+        self, blueprint: Blueprint, files: ModelFiles, data_directory: Path | None, threads: int
+    ) -> None:
+        self._blueprint = blueprint
+        self._files = files
+        self._data_directory = data_directory
+        self._threads = threads
+        self._layout: Layout | None = None
+        self._network: nn.Module | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The model's layout; known once there is a model."""
+        if self._layout is None:
+            raise RunError("the run has no model yet")
+        return self._layout
+
+    # Models -----------------------------------------------------------------------------------
+
+    def initial_model(self) -> Published:
+        """Make the model before round 1; its weights follow from the run's seed."""
+        arrays = state_arrays(self._model())
+        self._layout = Layout.of(arrays)
+        return self._publish(arrays, base=None, round_number=0)
+
+    def load(self, sha256: str) -> Published:
+        """Go on with a model that is on disk."""
+        with self._files.open(sha256) as file:
+            self._layout = file.layout
+        return self._files.published(sha256)
+
+    def _model(self) -> nn.Module:
+        if self._network is None:
+            with _TORCH, torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._blueprint.run_file.seed)
+                self._network = self._blueprint.task.model()
+        return self._network
+
+    def _publish(
+        self, arrays: Mapping[str, NDArray[Any]], *, base: Published | None, round_number: int
+    ) -> Published:
+        """Write a model as the run wants it sent; where that loses digits, the loss is part of
+        the model, so that everybody trains from the same one."""
+        down = self._blueprint.run_file.transport.down
+        with_base = down.delta and base is not None
+        if down.encoding is Encoding.FLOAT32 and not with_base:
+            digest = self._files.write(arrays, self.layout)
+            return self._files.publish(digest, [Rendition.whole(digest)])
+        base_file = self._files.open(base.sha256) if with_base and base is not None else None
+        try:
+            return self._publish_encoded(arrays, down, base_file, base, round_number)
+        finally:
+            if base_file is not None:
+                base_file.close()
+
+    def _publish_encoded(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        down: Direction,
+        base_file: TensorFile | None,
+        base: Published | None,
+        round_number: int,
+    ) -> Published:
+        words = (self._blueprint.run_file.seed, round_number)
+        encoded = encode(
+            arrays,
+            down.encoding,
+            base=None if base_file is None else base_file.arrays,
+            generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
+        )
+        encoded_digest = self._files.write(encoded, encoded_layout(self.layout, down.encoding))
+        del encoded
+        with self._files.open(encoded_digest.sha256) as file:
+            update = EncodedUpdate(file, self.layout, down.encoding, base_file)
+            digest = self._files.write(update.decode_to_arrays(), self.layout)
+        renditions = [
+            Rendition(
+                sha256=encoded_digest.sha256,
+                size=encoded_digest.size,
+                encoding=down.encoding,
+                base_sha256="" if base_file is None or base is None else base.sha256,
+            )
+        ]
+        if base_file is not None:
+            renditions.append(Rendition.whole(digest))  # for a host that lacks the base
+        return self._files.publish(digest, renditions)
+
+    # Updates ----------------------------------------------------------------------------------
+
+    def largest_upload(self) -> int:
+        """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
+        layout = encoded_layout(self.layout, self._blueprint.run_file.transport.up.encoding)
+        return 2 * layout.file_bytes + (1 << 20)
+
+    def check_update(self, path: Path, model: Published) -> None:
+        """Whether a received file is an update of the model: layout and numbers.
+
+        Raises LayoutError, NotFiniteError.
+        """
+        with open_tensors(path) as file:
+            self._read_update(file, model, check_only=True)
+
+    def _read_update(
+        self, file: TensorFile, model: Published, *, check_only: bool = False
+    ) -> EncodedUpdate:
+        up = self._blueprint.run_file.transport.up
+        base = self._files.open(model.sha256) if up.delta else None
+        try:
+            update = EncodedUpdate(file, self.layout, up.encoding, base)
+            if check_only:
+                update.check_finite()
+        except LayoutError as error:
+            raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
+        finally:
+            if base is not None and check_only:
+                base.close()
+        return update
+
+    def next_model(
+        self,
+        round_number: int,
+        updates: Sequence[SpooledUpdate],
+        model: Published,
+        state: State,
+    ) -> tuple[Published, State]:
+        """Reduce a round's updates, in the order given, and move the model."""
+        if not updates:
+            raise RunError(f"round {round_number} has no updates to reduce")
+        strategy = self._blueprint.strategy
+        files = [open_tensors(update.path) for update in updates]
+        try:
+            with self._files.open(model.sha256, self.layout) as current:
+                encoded = [self._read_update(file, model) for file in files]
+                norms = update_norms(encoded, current) if strategy.needs_norms else None
+                combine = strategy.weigh(_statistics(updates, norms))
+                combined = reduce(encoded, combine, current)
+                arrays, state = strategy.apply(state, current.arrays, combined)
+                published = self._publish(arrays, base=model, round_number=round_number)
+        finally:
+            for file in files:
+                file.close()
+        return published, state
+
+    # Evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, model: Published) -> EvaluationCounts | None:
+        """The model's counts on the coordinator's own held-out data; None where it has none."""
+        task = self._blueprint.task
+        examples = task.evaluation_data(self._data_directory)
+        if examples is None:
+            return None
+        network = self._model()
+        with _TORCH:
+            torch.set_num_threads(self._threads)
+            with self._files.open(model.sha256, self.layout) as file:
+                load_arrays(network, file.arrays)
+            return evaluate(
+                network,
+                examples,
+                classes=task.classes,
+                groups=task.groups,
+                device=torch.device("cpu"),
+            )
+
+    # States -----------------------------------------------------------------------------------
+
+    def write_states(self, states: States) -> str | None:
+        """Write the arrays of both states; the file's digest, None if there are none."""
+        arrays = {
+            f"{owner}/{name}": np.ascontiguousarray(array)
+            for owner, state in (("selector", states.selector), ("strategy", states.strategy))
+            for name, array in state.arrays.items()
+        }
+        return self._files.write(arrays).sha256 if arrays else None
+
+    def read_states(
+        self,
+        sha256: str | None,
+        selector_scalars: Mapping[str, Any],
+        strategy_scalars: Mapping[str, Any],
+    ) -> States:
+        """Both states as they were written."""
+        arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
+        if sha256 is not None:
+            with self._files.open(sha256) as file:
+                for name, array in file.arrays.items():
+                    owner, _, own_name = name.partition("/")
+                    arrays[owner][own_name] = array.copy()
+        return States(
+            selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
+            strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),
+        )
+
+
+def _statistics(
+    updates: Sequence[SpooledUpdate], norms: NDArray[np.float64] | None
+) -> UpdateStatistics:
+    rows = [update.row for update in updates]
+    return UpdateStatistics(
+        clients=[update.client for update in updates],
+        samples=np.array([row.samples for row in rows], dtype=np.int64),
+        steps=np.array([row.steps for row in rows], dtype=np.int64),
+        losses=np.array(
+            [np.nan if row.loss is None else row.loss for row in rows], dtype=np.float64
+        ),
+        norms=norms,
+    )
+
+
+def spooled_intact(update: SpooledUpdate) -> bool:
+    """Whether a spooled file still is what was verified; a crash of the machine may tear it."""
+    try:
+        return file_digest(update.path).sha256 == update.row.sha256
+    except StorageError:
+        return False

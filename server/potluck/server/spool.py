@@ -1,0 +1,48 @@
+"""Where updates wait to be reduced: one file per client and attempt, verified before it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+
+class Spool:
+    """The spool of one run. Blocking; call it from a thread.
+
+    `CLIENT@DIGEST.safetensors` has its announced digest; with `.part` behind, it is on its way.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, round_number: int, attempt: int, client: str, sha256: str) -> Path:
+        """Where a client's update with this digest is, or would be."""
+        folder = self._folder / f"{round_number}.{attempt}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"{client}@{sha256[:16]}.safetensors"
+
+    def clear_others(self, path: Path) -> None:
+        """Forget what a client sent of other files than this one in the same attempt."""
+        client = path.name.partition("@")[0]
+        for other in path.parent.glob(f"{client}@*"):
+            if not other.name.startswith(path.name):
+                other.unlink()
+
+    def clear(self, round_number: int, attempt: int) -> None:
+        """Forget an attempt's updates."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder / f"{round_number}.{attempt}")
+
+    def clear_except(self, round_number: int, attempt: int) -> None:
+        """Forget every other attempt's updates, e.g. those a crash left behind."""
+        if not self._folder.is_dir():
+            return
+        for folder in self._folder.iterdir():
+            if folder.name != f"{round_number}.{attempt}":
+                shutil.rmtree(folder)
+
+    def remove(self) -> None:
+        """Forget everything: the run is over."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder)

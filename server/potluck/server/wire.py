@@ -1,0 +1,92 @@
+"""What the coordinator puts on the wire: references to models, instructions to hosts."""
+
+from __future__ import annotations
+
+import json
+
+from potluck.common.encoding import Encoding
+from potluck.common.runfile import PluginTable
+from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.server.blueprint import Blueprint
+from potluck.server.model_files import Published
+
+ENCODINGS = {
+    Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
+    Encoding.BFLOAT16: transfer_pb2.ENCODING_BFLOAT16,
+    Encoding.INT8: transfer_pb2.ENCODING_INT8,
+}
+
+
+def model_reference(model: Published) -> transfer_pb2.ModelReference:
+    """A model and the files it may be fetched as."""
+    return transfer_pb2.ModelReference(
+        sha256=model.sha256,
+        size=model.size,
+        renditions=[
+            transfer_pb2.Rendition(
+                sha256=rendition.sha256,
+                size=rendition.size,
+                encoding=ENCODINGS[rendition.encoding],
+                base_sha256=rendition.base_sha256,
+                compressed=rendition.compressed,
+            )
+            for rendition in model.renditions
+        ],
+    )
+
+
+def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
+    """A plug-in and its options."""
+    return coordinator_pb2.Plugin(name=table.name, options_json=json.dumps(table.options))
+
+
+def train_instruction_id(run_id: str, round_number: int, attempt: int, client: str) -> str:
+    """The id of a client's training, the same before and after a coordinator restart."""
+    return f"{run_id}/{round_number}.{attempt}/{client}"
+
+
+def train_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    model: transfer_pb2.ModelReference,
+) -> coordinator_pb2.Instruction:
+    """Tells a client to train."""
+    run_file = blueprint.run_file
+    up = run_file.transport.up
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        train=coordinator_pb2.Train(
+            model=model,
+            task=plugin(run_file.task),
+            objective=plugin(run_file.objective),
+            training_json=blueprint.training.model_dump_json(),
+            seed=blueprint.client_seed(round_number, client),
+            encoding=ENCODINGS[up.encoding],
+            delta=up.delta,
+            compressed=up.compress,
+        ),
+    )
+
+
+def evaluate_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    model: transfer_pb2.ModelReference,
+) -> coordinator_pb2.Instruction:
+    """Tells a client to evaluate a model on its held-out samples."""
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        evaluate=coordinator_pb2.Evaluate(model=model, task=plugin(blueprint.run_file.task)),
+    )
