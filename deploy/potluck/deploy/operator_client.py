@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,7 +14,10 @@ from potluck.common.errors import PotluckError, UnreachableError, from_rpc_error
 from potluck.common.tls import channel
 from potluck.deploy.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
-from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub, OperatorServiceStub
+from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceStub
+
+if TYPE_CHECKING:  # exists for type checkers only
+    from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 CALL_SECONDS = 30.0
 """Deadline of a call with one answer; starting a run builds its model first."""
@@ -31,7 +34,6 @@ class OperatorClient:
 
     def __init__(self, connection: grpc.aio.Channel, address: str) -> None:
         self._address = address
-        # The stub is typed for both kinds of channel, and made for this one.
         self._stub: OperatorServiceAsyncStub = OperatorServiceStub(connection)
 
     @property
@@ -60,7 +62,7 @@ class OperatorClient:
         request = operator_pb2.StopRunRequest(run_id=run_id)
         return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
 
-    async def watch_run(self, run_id: str) -> AsyncIterator[operator_pb2.WatchRunResponse]:
+    async def watch_run(self, run_id: str) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
         """What happens in a run: its committed rounds first, then events until it ends."""
         call = self._stub.WatchRun(operator_pb2.WatchRunRequest(run_id=run_id))
         try:
@@ -73,7 +75,7 @@ class OperatorClient:
 
     async def fetch_model(
         self, run_id: str, *, round_number: int, sha256: str, offset: int
-    ) -> AsyncIterator[transfer_pb2.ModelFrame]:
+    ) -> AsyncGenerator[transfer_pb2.ModelFrame]:
         """The frames of a run's model; `round_number` 0 stands for the last committed round.
 
         `offset` bytes of the file with digest `sha256` are here already. The stream's header

@@ -1,4 +1,4 @@
-"""Where the `potluck` command finds its coordinator: flags, then environment, then operator.toml."""
+"""Where the `potluck` command finds its coordinator: flags, environment, operator.toml."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OperatorConfig(Settings):
 
     coordinator: str = Field(description="Where the coordinator listens, HOST:PORT.")
     server_name: str | None = Field(
-        None,
+        default=None,
         description="Name to expect in the coordinator's certificate instead of HOST; for tunnels.",
     )
     tls: TlsFiles = Field(description="Who the operator is, made by `potluck pki issue`.")

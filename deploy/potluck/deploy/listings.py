@@ -1,0 +1,64 @@
+"""Tables of runs and of clients, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.readable import readable_age
+from potluck.deploy.run_view import run_state_name
+from potluck.rpc.v1 import operator_pb2
+
+
+def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime) -> Table:
+    """All runs, as they come."""
+    columns = ("run", "name", "state", "rounds", "task", "selector", "strategy", "started")
+    table = _table(columns, right={"rounds"})
+    for status in runs:
+        state = run_state_name(status.state)
+        table.add_row(
+            *_texts(
+                status.run_id,
+                status.name,
+                f"{state}: {status.reason}" if status.reason else state,
+                f"{status.committed_rounds}/{status.rounds}",
+                status.task,
+                status.selector,
+                status.strategy,
+                readable_age(status.created_at.ToDatetime(tzinfo=UTC), now),
+            )
+        )
+    return table
+
+
+def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
+    """All clients, as they come."""
+    columns = ("client", "host", "state", "heard of", "device", "selected", "included")
+    table = _table(columns, right={"selected", "included"})
+    for client in clients:
+        state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        client_id, host_id, heard, device, selected, included = _texts(
+            client.client_id,
+            client.host_id,
+            readable_age(client.last_seen.ToDatetime(tzinfo=UTC), now),
+            client.device,
+            str(client.selected),
+            str(client.included),
+        )
+        table.add_row(client_id, host_id, state, heard, device, selected, included)
+    return table
+
+
+def _table(columns: Sequence[str], *, right: set[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
+
+
+def _texts(*cells: str) -> list[Text]:
+    """Names come from others: never read as markup."""
+    return [Text(cell) for cell in cells]

@@ -1,0 +1,136 @@
+"""Downloads of a run's model: verified, and going on where an earlier one stopped.
+
+What has arrived of FILE lies beside it as `.FILE.SHA256.part`, so that only bytes of the same model
+are ever continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.common.errors import (
+    ConfigurationError,
+    ProtocolError,
+    TransferError,
+    TruncatedError,
+    UnreachableError,
+)
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
+from potluck.deploy.operator_client import OperatorClient
+from potluck.rpc.v1 import transfer_pb2
+
+ATTEMPTS = 5
+_LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
+_DIGEST_DIGITS = 64
+
+Progress = Callable[[int, int], None]
+"""Called with bytes here and bytes in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadedModel:
+    """A complete, verified file."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+async def download_model(
+    client: OperatorClient, run_id: str, path: Path, *, round_number: int, progress: Progress
+) -> DownloadedModel:
+    """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
+
+    A broken transfer is taken up again, up to `ATTEMPTS` times; the part stays for the next call.
+    Raises ConfigurationError if `path` can't be written, and what `OperatorClient` raises.
+    """
+    _check_target(path)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return await _receive(client, run_id, path, round_number, progress)
+        except (TransferError, UnreachableError):
+            if attempt == ATTEMPTS or not _partial_files(path):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _check_target(path: Path) -> None:
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise ConfigurationError(
+            f"can't write {path}: name a file in a folder that exists", path=path
+        )
+
+
+async def _receive(
+    client: OperatorClient, run_id: str, path: Path, round_number: int, progress: Progress
+) -> DownloadedModel:
+    held = _partial_files(path)
+    sha256 = next(iter(held), "")
+    offset = held_bytes(held[sha256]) if sha256 else 0
+    frames = client.fetch_model(run_id, round_number=round_number, sha256=sha256, offset=offset)
+    async with aclosing(frames):
+        first = await anext(frames, None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise ProtocolError("the coordinator sent a model that does not begin with its header")
+        header = first.header
+        target = _hidden(path, check_digest(header.sha256))
+        receiver = FileReceiver(
+            target,
+            sha256=header.sha256,
+            size=header.size,
+            offset=header.offset,
+            maximum=_LARGEST_FILE,
+        )
+        try:
+            async for frame in frames:
+                if _take(receiver, frame):
+                    break
+                progress(receiver.received, header.size)
+            else:
+                raise TruncatedError(
+                    f"{receiver.received} of {header.size} bytes of the model arrived; "
+                    "try again, the download goes on there"
+                )
+        finally:
+            receiver.close()
+    target.replace(path)
+    for leftover in _partial_files(path).values():
+        part_path(leftover).unlink(missing_ok=True)
+    return DownloadedModel(path=path, sha256=header.sha256, size=header.size)
+
+
+def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
+    """Whether the file is complete and verified with this frame."""
+    match frame.WhichOneof("part"):
+        case "chunk":
+            receiver.write(frame.chunk)
+            return False
+        case "trailer":
+            receiver.finish(frame.trailer.sha256)
+            return True
+        case other:
+            raise ProtocolError(f"the coordinator sent {other or 'nothing'} in the midst of a file")
+
+
+def _hidden(path: Path, sha256: str) -> Path:
+    return path.with_name(f".{path.name}.{sha256}")
+
+
+def _partial_files(path: Path) -> dict[str, Path]:
+    """The files of which a part is here, by SHA-256, the latest first."""
+    start, end = f".{path.name}.", ".part"
+    parts = [
+        part
+        for part in path.absolute().parent.iterdir()
+        if part.name.startswith(start)
+        and part.name.endswith(end)
+        and len(part.name) == len(start) + _DIGEST_DIGITS + len(end)
+    ]
+    parts.sort(key=lambda part: part.stat().st_mtime, reverse=True)
+    return {
+        part.name[len(start) : -len(end)]: part.with_name(part.name.removesuffix(end))
+        for part in parts
+    }

@@ -1,0 +1,227 @@
+"""`potluck run`, `runs`, `watch`, `stop`, `model` and `clients`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.runfile import parse_run_file
+from potluck.deploy.connection import operator_command
+from potluck.deploy.json_view import client_values, status_values, to_line
+from potluck.deploy.listings import clients_table, runs_table
+from potluck.deploy.model_download import download_model
+from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.readable import readable_bytes
+from potluck.deploy.run_overrides import override
+from potluck.deploy.watch import check_finished, display_for, follow
+from potluck.deploy.watch_lines import status_line
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="The run's id, or a unique beginning of it.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Replace a value of the run file, for example -o rounds=5 -o training.epochs=2.",
+        show_default=False,
+    ),
+]
+
+
+async def run(
+    client: OperatorClient,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A run file; - for standard input.", show_default=False
+        ),
+    ],
+    assignments: Assignments = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run from a run file, and print its id.
+
+    The file is checked here first, then by the coordinator, which knows the plug-ins. Without
+    --watch the run goes on by itself; `potluck watch` shows it.
+
+        potluck config > run.toml
+        potluck run run.toml -o rounds=5 --watch
+    """
+    text = override(_read(file), assignments or [], source=str(file))
+    parse_run_file(text, source=str(file))
+    run_id = await client.start_run(text)
+    print_line(to_line({"run": run_id}) if as_json else run_id)
+    if watch:
+        await _watch(client, run_id, as_json=as_json)
+
+
+async def watch(
+    client: OperatorClient,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="The run's id, or a unique beginning of it; the newest run if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run until it ends: its rounds, what each is doing, what went wrong.
+
+    Without a terminal every event is a plain line; with --json an object per line. A coordinator
+    that goes away is waited for. The exit code is 0 if the run finishes, 1 if it fails or is
+    stopped. Ctrl-C ends the watching, not the run.
+
+        potluck watch
+        potluck watch 3f9a --json
+    """
+    if run_id is None:
+        runs = await client.list_runs()
+        if not runs:
+            raise RunError("there is no run to watch; start one with `potluck run FILE`")
+        run_id = runs[0].run_id
+    await _watch(client, run_id, as_json=as_json)
+
+
+async def runs(client: OperatorClient, as_json: AsJson = False) -> None:
+    """List all runs, newest first.
+
+    Other commands take a run's id from here, or a unique beginning of it.
+
+    potluck runs
+    """
+    found = await client.list_runs()
+    if as_json:
+        print_line(to_line({"runs": [status_values(status) for status in found]}))
+    elif found:
+        _table_console().print(runs_table(found, datetime.now(UTC)))
+    else:
+        print_line("no runs yet; start one with `potluck run FILE`")
+
+
+async def clients(client: OperatorClient, as_json: AsJson = False) -> None:
+    """List all clients the coordinator has met.
+
+    Their host, whether they attend, how often they were selected, and how often their update
+    became part of a model.
+
+        potluck clients
+    """
+    found = await client.list_clients()
+    if as_json:
+        print_line(to_line({"clients": [client_values(entry) for entry in found]}))
+    elif found:
+        _table_console().print(clients_table(found, datetime.now(UTC)))
+    else:
+        print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")
+
+
+async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
+    """Stop a run: its current round is abandoned, the last committed model stays.
+
+    Prints where the run stands then.
+
+    potluck stop 3f9a
+    """
+    status = await client.stop_run(run_id)
+    print_line(to_line(status_values(status)) if as_json else status_line(status))
+
+
+async def model(
+    client: OperatorClient,
+    run_id: RunId,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write it.", show_default=False
+        ),
+    ],
+    round_number: Annotated[
+        int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Download a run's model as float32 safetensors, verified by its SHA-256.
+
+    A broken download goes on where it stopped when the command is given again.
+
+        potluck model 3f9a -o model.safetensors
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TransferSpeedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("model", total=None)
+        downloaded = await download_model(
+            client,
+            run_id,
+            output,
+            round_number=round_number,
+            progress=lambda here, total: bar.update(task, completed=here, total=total),
+        )
+    if as_json:
+        values = {"path": str(output), "sha256": downloaded.sha256, "size": downloaded.size}
+        print_line(to_line(values))
+    else:
+        size = readable_bytes(downloaded.size)
+        print_line(f"{output}: {size}, SHA-256 {downloaded.sha256}")
+
+
+def print_line(line: str) -> None:
+    """One line on standard output, whole however wide the terminal is."""
+    typer.echo(line)
+
+
+async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
+    with display_for(Console(), as_json=as_json) as display:
+        view = await follow(client, run_id, display)
+    check_finished(view)
+
+
+def _table_console() -> Console:
+    console = Console()
+    # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
+    return console if console.is_terminal else Console(width=240)
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't read the run file {file}: {error.strerror}; "
+            "`potluck config > run.toml` makes one",
+            path=file,
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{file}: not UTF-8 text", path=file) from None
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": operator_command(run),
+    "watch": operator_command(watch),
+    "runs": operator_command(runs),
+    "clients": operator_command(clients),
+    "stop": operator_command(stop),
+    "model": operator_command(model),
+}
+"""The commands by name, for typer."""

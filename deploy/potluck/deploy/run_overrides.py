@@ -1,0 +1,54 @@
+"""`-o KEY=VALUE`: a run file with some of its values replaced."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from potluck.common.errors import ConfigurationError
+
+
+def override(text: str, assignments: Sequence[str], *, source: str) -> str:
+    """The TOML `text` with each `KEY=VALUE` set; comments stay.
+
+    KEY may be dotted (`training.epochs`); VALUE is TOML (`3`, `true`, `["a", "b"]`), or else a
+    plain text. `source` names the file in errors. Raises ConfigurationError.
+    """
+    if not assignments:
+        return text
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
+    for assignment in assignments:
+        key, sign, value = assignment.partition("=")
+        parts = [part.strip() for part in key.split(".")]
+        if not sign or not all(parts):
+            raise ConfigurationError(
+                f"-o {assignment!r} is not KEY=VALUE; write it like -o training.epochs=3"
+            )
+        _set(document, parts, _value(value.strip()), assignment)
+    return tomlkit.dumps(document)
+
+
+def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignment: str) -> None:
+    for depth, part in enumerate(parts[:-1], start=1):
+        if part not in table:
+            table[part] = tomlkit.table()
+        table = table[part]
+        if not isinstance(table, MutableMapping):
+            known = ".".join(parts[:depth])
+            raise ConfigurationError(
+                f"-o {assignment!r}: '{known}' is a value, not a table; write -o {known}=VALUE"
+            )
+    table[parts[-1]] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomlkit.value(text)
+    except (TOMLKitError, ValueError):
+        return text

@@ -1,0 +1,100 @@
+"""What a watcher knows of a run: the events of `WatchRun`, folded into one picture.
+
+Events repeat after a reconnect (all committed rounds come again), so folding is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+ENDED = frozenset(
+    {RunState.RUN_STATE_FINISHED, RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED}
+)
+TROUBLED = frozenset(
+    {
+        MemberState.MEMBER_STATE_LOST,
+        MemberState.MEMBER_STATE_FAILED,
+        MemberState.MEMBER_STATE_LATE,
+    }
+)
+METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
+_TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run as seen so far.
+
+    status: None before the first event. committed: rounds by number. progress: the round under
+    way, None between rounds. notices: in the order they came.
+    """
+
+    status: operator_pb2.RunStatus | None = None
+    committed: Mapping[int, operator_pb2.CommittedRound] = field(default_factory=dict)
+    progress: operator_pb2.RoundProgress | None = None
+    notices: tuple[operator_pb2.Notice, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen in the run."""
+        return self.status is not None and self.status.state in ENDED
+
+    @property
+    def rounds(self) -> list[operator_pb2.CommittedRound]:
+        """The committed rounds in order."""
+        return [self.committed[number] for number in sorted(self.committed)]
+
+
+def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
+    """The view after one more event."""
+    match event.WhichOneof("event"):
+        case "status":
+            seen = replace(view, status=event.status)
+            return replace(seen, progress=None) if seen.ended else seen
+        case "committed":
+            committed = {**view.committed, event.committed.round: event.committed}
+            over = view.progress is not None and view.progress.round <= event.committed.round
+            progress = None if over else view.progress
+            return replace(view, committed=committed, progress=progress)
+        case "progress":
+            return replace(view, progress=event.progress)
+        case "notice" if event.notice not in view.notices:
+            return replace(view, notices=(*view.notices, event.notice))
+        case _:  # a notice seen before, or an event of a newer coordinator
+            return view
+
+
+def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
+    """Whether an event tells anything that `view` does not hold yet."""
+    return observe(view, event) != view
+
+
+def member_state_name(state: MemberState.ValueType) -> str:
+    """A member's state in one lower-case word."""
+    return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()
+
+
+def run_state_name(state: RunState.ValueType) -> str:
+    """A run's state in one lower-case word."""
+    return RunState.Name(state).removeprefix("RUN_STATE_").lower()
+
+
+def metric_values(metrics: operator_pb2.Metrics) -> dict[str, float | None]:
+    """The metrics by name, in the order people want them; None where one is not defined."""
+    present = {descriptor.name: float(value) for descriptor, value in metrics.ListFields()}
+    return {name: present.get(name) for name in METRICS}
+
+
+def fraction_done(progress: operator_pb2.RoundProgress) -> float:
+    """How much of a round's training is behind, in [0, 1]; a lost client has nothing left to do."""
+    if not progress.members:
+        return 0.0
+    done = [
+        1.0 if member.state in _TRAINED | TROUBLED else min(max(member.fraction, 0.0), 1.0)
+        for member in progress.members
+    ]
+    return sum(done) / len(done)

@@ -1,0 +1,162 @@
+"""Following a run until it ends: on a terminal, as plain lines, or as JSON; through lost
+connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import IO, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from potluck.common.errors import RunError, UnreachableError
+from potluck.deploy.json_view import event_values, to_line
+from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.readable import readable_seconds
+from potluck.deploy.run_view import RunView, is_news, observe
+from potluck.deploy.watch_lines import event_line, status_line
+from potluck.deploy.watch_table import RunScreen
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import RunState
+
+FIRST_PAUSE_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Display(Protocol):
+    """Shows a run. A context manager; called from one thread, must not block for long."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *details: object) -> None: ...
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Something new happened; `view` is the run after it."""
+        ...
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """The coordinator went away (`lost`), or is back."""
+        ...
+
+
+class LinesDisplay:
+    """One plain line per event."""
+
+    def __init__(self, output: IO[str]) -> None:
+        self._output = output
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """One line, unless the event is mere progress."""
+        line = event_line(view, event)
+        if line is not None:
+            self._write(line)
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """One line."""
+        self._write(f"warning: {text}" if lost else text)
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._output, flush=True)
+
+
+class JsonDisplay(LinesDisplay):
+    """One JSON object per line and event, progress included."""
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """The event's values; they say everything by themselves."""
+        del view
+        self._write(to_line(event_values(event)))
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """An event of our own."""
+        self._write(to_line({"event": "connection", "connected": not lost, "text": text}))
+
+
+class LiveDisplay:
+    """A table that stays up to date, for a terminal; notices scroll by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._screen = RunScreen()
+        self._live = Live(self._screen, console=console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.stop()
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Draw the run as it is now."""
+        self._screen.view = view
+        self._screen.connection = ""
+        if event.WhichOneof("event") == "notice":
+            style = "yellow" if event.notice.warning else "dim"
+            self._live.console.print(Text(event.notice.text, style=style))
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """Say so in place of the round under way."""
+        self._screen.connection = text if lost else ""
+
+
+def display_for(console: Console, *, as_json: bool) -> Display:
+    """The display that suits where `console` writes to."""
+    if as_json:
+        return JsonDisplay(console.file)
+    return LiveDisplay(console) if console.is_terminal else LinesDisplay(console.file)
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait before reconnecting for the `attempt`-th time, from 1."""
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
+
+
+async def follow(client: OperatorClient, run_id: str, display: Display) -> RunView:
+    """Show a run until it ends; the run as seen at the end.
+
+    A coordinator that goes away is waited for, however long. One that can't be reached in the
+    first place is an UnreachableError. `run_id` may be a unique beginning.
+    """
+    view, failures = RunView(), 0
+    while not view.ended:
+        trouble = "the stream ended"
+        try:
+            async for event in client.watch_run(run_id):
+                if failures:
+                    failures = 0
+                    display.connection(f"back with the coordinator at {client.address}", lost=False)
+                if is_news(view, event):
+                    view = observe(view, event)
+                    display.show(view, event)
+        except UnreachableError as error:
+            if view.status is None:
+                raise
+            trouble = error.message
+        if view.ended:
+            break
+        failures += 1
+        pause = pause_seconds(failures)
+        if failures == 1:
+            display.connection(_lost(client.address, trouble), lost=True)
+        await asyncio.sleep(pause)
+    return view
+
+
+def _lost(address: str, trouble: str) -> str:
+    return (
+        f"lost the coordinator at {address}; trying again at least every "
+        f"{readable_seconds(LONGEST_PAUSE_SECONDS)} ({trouble})"
+    )
+
+
+def check_finished(view: RunView) -> None:
+    """Raise RunError unless the run committed all its rounds."""
+    if view.status is not None and view.status.state != RunState.RUN_STATE_FINISHED:
+        raise RunError(status_line(view.status), run=view.status.run_id)

@@ -1,0 +1,208 @@
+"""A scripted coordinator, as an operator sees it, over real mutual TLS."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import grpc.aio
+from support.pki import TestFederation
+
+from potluck.common.errors import NotFoundError, PotluckError, to_status
+from potluck.common.runfile import parse_run_file
+from potluck.common.tls import SERVER_OPTIONS, server_credentials
+from potluck.deploy.operator_config import OperatorConfig
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+from potluck.rpc.v1.operator_pb2_grpc import (
+    OperatorServiceServicer,
+    add_OperatorServiceServicer_to_server,
+)
+
+if TYPE_CHECKING:  # generic in the stubs only
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+RUN_ID = "3f9ac0de"
+Event = operator_pb2.WatchRunResponse
+
+
+def status(
+    state: RunState.ValueType = RunState.RUN_STATE_RUNNING,
+    *,
+    committed: int = 0,
+    rounds: int = 3,
+    reason: str = "",
+) -> Event:
+    return Event(
+        status=operator_pb2.RunStatus(
+            run_id=RUN_ID,
+            name="tea",
+            state=state,
+            reason=reason,
+            committed_rounds=committed,
+            rounds=rounds,
+            task="colored-digits",
+            selector="uniform",
+            strategy="fedavg",
+            count=3,
+            seed=7,
+        )
+    )
+
+
+def member(
+    number: int,
+    state: MemberState.ValueType = MemberState.MEMBER_STATE_INCLUDED,
+    fraction: float = 0.0,
+) -> operator_pb2.Member:
+    return operator_pb2.Member(
+        client_id=f"client-{number}",
+        host_id="host-0",
+        state=state,
+        reason="uniform",
+        fraction=fraction,
+    )
+
+
+def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Event:
+    metrics = operator_pb2.Metrics(
+        loss=1.0 - accuracy, accuracy=accuracy, worst_group_accuracy=accuracy / 2
+    )
+    return Event(
+        committed=operator_pb2.CommittedRound(
+            round=number,
+            members=members or [member(0), member(1), member(2)],
+            metrics=metrics,
+            seconds=1.5,
+            bytes_down=1_200_000,
+            bytes_up=800_000,
+            model_sha256=hashlib.sha256(bytes([number])).hexdigest(),
+        )
+    )
+
+
+def progress(number: int, phase: str = "train", *members: operator_pb2.Member) -> Event:
+    return Event(
+        progress=operator_pb2.RoundProgress(
+            round=number, attempt=1, phase=phase, members=members, seconds=0.4
+        )
+    )
+
+
+def notice(text: str, *, warning: bool = True) -> Event:
+    return Event(notice=operator_pb2.Notice(text=text, warning=warning))
+
+
+@dataclass
+class FakeOperatorService(OperatorServiceServicer):
+    """Answers from what it is given; `watches` holds one list of events per call of WatchRun.
+
+    A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died.
+    `model_breaks` are the offsets at which downloads break off, one per call.
+    """
+
+    runs: Sequence[operator_pb2.RunStatus] = ()
+    clients: Sequence[operator_pb2.ClientStatus] = ()
+    watches: list[list[Event]] = field(default_factory=list)
+    model: bytes = b""
+    model_breaks: list[int] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    async def StartRun(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.StartRunRequest,
+        context: Context,
+    ) -> operator_pb2.StartRunResponse:
+        try:
+            run_file = parse_run_file(request.run_file, source="run file")
+            if run_file.selector.name != "uniform":
+                raise NotFoundError(f"'{run_file.selector.name}' is not installed")
+        except PotluckError as error:
+            await abort(context, error)
+        self.started.append(request.run_file)
+        return operator_pb2.StartRunResponse(run_id=RUN_ID)
+
+    async def ListRuns(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.ListRunsRequest,
+        context: Context,
+    ) -> operator_pb2.ListRunsResponse:
+        return operator_pb2.ListRunsResponse(runs=self.runs)
+
+    async def ListClients(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.ListClientsRequest,
+        context: Context,
+    ) -> operator_pb2.ListClientsResponse:
+        return operator_pb2.ListClientsResponse(clients=self.clients)
+
+    async def StopRun(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.StopRunRequest,
+        context: Context,
+    ) -> operator_pb2.StopRunResponse:
+        if not RUN_ID.startswith(request.run_id):
+            await abort(context, NotFoundError(f"no run begins with '{request.run_id}'"))
+        stopped = status(RunState.RUN_STATE_STOPPED, committed=1, reason="by an operator").status
+        return operator_pb2.StopRunResponse(status=stopped)
+
+    async def WatchRun(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.WatchRunRequest,
+        context: Context,
+    ) -> AsyncGenerator[Event]:
+        events = self.watches.pop(0)
+        for event in events:
+            yield event
+        ends = {RunState.RUN_STATE_FINISHED, RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED}
+        if events[-1].status.state not in ends:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    async def FetchModel(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.OperatorServiceFetchModelRequest,
+        context: Context,
+    ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
+        sha256 = hashlib.sha256(self.model).hexdigest()
+        offset = request.offset if request.sha256 == sha256 else 0
+        self.offsets.append(offset)
+        end = self.model_breaks.pop(0) if self.model_breaks else len(self.model)
+        header = transfer_pb2.FileHeader(
+            version=1, sha256=sha256, size=len(self.model), offset=offset
+        )
+        yield _frame(transfer_pb2.ModelFrame(header=header))
+        for start in range(offset, end, 1000):
+            yield _frame(transfer_pb2.ModelFrame(chunk=self.model[start : min(start + 1000, end)]))
+        if end < len(self.model):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        yield _frame(transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(sha256=sha256)))
+
+
+def _frame(frame: transfer_pb2.ModelFrame) -> operator_pb2.OperatorServiceFetchModelResponse:
+    return operator_pb2.OperatorServiceFetchModelResponse(frame=frame)
+
+
+async def abort(context: Context, error: PotluckError) -> NoReturn:
+    rich = to_status(error)
+    metadata = (("grpc-status-details-bin", rich.SerializeToString()),)
+    await context.abort(error.code, error.message, trailing_metadata=metadata)
+
+
+@asynccontextmanager
+async def running_operator_service(
+    service: FakeOperatorService, federation: TestFederation
+) -> AsyncIterator[OperatorConfig]:
+    """Serve on a free port; yields how an operator reaches it."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_OperatorServiceServicer_to_server(service, server)
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(federation.coordinator))
+    await server.start()
+    try:
+        yield OperatorConfig(coordinator=f"127.0.0.1:{port}", tls=federation.operator)
+    finally:
+        await server.stop(0)
