@@ -122,9 +122,9 @@ def update_norms(
 
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
     """What to multiply differences of these norms by so that none is longer than `clip`."""
-    if clip is None or not clip > 0:
-        raise PluginError(f"the strategy's clip is {clip}; it must be above 0")
-    return np.minimum(1.0, clip / np.maximum(norms, np.finfo(np.float64).tiny))
+    if clip is None or not 0 < clip < math.inf:
+        raise PluginError(f"the strategy's clip is {clip}; it must be above 0 and finite")
+    return clip / np.maximum(norms, clip)
 
 
 def _decoders(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:

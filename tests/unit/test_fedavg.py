@@ -1,0 +1,50 @@
+"""FedAvg weighs updates by the samples that arrived."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potluck.server.state import State
+from potluck.server.strategies.fedavg import FedAvg
+from potluck.server.strategy import Combine, Reduction, Strategy, UpdateStatistics
+
+
+def statistics(samples: list[int]) -> UpdateStatistics:
+    return UpdateStatistics(
+        clients=[f"k{index}" for index in range(len(samples))],
+        samples=np.array(samples, np.int64),
+        steps=np.ones(len(samples), np.int64),
+        losses=np.zeros(len(samples)),
+    )
+
+
+def weigh(strategy: Strategy, samples: list[int]) -> Combine:
+    return strategy.weigh(statistics(samples))
+
+
+def test_weights_are_the_shares_of_the_samples_received() -> None:
+    combine = weigh(FedAvg(), [30, 10, 60])
+    assert combine.reduction is Reduction.MEAN
+    assert combine.weights.tolist() == [0.3, 0.1, 0.6]
+
+
+def test_nine_of_24_equal_clients_do_not_shrink_the_model() -> None:
+    combine = weigh(FedAvg(), [500] * 9)
+    assert abs(combine.weights.sum() - 1) < 1e-15
+
+
+def test_samples_beyond_2_to_the_53_still_sum_to_1() -> None:
+    combine = weigh(FedAvg(), [2**62, 2**62, 2**62, 1])
+    assert abs(combine.weights.sum() - 1) < 1e-15
+
+
+def test_the_mean_is_the_next_model_and_nothing_is_remembered() -> None:
+    strategy: Strategy = FedAvg()
+    assert not strategy.needs_norms
+    assert strategy.auxiliary == frozenset()
+    state = strategy.init({"w": np.zeros(2, np.float32)})
+    assert state == State()
+    combined = {"w": np.ones(2, np.float32)}
+    model, after = strategy.apply(state, {"w": np.zeros(2, np.float32)}, combined)
+    assert model is combined
+    assert after == state
