@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import grpc
+import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -199,7 +200,7 @@ def from_rpc_error(error: grpc.RpcError) -> PotluckError:
             if detail.Unpack(info) and info.domain == DOMAIN:
                 cls = _BY_REASON.get(info.reason, PotluckError)
                 return cls(status.message, **dict(info.metadata))
-    if isinstance(error, grpc.Call):
+    if isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
         text = f"{error.details() or 'no details'} ({error.code().name})"
     else:
         text = str(error)

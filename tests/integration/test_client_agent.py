@@ -1,0 +1,441 @@
+"""The client process's agent against a coordinator over real mutual TLS, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.client_host import (
+    digits_model,
+    evaluate_instruction,
+    host_config,
+    reference,
+    train_instruction,
+)
+from support.fake_coordinator import FakeCoordinator, serving
+from support.pki import TestFederation, make_federation
+
+from potluck.client.agent import Agent, attend_until
+from potluck.client.state_directory import StateDirectory
+from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.errors import (
+    IdentityError,
+    NotFiniteError,
+    ProtocolVersionError,
+    RoundClosedError,
+)
+from potluck.common.tensors import open_tensors, write_tensors
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@dataclass
+class Scene:
+    """A fake coordinator, and a host that attends it when it is told to."""
+
+    folder: Path
+    federation: TestFederation
+    fake: FakeCoordinator = field(default_factory=FakeCoordinator)
+    port: int = 0
+
+    @asynccontextmanager
+    async def host(self, **changes: Any) -> AsyncIterator[Agent]:
+        config = host_config(self.folder, self.federation.hosts["host-0"], self.port, **changes)
+        state = StateDirectory(config.state_directory)
+        agent = Agent(config, state, device="cpu", generator=random.Random(0))
+        stop = asyncio.Event()
+        running = asyncio.create_task(attend_until(agent, stop))
+        arrived = asyncio.create_task(self.fake.until(lambda: self.fake.hosts > 0))
+        try:
+            await asyncio.wait((running, arrived), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await running  # raises why it could not attend
+            yield agent
+        finally:
+            arrived.cancel()
+            stop.set()
+            try:
+                await running
+            finally:
+                state.close()
+
+    def model(self, seed: int = 0) -> transfer_pb2.ModelReference:
+        content = digits_model(self.folder, seed)
+        return reference(self.fake.offer(content), len(content))
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path, federation)
+    async with serving(scene.fake, federation.coordinator) as port:
+        scene.port = port
+        yield scene
+
+
+async def test_says_hello_and_trains(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        hello = scene.fake.hellos[0]
+        assert list(hello.client_ids) == [f"client-{n}" for n in range(6)]
+        assert hello.device == "cpu"
+        assert "digits" in hello.tasks
+        scene.fake.instruct(train_instruction("a", model))
+        upload = await scene.fake.completed("a")
+        await scene.fake.until(lambda: "a" in scene.fake.acknowledged)
+    report = upload.header.report
+    assert report.samples > 0
+    assert report.steps == -(-report.samples // 16)
+    assert report.loss > 0
+    before, after = scene.fake.files[model.sha256], upload.content
+    assert len(before) == len(after)
+    assert before != after
+    assert scene.fake.answers == []
+
+
+async def test_same_instruction_same_bytes(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        for name, client in (("a", "client-0"), ("other", "client-1"), ("b", "client-0")):
+            scene.fake.instruct(train_instruction(name, model, client=client))
+        uploads = [await scene.fake.completed(name) for name in ("a", "other", "b")]
+    assert uploads[0].content == uploads[2].content
+    assert uploads[0].content != uploads[1].content
+
+
+async def test_clients_share_one_download_and_rounds_the_cache(scene: Scene) -> None:
+    model = scene.model()
+    names = [f"t{n}" for n in range(6)]
+    async with scene.host():
+        for number, name in enumerate(names):
+            scene.fake.instruct(train_instruction(name, model, client=f"client-{number}"))
+        for name in names:
+            await scene.fake.completed(name)
+    async with scene.host():  # a restarted process has it still
+        scene.fake.instruct(train_instruction("later", model, round_=2))
+        await scene.fake.completed("later")
+    assert scene.fake.fetches == [(model.sha256, 0)]
+
+
+async def test_a_repeated_instruction_is_not_trained_twice(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.until(lambda: scene.fake.acknowledged.count("a") == 2)
+        scene.fake.instruct(evaluate_instruction("e", model))
+        await scene.fake.answered("e")
+    assert len(scene.fake.headers) == 1
+
+
+async def test_a_coordinator_that_lost_an_update_gets_it_again_untrained(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        first = await scene.fake.completed("a")
+        scene.fake.uploads.clear()
+        scene.fake.files.clear()  # so it could not be trained again
+        scene.fake.instruct(train_instruction("a", model))
+        assert (await scene.fake.completed("a")).content == first.content
+
+
+async def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
+    content = np.random.default_rng(0).bytes(1 << 20)
+    broken = scene.fake.offer(content)
+    scene.fake.cut_download_after = [1 << 18, 1 << 17]
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", reference(broken, len(content))))
+        answer = await scene.fake.answered("a")  # it is no model
+    assert answer.failure.reason == "UPDATE_LAYOUT_MISMATCH"
+    assert scene.fake.fetches == [(broken, 0), (broken, 1 << 18), (broken, (1 << 18) + (1 << 17))]
+
+
+async def test_a_broken_upload_goes_on_where_it_broke(scene: Scene) -> None:
+    model = scene.model()
+    scene.fake.cut_upload_after = [10_000]
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        upload = await scene.fake.completed("a")
+    first, second = scene.fake.headers
+    assert (first.offset, second.offset) == (0, 10_000)
+    assert len(upload.content) == model.size
+
+
+async def test_a_download_with_a_wrong_digest_is_fetched_whole_again(scene: Scene) -> None:
+    model = scene.model()
+    scene.fake.corrupt = 2
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+    assert scene.fake.fetches == [(model.sha256, 0)] * 3
+
+
+async def test_a_download_that_never_has_its_digest_fails(scene: Scene) -> None:
+    model = scene.model()
+    scene.fake.corrupt = 100
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        answer = await scene.fake.answered("a")
+    assert answer.failure.reason == "DIGEST_MISMATCH"
+    assert len(scene.fake.fetches) == 3
+
+
+@pytest.mark.parametrize(("mismatches", "delivered"), [(2, True), (3, False)])
+async def test_an_upload_with_a_wrong_digest_is_sent_whole_again(
+    scene: Scene, mismatches: int, delivered: bool
+) -> None:
+    scene.fake.mismatches = mismatches
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", scene.model()))
+        if delivered:
+            await scene.fake.completed("a")
+        else:
+            assert (await scene.fake.answered("a")).failure.reason == "DIGEST_MISMATCH"
+    assert [header.offset for header in scene.fake.headers] == [0, 0, 0]
+
+
+async def test_a_refused_update_is_given_up(scene: Scene) -> None:
+    scene.fake.refuse_update = NotFiniteError("tensor 'x' holds NaN")
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", scene.model()))
+        answer = await scene.fake.answered("a")
+    assert answer.failure.reason == "UPDATE_NOT_FINITE"
+    assert len(scene.fake.headers) == 1
+
+
+async def test_an_update_nobody_waits_for_is_dropped(scene: Scene, tmp_path: Path) -> None:
+    scene.fake.refuse_update = RoundClosedError("the round is over")
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+        scene.fake.refuse_update = None
+        scene.fake.instruct(train_instruction("b", model))
+        await scene.fake.completed("b")
+        scene.fake.instruct(_settle("s", round_=1))
+        await scene.fake.until(lambda: "s" in scene.fake.acknowledged)
+        assert list((tmp_path / "state" / "updates").iterdir()) == []
+    assert scene.fake.answers == []
+
+
+def _settle(name: str, *, round_: int) -> rpc.Instruction:
+    return rpc.Instruction(
+        id=name, client_id="client-0", run_id="run", round=round_, settle=rpc.Settle(included=True)
+    )
+
+
+async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
+    model = scene.model()
+    small = {"learning_rate": 1e30, "epochs": 3}
+    cases = {
+        "diverges": (train_instruction("diverges", model, training=small), "TRAINING_FAILED"),
+        "no task": (train_instruction("no task", model, task="chess"), "PLUGIN_INVALID"),
+        "no option": (
+            train_instruction("no option", model, options={"size": 1}),
+            "PLUGIN_INVALID",
+        ),
+        "no client": (train_instruction("no client", model, client="x"), "IDENTITY_REFUSED"),
+        "no work": (rpc.Instruction(id="no work", client_id="client-0"), "PROTOCOL_VIOLATED"),
+        "no model": (train_instruction("no model", reference("0" * 64, 5)), "NOT_FOUND"),
+        "other model": (
+            train_instruction("other model", model, task="colored-digits"),
+            "UPDATE_LAYOUT_MISMATCH",
+        ),
+        "too large": (train_instruction("too large", reference("1" * 64, 2**60)), "TOO_LARGE"),
+        "no held out": (evaluate_instruction("no held out", model), "TRAINING_FAILED"),
+    }
+    for name in cases:
+        cases[name][0].time_left.FromSeconds(60)
+    async with scene.host():
+        for instruction, _ in cases.values():
+            scene.fake.instruct(instruction)
+        for name, (_, reason) in cases.items():
+            failure = (await scene.fake.answered(name)).failure
+            assert (name, failure.reason) == (name, reason)
+            assert "\n" not in failure.message
+            assert len(failure.message) > 20
+        assert (
+            "installed: colored-digits, digits"
+            in (await scene.fake.answered("no task")).failure.message
+        )
+
+
+async def test_evaluates_on_held_out_samples(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(evaluate_instruction("e", model, options={"held_out": 0.25}))
+        counts = (await scene.fake.answered("e")).evaluation
+        scene.fake.instruct(evaluate_instruction("e", model, options={"held_out": 0.25}))
+        assert (await scene.fake.answered("e", times=2)).evaluation == counts
+    assert len(counts.confusion) == 100
+    assert sum(counts.confusion) > 0
+    assert counts.loss_sum > 0
+
+
+async def test_abandoned_work_stops(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        endless = train_instruction("endless", model, training={"epochs": 10_000_000})
+        scene.fake.instruct(endless)
+        scene.fake.instruct(train_instruction("waiting", model, client="client-1"))
+        await scene.fake.until(
+            lambda: (
+                any(
+                    progress.instruction_id == "endless"
+                    and progress.stage == rpc.Progress.STAGE_COMPUTING
+                    for progress in scene.fake.heartbeats[-1].progress
+                )
+                if scene.fake.heartbeats
+                else False
+            )
+        )
+        abandon = rpc.Abandon(instruction_ids=["endless"])
+        scene.fake.instruct(rpc.Instruction(id="stop", abandon=abandon))
+        await scene.fake.completed("waiting")
+        scene.fake.instruct(endless)
+        await scene.fake.until(lambda: scene.fake.acknowledged.count("endless") == 2)
+    assert [header.update_id for header in scene.fake.headers] == ["waiting"]
+    assert scene.fake.answers == []
+
+
+async def test_work_past_its_deadline_is_dropped(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        late = train_instruction("late", model, training={"epochs": 10_000_000}, seconds=0.5)
+        scene.fake.instruct(late)
+        scene.fake.instruct(train_instruction("next", model, client="client-1"))
+        await scene.fake.completed("next")
+    assert [header.update_id for header in scene.fake.headers] == ["next"]
+
+
+async def test_a_coordinator_that_comes_back_is_attended_again(
+    tmp_path: Path, federation: TestFederation
+) -> None:
+    scene = Scene(tmp_path, federation)
+    model = scene.model()
+    async with serving(scene.fake, federation.coordinator) as port:
+        scene.port = port
+        host = scene.host()
+        await host.__aenter__()
+        scene.fake.hold_downloads = asyncio.Event()
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.until(lambda: len(scene.fake.fetches) == 1)
+    try:
+        again = FakeCoordinator(files=scene.fake.files)
+        async with serving(again, federation.coordinator, port=port):
+            await again.until(lambda: again.hosts == 1)
+            again.instruct(train_instruction("a", model))
+            await again.completed("a")
+            again.instruct(train_instruction("b", model))
+            await again.completed("b")
+            assert [header.update_id for header in again.headers] == ["a", "b"]
+    finally:
+        await host.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    "error", [ProtocolVersionError("speak version 2"), IdentityError("not your client")]
+)
+async def test_gives_up_where_connecting_again_cannot_help(scene: Scene, error: Exception) -> None:
+    scene.fake.refuse_hello = error  # type: ignore[assignment]  # both are PotluckErrors
+    with pytest.raises(type(error), match=str(error)):
+        async with scene.host():
+            pass
+    assert len(scene.fake.hellos) == 1
+
+
+async def test_a_client_the_certificate_does_not_allow(scene: Scene) -> None:
+    with pytest.raises(IdentityError, match="client 'client-6'"):
+        async with scene.host(clients=("client-0:6",)):
+            pass
+
+
+async def test_a_federation_of_another_authority(scene: Scene, tmp_path: Path) -> None:
+    scene.federation = make_federation(tmp_path / "other")
+    with pytest.raises(IdentityError, match="another CA"):
+        async with scene.host():
+            pass
+    assert scene.fake.hellos == []
+
+
+@pytest.mark.parametrize("encoding", [Encoding.INT8, Encoding.BFLOAT16, Encoding.FLOAT32])
+@pytest.mark.parametrize("delta", [False, True])
+async def test_models_and_updates_in_other_encodings(
+    scene: Scene, tmp_path: Path, encoding: Encoding, delta: bool
+) -> None:
+    number = transfer_pb2.Encoding.Value(f"ENCODING_{encoding.name}")
+    first = scene.model(0)
+    base_path = tmp_path / "base"
+    base_path.write_bytes(scene.fake.files[first.sha256])
+    target_path = tmp_path / "target"
+    target_path.write_bytes(digits_model(tmp_path, 1))
+    with open_tensors(base_path) as base, open_tensors(target_path) as target:
+        encoded = encode(
+            target.arrays,
+            encoding,
+            base=base.arrays if delta else None,
+            generator=np.random.default_rng(0),
+        )
+        wire = write_tensors(
+            tmp_path / "wire", encoded, layout=encoded_layout(base.layout, encoding)
+        )
+        with open_tensors(tmp_path / "wire") as file:
+            update = EncodedUpdate(file, base.layout, encoding, base if delta else None)
+            decoded = write_tensors(tmp_path / "decoded", update.decode_to_arrays())
+    scene.fake.offer((tmp_path / "wire").read_bytes())
+    second = transfer_pb2.ModelReference(
+        sha256=decoded.sha256,
+        size=decoded.size,
+        renditions=[
+            transfer_pb2.Rendition(
+                sha256=wire.sha256,
+                size=wire.size,
+                encoding=number,
+                base_sha256=first.sha256 if delta else "",
+            )
+        ],
+    )
+    async with scene.host():
+        scene.fake.instruct(train_instruction("one", first))
+        await scene.fake.completed("one")
+        scene.fake.instruct(
+            train_instruction("two", second, round_=2, encoding=number, delta=delta)
+        )
+        upload = await scene.fake.completed("two")
+    assert upload.header.encoding == number
+    assert upload.header.delta is delta
+    (tmp_path / "update").write_bytes(upload.content)
+    with open_tensors(tmp_path / "update") as file, open_tensors(tmp_path / "decoded") as model:
+        trained = EncodedUpdate(file, model.layout, encoding, model if delta else None)
+        moved = trained.decode_to_arrays()
+        distance = max(
+            float(np.abs(moved[name] - model.arrays[name]).max()) for name in model.arrays
+        )
+    assert 0 < distance < 1
+
+
+async def test_without_its_base_a_delta_is_passed_over(scene: Scene) -> None:
+    model = scene.model()
+    whole = model.renditions.pop()
+    model.renditions.append(
+        transfer_pb2.Rendition(
+            sha256="1" * 64, size=10, encoding=transfer_pb2.ENCODING_INT8, base_sha256="2" * 64
+        )
+    )
+    model.renditions.append(whole)
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+    assert scene.fake.fetches == [(model.sha256, 0)]

@@ -1,0 +1,113 @@
+"""A host under test: its configuration, and instructions for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.client.config import ClientConfig
+from potluck.common.models import state_arrays
+from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.tasks.digits import Digits
+from potluck.common.tensors import write_tensors
+from potluck.common.tls import TlsFiles
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+MINUTE_SECONDS = 60
+
+
+def host_config(folder: Path, tls: TlsFiles, port: int, **changes: Any) -> ClientConfig:
+    values = {
+        "coordinator": f"127.0.0.1:{port}",
+        "clients": ("client-0:5",),
+        "state_directory": folder / "state",
+        "device": "cpu",
+        "reconnect_maximum_seconds": 0.2,
+        "tls": tls,
+    }
+    return ClientConfig.model_validate(values | changes)
+
+
+def write_config(config: ClientConfig, path: Path) -> Path:
+    """The configuration as a TOML file."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def digits_model(folder: Path, seed: int = 0) -> bytes:
+    """The file of a new model of the digits task, larger than a message."""
+    torch.manual_seed(seed)
+    path = folder / f"model-{seed}"
+    write_tensors(path, state_arrays(Digits().model()))
+    content = path.read_bytes()
+    path.unlink()
+    assert len(content) < MAXIMUM_MESSAGE_BYTES
+    return content
+
+
+def reference(sha256: str, size: int) -> transfer_pb2.ModelReference:
+    """A model to be had as its float32 file."""
+    whole = transfer_pb2.Rendition(sha256=sha256, size=size, encoding=transfer_pb2.ENCODING_FLOAT32)
+    return transfer_pb2.ModelReference(sha256=sha256, size=size, renditions=[whole])
+
+
+def train_instruction(
+    name: str,
+    model: transfer_pb2.ModelReference,
+    *,
+    client: str = "client-0",
+    round_: int = 1,
+    seconds: float = MINUTE_SECONDS,
+    task: str = "digits",
+    options: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    encoding: transfer_pb2.Encoding.ValueType = transfer_pb2.ENCODING_FLOAT32,
+    delta: bool = False,
+    seed: int = 7,
+) -> rpc.Instruction:
+    instruction = rpc.Instruction(
+        id=name,
+        client_id=client,
+        run_id="run",
+        round=round_,
+        train=rpc.Train(
+            model=model,
+            task=rpc.Plugin(name=task, options_json=json.dumps(options or {})),
+            objective=rpc.Plugin(name="cross-entropy", options_json="{}"),
+            training_json=json.dumps(training or {"epochs": 1}),
+            seed=seed,
+            encoding=encoding,
+            delta=delta,
+        ),
+    )
+    instruction.time_left.FromMilliseconds(int(seconds * 1000))
+    return instruction
+
+
+def evaluate_instruction(
+    name: str,
+    model: transfer_pb2.ModelReference,
+    *,
+    client: str = "client-0",
+    options: dict[str, Any] | None = None,
+) -> rpc.Instruction:
+    instruction = rpc.Instruction(
+        id=name,
+        client_id=client,
+        run_id="run",
+        round=1,
+        evaluate=rpc.Evaluate(
+            model=model, task=rpc.Plugin(name="digits", options_json=json.dumps(options or {}))
+        ),
+    )
+    instruction.time_left.FromSeconds(MINUTE_SECONDS)
+    return instruction

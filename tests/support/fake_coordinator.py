@@ -1,0 +1,215 @@
+"""A coordinator that does what a test says: real gRPC over mutual TLS, nothing behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_status import rpc_status
+
+from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
+from potluck.common.protocol import PROTOCOL_VERSION
+from potluck.common.tls import SERVER_OPTIONS, TlsFiles, server_credentials
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_CHUNK = 1 << 16
+_PATIENCE_SECONDS = 60.0
+
+
+async def refuse(context: Context, error: PotluckError) -> NoReturn:
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    raise AssertionError("abort always raises")
+
+
+@dataclass
+class Upload:
+    """What has arrived of an update."""
+
+    header: transfer_pb2.UpdateHeader
+    content: bytes = b""
+    complete: bool = False
+
+
+@dataclass
+class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Everything hosts say is noted; what it does wrong is set beforehand."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    hellos: list[rpc.Hello] = field(default_factory=list)
+    heartbeats: list[rpc.Heartbeat] = field(default_factory=list)
+    acknowledged: list[str] = field(default_factory=list)
+    answers: list[rpc.Answer] = field(default_factory=list)
+    fetches: list[tuple[str, int]] = field(default_factory=list)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    headers: list[transfer_pb2.UpdateHeader] = field(default_factory=list)
+    hosts: int = 0
+    refuse_hello: PotluckError | None = None
+    refuse_update: PotluckError | None = None
+    mismatches: int = 0
+    """How many uploads are said to have a wrong digest."""
+    corrupt: int = 0
+    """How many downloads carry a flipped byte."""
+    cut_download_after: list[int] = field(default_factory=list)
+    """For each of the next downloads, the bytes after which it breaks off."""
+    cut_upload_after: list[int] = field(default_factory=list)
+    hold_downloads: asyncio.Event | None = None
+    """Downloads wait for it."""
+    _outboxes: list[asyncio.Queue[rpc.Instruction]] = field(default_factory=list)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    # For tests ---------------------------------------------------------------------------------
+
+    def offer(self, content: bytes) -> str:
+        """Let a file be fetched."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.files[sha256] = content
+        return sha256
+
+    def instruct(self, instruction: rpc.Instruction) -> None:
+        """Send an instruction to the host that came last."""
+        self._outboxes[-1].put_nowait(instruction)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what hosts said makes `condition` true."""
+        async with asyncio.timeout(_PATIENCE_SECONDS), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def completed(self, update_id: str) -> Upload:
+        await self.until(lambda: update_id in self.uploads and self.uploads[update_id].complete)
+        return self.uploads[update_id]
+
+    async def answered(self, instruction_id: str, times: int = 1) -> rpc.Answer:
+        def found() -> list[rpc.Answer]:
+            return [each for each in self.answers if each.instruction_id == instruction_id]
+
+        await self.until(lambda: len(found()) >= times)
+        return found()[-1]
+
+    async def _note(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # The service -------------------------------------------------------------------------------
+
+    async def Attend(  # noqa: N802
+        self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
+    ) -> AsyncIterator[rpc.AttendResponse]:
+        hello = (await anext(request_iterator)).hello
+        self.hellos.append(hello)
+        if self.refuse_hello is not None:
+            await refuse(context, self.refuse_hello)
+        assert hello.protocol_version == PROTOCOL_VERSION
+        outbox: asyncio.Queue[rpc.Instruction] = asyncio.Queue()
+        self._outboxes.append(outbox)
+        welcome = rpc.Welcome(coordinator_id="fake")
+        welcome.heartbeat_interval.FromMilliseconds(50)
+        yield rpc.AttendResponse(welcome=welcome)
+        self.hosts += 1
+        await self._note()
+        listening = asyncio.create_task(self._listen(request_iterator))
+        try:
+            while True:
+                yield rpc.AttendResponse(instruction=await outbox.get())
+        finally:
+            listening.cancel()
+            self.hosts -= 1
+            await asyncio.shield(self._note())
+
+    async def _listen(self, requests: AsyncIterator[rpc.AttendRequest]) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            if kind == "heartbeat":
+                self.heartbeats.append(request.heartbeat)
+            elif kind == "acknowledgement":
+                self.acknowledged.append(request.acknowledgement.instruction_id)
+            elif kind == "answer":
+                self.answers.append(request.answer)
+            await self._note()
+
+    async def FetchModel(  # noqa: N802
+        self, request: rpc.CoordinatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[rpc.CoordinatorServiceFetchModelResponse]:
+        self.fetches.append((request.sha256, request.offset))
+        await self._note()
+        if request.sha256 not in self.files:
+            await refuse(context, NotFoundError("there is no such file"))
+        content = self.files[request.sha256]
+        header = transfer_pb2.FileHeader(
+            version=1, sha256=request.sha256, size=len(content), offset=request.offset
+        )
+        yield _down(transfer_pb2.ModelFrame(header=header))
+        if self.hold_downloads is not None:
+            await self.hold_downloads.wait()
+        if self.corrupt:
+            self.corrupt -= 1
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        cut = self.cut_download_after.pop(0) if self.cut_download_after else None
+        for begin in range(request.offset, len(content), _CHUNK):
+            if cut is not None and begin - request.offset >= cut:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+            yield _down(transfer_pb2.ModelFrame(chunk=content[begin : begin + _CHUNK]))
+        yield _down(
+            transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(sha256=request.sha256))
+        )
+
+    async def SubmitUpdate(  # noqa: N802
+        self, request_iterator: AsyncIterator[rpc.SubmitUpdateRequest], context: Context
+    ) -> rpc.SubmitUpdateResponse:
+        header = (await anext(request_iterator)).frame.header
+        self.headers.append(header)
+        if self.refuse_update is not None:
+            await refuse(context, self.refuse_update)
+        upload = self.uploads.get(header.update_id)
+        if upload is None or not header.offset:
+            upload = self.uploads[header.update_id] = Upload(header)
+        assert header.offset <= len(upload.content)
+        upload.content = upload.content[: header.offset]
+        cut = self.cut_upload_after.pop(0) if self.cut_upload_after else None
+        async for request in request_iterator:
+            if request.frame.WhichOneof("part") == "trailer":
+                break
+            upload.content += request.frame.chunk
+            if cut is not None and len(upload.content) >= cut:
+                upload.content = upload.content[:cut]
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+        if self.mismatches:
+            self.mismatches -= 1
+            del self.uploads[header.update_id]
+            await refuse(context, DigestMismatchError("the digest does not match, says the test"))
+        assert hashlib.sha256(upload.content).hexdigest() == header.sha256
+        upload.complete = True
+        await self._note()
+        return rpc.SubmitUpdateResponse()
+
+    async def LocateUpload(  # noqa: N802
+        self, request: rpc.LocateUploadRequest, context: Context
+    ) -> rpc.LocateUploadResponse:
+        upload = self.uploads.get(request.update_id)
+        if upload is None or upload.header.sha256 != request.sha256:
+            return rpc.LocateUploadResponse()
+        return rpc.LocateUploadResponse(offset=len(upload.content), complete=upload.complete)
+
+
+def _down(frame: transfer_pb2.ModelFrame) -> rpc.CoordinatorServiceFetchModelResponse:
+    return rpc.CoordinatorServiceFetchModelResponse(frame=frame)
+
+
+@asynccontextmanager
+async def serving(fake: FakeCoordinator, tls: TlsFiles, *, port: int = 0) -> AsyncIterator[int]:
+    """The fake listens on a loopback port, which is returned."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(fake, server)
+    bound = server.add_secure_port(f"127.0.0.1:{port}", server_credentials(tls))
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from potluck.client.model_cache import ModelCache, evictions
+from potluck.common.errors import ProtocolError
+
+
+@pytest.mark.parametrize(
+    ("by_use", "in_use", "keep", "expected"),
+    [
+        ("", "", 1, ""),
+        ("ab", "", 2, ""),
+        ("abc", "", 2, "a"),
+        ("abcd", "", 1, "abc"),
+        ("abcd", "ab", 2, "cd"),
+        ("abcd", "abcd", 1, ""),
+    ],
+)
+def test_the_longest_unused_go(by_use: str, in_use: str, keep: int, expected: str) -> None:
+    assert evictions(list(by_use), set(in_use), keep) == list(expected)
+
+
+def put(folder: Path, content: bytes, *, age: int = 0) -> str:
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = folder / sha256
+    path.write_bytes(content)
+    os.utime(path, ns=(10**18 - age, 10**18 - age))
+    return sha256
+
+
+def test_a_restarted_process_finds_its_models_and_believes_none(tmp_path: Path) -> None:
+    old, good, rotten = (
+        put(tmp_path, text, age=age) for age, text in ((3, b"old"), (2, b"good"), (1, b"rotten"))
+    )
+    (tmp_path / rotten).write_bytes(b"rot")
+    (tmp_path / "leftover.new").write_bytes(b"half")
+    cache = ModelCache(tmp_path, keep=2)
+    assert not cache.holds(old)
+    assert cache.verified(good)
+    assert not cache.verified(rotten)
+    cache.remove(rotten)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [good]
+
+
+def test_a_pinned_model_stays_until_it_is_let_go(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path, keep=1)
+    first, second = put(tmp_path, b"first"), put(tmp_path, b"second")
+    cache.add(first)
+    with cache.pinned(first):
+        cache.add(second)
+        assert cache.holds(first)
+        assert not cache.holds(second)
+    cache.add(put(tmp_path, b"second"))
+    assert not cache.holds(first)
+    assert not cache.path(first).exists()
+    assert cache.path(second).exists()
+
+
+def test_a_path_is_only_made_of_a_digest(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="SHA-256"):
+        ModelCache(tmp_path, keep=1).path("../../etc/passwd")
