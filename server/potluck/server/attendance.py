@@ -111,6 +111,11 @@ class Attendance:
         self._forget(session, set(session.client_ids))
         return True
 
+    def close(self) -> None:
+        """End every host's stream: the coordinator stops."""
+        for session in self._hosts.values():
+            session.outbox.put_nowait(None)
+
     def _forget(self, session: Session, clients: set[str]) -> None:
         left = tuple(client for client in session.client_ids if client in clients)
         for client in left:

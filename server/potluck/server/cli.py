@@ -104,6 +104,7 @@ async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> No
             _announce(ready_file, address)
         await stop.wait()
         log.info("stopping")
+        coordinator.attendance.close()
         await server.stop(STOP_SECONDS)
     log.info("stopped")
 

@@ -8,6 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from potluck.common.errors import (
     RunError,
     StorageError,
 )
+from potluck.common.runfile import parse_run_file
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance, Session
 from potluck.server.blueprint import Blueprint, draw_up
@@ -51,6 +53,7 @@ class Coordinator:
         self._thread = thread
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._kept: dict[str, set[str]] = {}  # model files, by run
         self._upload_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @classmethod
@@ -208,34 +211,36 @@ class Coordinator:
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
         return sha256, self.files.existing(sha256)
 
-    async def tidy(self) -> None:
-        """Delete model files that no run needs any more, by each run's retention policy."""
-        needed: set[str] = set()
-        for row in await self.runs():
-            needed |= await self._needed_files(row)
+    async def tidy(self, run_id: str) -> None:
+        """Delete model files that no run needs any more, now that this one has moved on."""
+        self._kept[run_id] = await self._kept_files(await self.run(run_id))
+        in_use = set[str]().union(*(engine.files_in_use() for engine in self._engines.values()))
+        needed = in_use.union(*self._kept.values())
         await asyncio.to_thread(self.files.keep_only, needed)
 
-    async def _needed_files(self, row: RunRow) -> set[str]:
+    async def _kept_files(self, row: RunRow) -> set[str]:
+        """The model files that a run's retention policy keeps, and its newest states."""
         references = await self.in_store(lambda store: store.model_references(row.run_id))
         try:
-            retention = draw_up(row.run_file, source="run file").run_file.retention
-        except ConfigurationError:
-            return {r.model_sha256 for r in references}
-        last = max((r.round for r in references), default=0)
-        needed: set[str] = set()
+            retention = parse_run_file(row.run_file, source="run file").retention
+        except ConfigurationError:  # of another release; better too many than too few
+            return {reference.model_sha256 for reference in references}
+        last = max((reference.round for reference in references), default=0)
+        kept: set[str] = set()
         for reference in references:
             age = last - reference.round
-            kept = retention.keep_every and reference.round % retention.keep_every == 0
-            if age < retention.keep_last or kept:
-                needed.add(reference.model_sha256)
+            spared = retention.keep_every and reference.round % retention.keep_every == 0
+            if age < retention.keep_last or spared:
+                kept.add(reference.model_sha256)
             if age == 0 and reference.state_sha256 is not None:
-                needed.add(reference.state_sha256)
-        engine = self._engines.get(row.run_id)
-        return needed | (engine.files_in_use() if engine else set())
+                kept.add(reference.state_sha256)
+        return kept
 
     # Driving ----------------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
+        for row in await self.in_store(lambda store: store.runs()):
+            self._kept[row.run_id] = await self._kept_files(row)
         for row in await self.in_store(lambda store: store.unfinished_runs()):
             try:
                 blueprint = draw_up(row.run_file, source="run file")
@@ -258,7 +263,7 @@ class Coordinator:
             attendance=self.attendance,
             files=self.files,
             in_store=self.in_store,
-            tidy=self.tidy,
+            tidy=partial(self.tidy, row.run_id),
         )
         engine = RunEngine(row, blueprint, work, spool, environment)
         self._engines[row.run_id] = engine

@@ -249,6 +249,8 @@ class RunEngine:
             self.news.close()
 
     async def _next_event(self) -> rounds.Event:
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return self._events.get_nowait()  # what happened goes before what is due
         wakeup = self._machine.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - now())
         try:
@@ -514,7 +516,7 @@ class RunEngine:
                 self.row.run_id,
                 self._machine.round,
                 model,
-                [client for client in self._roster],
+                list(self._roster),
                 seconds=self.blueprint.run_file.round.deadline_seconds,
             )
         self._facts.metrics = None if counts is None else counts.metrics()

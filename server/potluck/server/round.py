@@ -292,6 +292,7 @@ class RoundMachine:
         }
         self.roster: dict[str, None] = dict.fromkeys(was.roster)
         self._resumed = resumption is not None
+        self._started = False
         self._stored_available = was.available
         self._attending: set[str] = set()
         self._away_since: dict[str, float] = {}
@@ -311,7 +312,7 @@ class RoundMachine:
     def next_wakeup(self) -> float | None:
         """When the machine wants a Ticked if nothing else happens; None: not at all."""
         times: list[float] = []
-        if self.phase is Phase.WAITING:
+        if self.phase is Phase.WAITING and self._started:
             times.append(self._reattach_until if self._waiting_for else self._waiting_until)
         if self.phase is Phase.TRAINING:
             times.append(self._round_deadline)
@@ -372,6 +373,7 @@ class RoundMachine:
     # Waiting ----------------------------------------------------------------------------------
 
     def _start(self, now: float) -> list[Action]:
+        self._started = True
         self._waiting_until = now + self.plan.roster_timeout_seconds
         if self._resumed:
             self._waiting_for = frozenset(self.roster) - self._attending
@@ -416,7 +418,7 @@ class RoundMachine:
         return self._tick(now) if self.phase is Phase.TRAINING else []
 
     def _select_if_ready(self, now: float) -> list[Action]:
-        if self.phase is not Phase.WAITING:
+        if self.phase is not Phase.WAITING or not self._started:
             return []
         actions: list[Action] = []
         if not self.roster:
