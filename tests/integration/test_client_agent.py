@@ -290,17 +290,7 @@ async def test_abandoned_work_stops(scene: Scene) -> None:
         endless = train_instruction("endless", model, training={"epochs": 10_000_000})
         scene.fake.instruct(endless)
         scene.fake.instruct(train_instruction("waiting", model, client="client-1"))
-        await scene.fake.until(
-            lambda: (
-                any(
-                    progress.instruction_id == "endless"
-                    and progress.stage == rpc.Progress.STAGE_COMPUTING
-                    for progress in scene.fake.heartbeats[-1].progress
-                )
-                if scene.fake.heartbeats
-                else False
-            )
-        )
+        await scene.fake.computing("endless")
         abandon = rpc.Abandon(instruction_ids=["endless"])
         scene.fake.instruct(rpc.Instruction(id="stop", abandon=abandon))
         await scene.fake.completed("waiting")

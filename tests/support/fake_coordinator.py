@@ -51,6 +51,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     uploads: dict[str, Upload] = field(default_factory=dict)
     headers: list[transfer_pb2.UpdateHeader] = field(default_factory=list)
     hosts: int = 0
+    port: int = 0
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     mismatches: int = 0
@@ -62,6 +63,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     cut_upload_after: list[int] = field(default_factory=list)
     hold_downloads: asyncio.Event | None = None
     """Downloads wait for it."""
+    hold_uploads: asyncio.Event | None = None
+    """Uploads wait for it."""
     _outboxes: list[asyncio.Queue[rpc.Instruction]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -85,6 +88,17 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def completed(self, update_id: str) -> Upload:
         await self.until(lambda: update_id in self.uploads and self.uploads[update_id].complete)
         return self.uploads[update_id]
+
+    async def computing(self, instruction_id: str) -> None:
+        """Wait for a heartbeat that says so."""
+        stage = rpc.Progress.STAGE_COMPUTING
+        await self.until(
+            lambda: any(
+                (progress.instruction_id, progress.stage) == (instruction_id, stage)
+                for heartbeat in self.heartbeats[-1:]
+                for progress in heartbeat.progress
+            )
+        )
 
     async def answered(self, instruction_id: str, times: int = 1) -> rpc.Answer:
         def found() -> list[rpc.Answer]:
@@ -165,6 +179,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> rpc.SubmitUpdateResponse:
         header = (await anext(request_iterator)).frame.header
         self.headers.append(header)
+        await self._note()
+        if self.hold_uploads is not None:
+            await self.hold_uploads.wait()
         if self.refuse_update is not None:
             await refuse(context, self.refuse_update)
         upload = self.uploads.get(header.update_id)
