@@ -15,41 +15,49 @@ class LocalTraining(Settings):
     """How a client trains in one round; travels as JSON. The optimiser starts anew each round."""
 
     optimizer: Literal["sgd"] = Field(
-        "sgd", description="Rule of the local steps: sgd, the one that strategies' theory assumes."
+        default="sgd",
+        description="Rule of the local steps: sgd, the one that strategies' theory assumes.",
     )
     learning_rate: float = Field(
-        0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."
+        default=0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."
     )
     learning_rate_decay: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=1,
         description="The learning rate is multiplied by this after each round; below 1\n"
         "late rounds disagree less.",
     )
     momentum: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="Share of the last step that the next one repeats; speeds up, but skewed\n"
         "clients drift further apart.",
     )
     weight_decay: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="L2 penalty; against overfitting few samples."
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="L2 penalty; against overfitting few samples.",
     )
     batch_size: int = Field(
-        32, ge=1, description="Samples per step; larger is faster per epoch, smaller learns more."
+        default=32,
+        ge=1,
+        description="Samples per step; larger is faster per epoch, smaller learns more.",
     )
     epochs: int = Field(
-        1, ge=1, description="Passes over the client's samples; more saves rounds, but drifts more."
+        default=1,
+        ge=1,
+        description="Passes over the client's samples; more saves rounds, but drifts more.",
     )
     steps: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Steps instead of epochs, so that clients with many samples don't do more.",
     )
     gradient_clip: float | None = Field(
-        None,
+        default=None,
         gt=0,
         allow_inf_nan=False,
         description="Longest gradient (L2 norm) of a step; keeps single batches from blowing up.",

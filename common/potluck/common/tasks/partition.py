@@ -13,7 +13,7 @@ from potluck.common.names import ClientId
 Indices = NDArray[np.int64]
 """Which samples, as positions in the whole data."""
 
-_REDRAWS = 10_000
+_DRAWS = 100
 
 
 def part_number(client: ClientId, parts: int, *, task: str) -> int:
@@ -43,8 +43,10 @@ def dirichlet(
     """A partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
 
     As NIID-Bench does it: a client that already holds samples / clients gets no more, and the
-    whole draw is repeated until every client holds at least `minimum`. Disjoint, complete; the
-    indices of each client are sorted. Raises ConfigurationError if no draw satisfies `minimum`.
+    whole draw is repeated until every client holds at least `minimum`. Where that has failed 100
+    times (many clients, small alpha), those that lack samples take random ones from the largest.
+    Disjoint, complete; the indices of each client are sorted. Raises ConfigurationError if there
+    are too few samples.
     """
     if clients * minimum > len(labels):
         raise ConfigurationError(
@@ -52,16 +54,23 @@ def dirichlet(
             "each; use fewer clients",
             clients=clients,
         )
-    for _ in range(_REDRAWS):
+    draws = 1
+    parts = _draw(labels, clients, alpha, generator)
+    while min(len(part) for part in parts) < minimum and draws < _DRAWS:
         parts = _draw(labels, clients, alpha, generator)
-        if min(len(part) for part in parts) >= minimum:
-            return [np.sort(part) for part in parts]
-    raise ConfigurationError(
-        f"no Dirichlet draw gave each of {clients} clients {minimum} samples at alpha={alpha}; "
-        "use a larger alpha or fewer clients",
-        clients=clients,
-        alpha=alpha,
-    )
+        draws += 1
+    _fill_up(parts, minimum, generator)
+    return [np.sort(part) for part in parts]
+
+
+def _fill_up(parts: list[Indices], minimum: int, generator: np.random.Generator) -> None:
+    for short in range(len(parts)):
+        while len(parts[short]) < minimum:
+            largest = max(range(len(parts)), key=lambda client: len(parts[client]))
+            shuffled = generator.permutation(parts[largest])
+            spare = min(minimum - len(parts[short]), len(shuffled) - minimum)
+            parts[largest] = shuffled[spare:]
+            parts[short] = np.concatenate([parts[short], shuffled[:spare]])
 
 
 def _draw(

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.names import ClientId
+from potluck.common.tasks.partition import (
+    by_counts,
+    cmnist_gsc,
+    dirichlet,
+    held_out_split,
+    part_number,
+    scaled,
+    stratified,
+)
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def triplet(matrix: NDArray[np.int64]) -> tuple[float, float, float]:
+    """(CI, AI, SC) of a 2 × 2 matrix, written out from FedDiverse §4 for this test alone."""
+    by_class, by_attribute = entropy(matrix.sum(axis=1)), entropy(matrix.sum(axis=0))
+    mutual = by_class + by_attribute - entropy(matrix.ravel())
+    return 1 - by_class, 1 - by_attribute, 2 * mutual / (by_class + by_attribute)
+
+
+def test_the_cmnist_row_has_the_six_metrics_of_table_6() -> None:
+    matrices = cmnist_gsc()
+    assert matrices.shape == (24, 2, 2)
+    assert (matrices.sum(axis=(1, 2)) == 200).all()
+    assert triplet(matrices.sum(axis=0)) == pytest.approx((0, 0, 0.1634), abs=5e-5)
+    mean = np.mean([triplet(matrix) for matrix in matrices], axis=0)
+    assert mean == pytest.approx((0.0885, 0.0885, 0.3540), abs=5e-5)
+
+
+def test_four_clients_are_class_imbalanced_four_attribute_imbalanced_sixteen_spurious() -> None:
+    types = np.argmax([triplet(matrix) for matrix in cmnist_gsc()], axis=1)
+    assert np.bincount(types).tolist() == [4, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("client", "part"), [("client-7", 7), ("client-07", 7), ("a23", 23), ("0", 0)]
+)
+def test_a_client_has_the_part_its_id_ends_with(client: str, part: int) -> None:
+    assert part_number(ClientId(client), 24, task="digits") == part
+
+
+@pytest.mark.parametrize("client", ["client-24", "client", "7-client"])
+def test_a_client_without_a_part_is_refused_by_name(client: str) -> None:
+    expected = rf"digits has parts for client-0 … client-23, not for '{client}'; rename"
+    with pytest.raises(ConfigurationError, match=expected):
+        part_number(ClientId(client), 24, task="digits")
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    clients=st.integers(1, 30),
+    alpha=st.floats(0.01, 100),
+    seed=st.integers(0, 2**32),
+    minimum=st.integers(0, 10),
+)
+def test_a_dirichlet_partition_is_complete_disjoint_and_repeatable(
+    clients: int, alpha: float, seed: int, minimum: int
+) -> None:
+    labels = np.arange(400) % 7
+    parts, again = (
+        dirichlet(labels, clients, alpha, np.random.default_rng(seed), minimum=minimum)
+        for _ in range(2)
+    )
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(400))
+    assert len(parts) == clients
+    assert min(len(part) for part in parts) >= minimum
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_a_smaller_alpha_gives_more_skewed_clients() -> None:
+    labels = np.arange(4000) % 10
+
+    def mean_entropy(alpha: float) -> float:
+        parts = dirichlet(labels, 10, alpha, np.random.default_rng(0))
+        return float(np.mean([entropy(np.bincount(labels[part])) for part in parts]))
+
+    assert mean_entropy(0.1) < mean_entropy(0.5) < mean_entropy(10) < np.log2(10)
+
+
+def test_more_clients_than_samples_allow_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="100 samples are too few for 11 clients"):
+        dirichlet(np.zeros(100, dtype=np.int64), 11, 1.0, np.random.default_rng(0))
+
+
+@given(
+    cells=st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any),
+    total=st.integers(0, 500),
+)
+def test_scaling_keeps_the_total_and_is_off_by_less_than_one(cells: list[int], total: int) -> None:
+    matrix = np.array(cells).reshape(2, 2)
+    counts = scaled(matrix, total)
+    assert counts.sum() == total
+    assert np.abs(counts - matrix * total / matrix.sum()).max() < 1
+
+
+def test_a_table_6_matrix_scaled_to_58_samples() -> None:
+    assert scaled(np.array([[90, 90], [10, 10]]), 58).tolist() == [[26, 26], [3, 3]]
+
+
+def test_clients_get_the_counts_they_are_to_have() -> None:
+    values = np.array([0, 1, 2] * 10)
+    counts = np.array([[1, 2, 3], [9, 0, 0], [0, 8, 7]])
+    parts = by_counts(values, counts, np.random.default_rng(0))
+    assert [np.bincount(values[part], minlength=3).tolist() for part in parts] == counts.tolist()
+    assert len(np.unique(np.concatenate(parts))) == counts.sum()
+    assert (np.diff(values[parts[0]]) >= 0).all()
+
+
+def test_more_samples_of_a_value_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="6 samples of value 1, of which there are 5"):
+        by_counts(np.array([1] * 5), np.array([[0, 3], [0, 3]]), np.random.default_rng(0))
+
+
+def test_a_stratified_choice_has_as_many_of_each_class() -> None:
+    labels = np.array([0] * 30 + [1] * 12 + [2] * 20)
+    rest, chosen = stratified(labels, 10, np.random.default_rng(0))
+    assert np.bincount(labels[chosen]).tolist() == [10, 10, 10]
+    assert np.array_equal(np.sort(np.concatenate([rest, chosen])), np.arange(62))
+
+
+@pytest.mark.parametrize(("share", "held_out"), [(0.0, 0), (0.2, 4), (0.5, 10)])
+def test_a_share_is_held_out(share: float, held_out: int) -> None:
+    part = np.arange(100, 121)
+    train, rest = held_out_split(part, share, np.random.default_rng(0))
+    assert (len(train), len(rest)) == (21 - held_out, held_out)
+    assert np.array_equal(np.sort(np.concatenate([train, rest])), part)
