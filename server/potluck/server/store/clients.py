@@ -72,13 +72,17 @@ class Clients(Part):
 
     def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
         """Record that a client must not be selected; it need not have been met."""
-        row = {"client_id": client_id, "reason": encode_text(reason), "at": encode_time(at)}
+        row = {
+            "client_id": encode_text(client_id),
+            "reason": encode_text(reason),
+            "at": encode_time(at),
+        }
         with self._database.transaction() as connection:
             upsert(connection, schema.quarantine, [row], update=["reason", "at"])
 
     def readmit(self, client_id: str) -> None:
         """Record that a client may be selected again. Raises NotFoundError if it always could."""
-        table = schema.quarantine
+        table, client_id = schema.quarantine, encode_text(client_id)
         with self._database.transaction() as connection:
             if (
                 connection.execute(delete(table).where(table.c.client_id == client_id)).rowcount

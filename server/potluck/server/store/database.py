@@ -17,6 +17,7 @@ from potluck.server.store.failures import storage_error
 from potluck.server.store.values import CorruptRowError
 
 _BUSY_SECONDS = 10
+_LOCK_SECONDS = 2
 # Any constant does, as long as every version of Potluck uses this one; it spells "potluck".
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
 
@@ -34,7 +35,7 @@ class Database:
         """Connect and lock. Raises ConfigurationError for a wrong URL, StorageError otherwise."""
         parsed = _parse(url)
         if parsed.get_backend_name() == "sqlite":
-            return _open_sqlite(Path(parsed.database or ""), parsed)
+            return _open_sqlite(parsed)
         return _open_postgresql(parsed)
 
     def close(self) -> None:
@@ -54,8 +55,9 @@ class Database:
             raise StorageError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
             ) from error
-        # SQLAlchemy lets through what drivers say of numbers wider than 64 bits.
-        except (SQLAlchemyError, OverflowError) as error:
+        # SQLAlchemy lets through what drivers say of numbers wider than 64 bits and of text that
+        # is not Unicode.
+        except (SQLAlchemyError, OverflowError, UnicodeError) as error:
             raise storage_error(error, self.name) from error
 
 
@@ -94,13 +96,15 @@ def _engine(url: URL, name: str, **options: Any) -> Engine:
         ) from error
 
 
-def _open_sqlite(path: Path, url: URL) -> Database:
+def _open_sqlite(url: URL) -> Database:
+    # Resolved, so that two ways to one file lead to one lock.
+    path = Path(url.database or "").resolve()
     name = str(path)
     lock = _lock_file(path)
     try:
         # Created before SQLite would, so that nobody else can read it or its log.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        engine = _engine(url, name, connect_args={"timeout": _BUSY_SECONDS})
+        engine = _engine(url.set(database=name), name, connect_args={"timeout": _BUSY_SECONDS})
     except OSError as error:
         os.close(lock)
         raise _unopened(path, error) from error
@@ -177,22 +181,15 @@ def _open_postgresql(url: URL) -> Database:
 
     @event.listens_for(engine, "connect")
     def lock(connection: Any, _record: object) -> None:
-        # A lock of the session, so it is gone as soon as this process is.
+        # A lock of the session, so it is gone as soon as this process is. The server may take a
+        # moment to notice that a killed coordinator's session is over; hence the patience.
         try:
-            row = connection.execute(
-                "SELECT pg_try_advisory_lock(%s)", (_ADVISORY_LOCK,)
-            ).fetchone()
+            connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))
             connection.commit()
         except BaseException:
             connection.close()
             raise
-        if not row[0]:
-            connection.close()
-            raise StorageError(
-                f"{name}: in use by another coordinator; stop it, or give this one another "
-                "database",
-                database=name,
-            )
 
     database = Database(engine, name, None)
     try:

@@ -30,6 +30,7 @@ _MEANINGS = {
     "42501": ("the user may not do this", "make the user owner of the database"),
     "XX": ("the database is damaged", "see the server's log, restore it from a backup"),
     "58": ("the server's disk failed", "see its log and start again"),
+    "55P03": ("in use by another coordinator", "stop it, or give this one another database"),
     "57P": ("the server shut down", "start it and try again"),
     "08": ("the connection broke", "check that the server is up"),
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),

@@ -95,7 +95,7 @@ class Runs(Part):
 
         Raises NotFoundError where there is none, or more than one, saying which there are.
         """
-        column = schema.runs.c.run_id
+        column, run_id = schema.runs.c.run_id, encode_text(run_id)
         with self._database.transaction() as connection:
             found = _read(connection, _rows().where(column == run_id))
             if not found and run_id:

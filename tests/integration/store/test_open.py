@@ -1,0 +1,220 @@
+"""Opening a database: whose it is, what is in it, what its schema is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Float, Inspector, MetaData, create_engine, inspect, text
+from sqlalchemy.types import TypeEngine
+from support.postgresql import PostgreSQL
+from support.stored import AT, RUN, begun_run
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.server.store import MIGRATIONS, Migration, Store
+from potluck.server.store.schema import metadata
+
+OPEN_AND_WAIT = """
+import sys
+from potluck.server.store import Store
+with Store.open(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def run_sql(url: str, *statements: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+def refused(url: str, **options: Any) -> str:
+    """The one line with which a database is refused."""
+    with pytest.raises(StorageError) as caught:
+        Store.open(url, **options)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_what_is_stored_is_there_after_reopening(url: str) -> None:
+    with Store.open(url) as store:
+        begun_run(store)
+        before = store.runs()
+    with Store.open(url) as store:
+        assert store.runs() == before
+        store.close()  # twice is fine
+
+
+def test_another_store_in_the_same_process_is_refused(url: str) -> None:
+    with Store.open(url):
+        assert "in use by another coordinator" in refused(url)
+    Store.open(url).close()
+
+
+def test_a_database_of_another_process_is_refused_until_that_is_gone(url: str) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", OPEN_AND_WAIT, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        message = refused(url)
+        assert "in use by another coordinator" in message
+        if url.startswith("sqlite"):
+            assert f"process {other.pid}" in message
+        other.kill()
+    Store.open(url).close()
+
+
+def test_two_ways_to_one_file_lead_to_one_lock(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
+    with Store.open(f"sqlite:///{tmp_path}/real.db"):
+        assert "in use" in refused(f"sqlite:///{tmp_path}/link.db")
+
+
+def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/potluck.db") as store:
+        store.add_run(RUN)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(
+        ["potluck.db", "potluck.db-wal", "potluck.db-shm", "potluck.db.lock"], 0o600
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("potluck.db", "write sqlite:////"),
+        ("sqlite://", "name a file"),
+        ("sqlite:///:memory:", "name a file"),
+        ("sqlite:///x.db?mode=ro", "name a file"),
+        ("mysql://user:hunter2@host/x", "'mysql' is not supported"),
+        ("sqlite+aiosqlite:///x.db", "'sqlite\\+aiosqlite' is not supported"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_the_remedy(url: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint) as caught:
+        Store.open(url)
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    message = refused(f"sqlite:///{tmp_path}/no/potluck.db")
+    assert f"{tmp_path}/no/potluck.db: can't be opened (No such file or directory)" in message
+
+
+def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    message = refused(f"postgresql://user:hunter2@/db?host={tmp_path}")
+    assert "the connection failed" in message
+    assert "hunter2" not in message
+
+
+def test_an_unknown_database_is_named(postgresql: PostgreSQL) -> None:
+    message = refused(postgresql.url("nobody-made-it"))
+    assert "nobody-made-it" in message
+
+
+# The schema ------------------------------------------------------------------------------------
+
+
+def kind(column_type: TypeEngine[Any]) -> type[TypeEngine[Any]]:
+    # SQLite's DOUBLE and DOUBLE PRECISION are the same.
+    return Float if isinstance(column_type, Float) else type(column_type.as_generic())
+
+
+def shape(inspector: Inspector, table: str) -> dict[str, object]:
+    """What matters of a table, told alike by every database."""
+    columns = inspector.get_columns(table)
+    return {
+        "columns": {c["name"]: (kind(c["type"]), c["nullable"]) for c in columns},
+        "key": inspector.get_pk_constraint(table)["constrained_columns"],
+        "unique": sorted(u["column_names"] for u in inspector.get_unique_constraints(table)),
+        "foreign": [
+            (key["constrained_columns"], key["referred_table"], key["referred_columns"])
+            for key in inspector.get_foreign_keys(table)
+        ],
+        "indexes": sorted(
+            (str(index["name"]), tuple(index["column_names"]))
+            for index in inspector.get_indexes(table)
+            if not index.get("duplicates_constraint")
+        ),
+    }
+
+
+def shapes(url: str, tables: MetaData) -> dict[str, dict[str, object]]:
+    engine = create_engine(url)
+    try:
+        inspector = inspect(engine)
+        return {table: shape(inspector, table) for table in tables.tables}
+    finally:
+        engine.dispose()
+
+
+def test_the_migrations_make_the_schema_the_queries_are_built_on(url: str) -> None:
+    Store.open(url).close()
+    migrated = shapes(url, metadata)
+    run_sql(url, *(f"DROP TABLE {table.name}" for table in reversed(metadata.sorted_tables)))
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()
+    assert migrated == shapes(url, metadata)
+
+
+def test_a_migration_keeps_what_is_there(url: str) -> None:
+    with Store.open(url) as store:
+        store.add_run(RUN)
+        before = store.runs()
+    more = Migration(
+        summary="a column and a table",
+        statements=["ALTER TABLE runs ADD COLUMN owner TEXT", "CREATE TABLE extra (x BIGINT)"],
+    )
+    for _ in range(2):  # the second time there is nothing to do
+        with Store.open(url, migrations=[*MIGRATIONS, more]) as store:
+            assert store.runs() == before
+    message = refused(url)
+    assert "schema version 2 is newer than this software's 1; upgrade Potluck" in message
+
+
+def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
+    Store.open(url).close()
+    broken = Migration(
+        summary="broken",
+        statements=["CREATE TABLE extra (x BIGINT)", "ALTER TABLE nowhere ADD COLUMN x TEXT"],
+    )
+    assert "nowhere" in refused(url, migrations=[*MIGRATIONS, broken])
+    with Store.open(url) as store:
+        store.add_run(RUN)
+    run_sql(url, "CREATE TABLE extra (x BIGINT)")
+
+
+def test_the_database_of_other_software_is_left_alone(url: str) -> None:
+    run_sql(url, "CREATE TABLE recipes (name TEXT)")
+    assert "not a Potluck database, it holds the table 'recipes'" in refused(url)
+    run_sql(url, "INSERT INTO recipes VALUES ('soup')")
+
+
+def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:
+    with Store.open(postgresql.new_schema()) as store:
+        store.add_run(RUN)
+        postgresql.stop()
+        try:
+            with pytest.raises(StorageError, match="check the URL and that the server is up") as no:
+                store.see_client("a", "h", "cpu", AT)
+            assert "\n" not in no.value.message
+        finally:
+            postgresql.start()
+        store.see_client("a", "h", "cpu", AT)
+        assert [run.run_id for run in store.runs()] == [RUN.run_id]
+
+
+def test_the_lock_file_names_its_holder(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/potluck.db"):
+        assert (tmp_path / "potluck.db.lock").read_text() == f"{os.getpid()}\n"

@@ -1,0 +1,312 @@
+"""Attempts and committed rounds, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, digest, selected
+
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.server.store import (
+    AttemptKey,
+    Exchange,
+    FileReference,
+    MemberChange,
+    MemberRow,
+    MemberState,
+    Metrics,
+    Store,
+)
+from potluck.server.store.values import decode_rows, encode_rows
+
+FIRST = AttemptKey(RUN.run_id, 1, 1)
+SECOND = AttemptKey(RUN.run_id, 1, 2)
+NEXT = AttemptKey(RUN.run_id, 2, 1)
+
+
+@pytest.fixture
+def begun(store: Store) -> Store:
+    begun_run(store)
+    return store
+
+
+def states(store: Store) -> dict[str, MemberState]:
+    attempt = store.current_attempt(RUN.run_id)
+    assert attempt is not None
+    return {member.client_id: member.state for member in attempt.members}
+
+
+def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
+    assert begun.current_attempt(RUN.run_id) is None
+    begun.begin_attempt(FIRST, iter([2, 0]), AT)
+    attempt = begun.current_attempt(RUN.run_id)
+    assert attempt is not None
+    assert (attempt.key, attempt.begun_at, attempt.available) == (FIRST, AT, (0, 2))
+    assert (attempt.members, attempt.exchanges) == ((), ())
+    begun.set_cohort(FIRST, COHORT)
+    begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
+    begun.set_member(FIRST, "b", MemberState.LOST, trouble="connection lost")
+    attempt = begun.current_attempt(RUN.run_id)
+    assert attempt is not None
+    a, b, c = attempt.members
+    assert a == MemberRow(
+        client_id="a",
+        host_id="h1",
+        state=MemberState.RECEIVED,
+        reason="because",
+        trouble=None,
+        update=UPDATE,
+    )
+    assert (b.state, b.trouble, b.update) == (MemberState.LOST, "connection lost", None)
+    assert (c.client_id, c.host_id, c.state) == ("c", "h2", MemberState.SELECTED)
+
+
+def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:
+    store.add_run(RUN)
+    with pytest.raises(StorageError, match="before the initial model"):
+        store.begin_attempt(FIRST, [0], AT)
+    store.set_initial_model(RUN.run_id, digest(0), AT)
+    with pytest.raises(StorageError, match="can't begin after round 0"):
+        store.begin_attempt(NEXT, [0], AT)
+    with pytest.raises(StorageError, match="can't begin after attempt 0"):
+        store.begin_attempt(SECOND, [0], AT)
+    store.begin_attempt(FIRST, [0], AT)
+    with pytest.raises(StorageError, match="can't begin after attempt 1"):
+        store.begin_attempt(FIRST, [0], AT)
+    with pytest.raises(StorageError, match="before attempt 1 is abandoned"):
+        store.begin_attempt(SECOND, [0], AT)
+    assert store.last_attempt(RUN.run_id, 1) == 1
+    store.abandon_attempt(FIRST, "no quorum")
+    assert store.current_attempt(RUN.run_id) is None
+    store.begin_attempt(SECOND, [0], AT)
+    assert store.last_attempt(RUN.run_id, 1) == 2
+    assert store.last_attempt(RUN.run_id, 2) == 0
+
+
+def test_an_attempt_that_is_over_does_not_change(begun: Store) -> None:
+    selected(begun, FIRST)
+    begun.abandon_attempt(FIRST, "no quorum")
+    selected(begun, SECOND)
+    before = begun.current_attempt(RUN.run_id)
+    changes: list[Any] = [
+        lambda: begun.abandon_attempt(FIRST, "again"),
+        lambda: begun.set_cohort(FIRST, COHORT),
+        lambda: begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE),
+        lambda: begun.add_question(FIRST, 0, {}),
+        lambda: begun.add_answers(FIRST, 0, {}, {}),
+        lambda: begun.commit_round(commit(FIRST, [])),
+    ]
+    for change in changes:
+        with pytest.raises(StorageError, match=r"attempt 1 at round 1 of run ab12.* is not open"):
+            change()
+    assert begun.current_attempt(RUN.run_id) == before
+
+
+def test_a_cohort_is_chosen_once(begun: Store) -> None:
+    begun.begin_attempt(FIRST, [0, 1, 2], AT)
+    for wrong in ([], [COHORT[0], COHORT[0]]):
+        with pytest.raises(StorageError, match="empty or repeats a client"):
+            begun.set_cohort(FIRST, wrong)
+    begun.set_cohort(FIRST, COHORT)
+    with pytest.raises(StorageError, match="has a cohort already"):
+        begun.set_cohort(FIRST, [("d", "h", "late")])
+    assert list(states(begun)) == ["a", "b", "c"]
+
+
+def test_changes_of_members_are_all_made_or_none(begun: Store) -> None:
+    selected(begun, FIRST)
+    with pytest.raises(NotFoundError, match="client x is not in the cohort"):
+        begun.set_members(
+            FIRST,
+            [
+                MemberChange(client_id="a", state=MemberState.RECEIVED, update=UPDATE),
+                MemberChange(client_id="x", state=MemberState.LOST),
+            ],
+        )
+    assert set(states(begun).values()) == {MemberState.SELECTED}
+    begun.set_members(
+        FIRST,
+        [
+            MemberChange(client_id="a", state=MemberState.RECEIVED, update=UPDATE),
+            MemberChange(client_id="b", state=MemberState.LOST),
+        ],
+    )
+    assert list(states(begun).values()) == ["received", "lost", "selected"]
+
+
+def test_an_update_comes_with_received_and_nothing_else(begun: Store) -> None:
+    selected(begun, FIRST)
+    with pytest.raises(StorageError, match=r"can't become received in .* without an update"):
+        begun.set_member(FIRST, "a", MemberState.RECEIVED)
+    with pytest.raises(StorageError, match=r"can't become late in .* with an update"):
+        begun.set_member(FIRST, "a", MemberState.LATE, update=UPDATE)
+    with pytest.raises(StorageError, match="can't become included"):
+        begun.set_member(FIRST, "a", MemberState.INCLUDED)
+
+
+@pytest.mark.parametrize("loss", [float("inf"), -1e308, 0.1 + 0.2, None])
+def test_floats_come_back_exactly(begun: Store, loss: float | None) -> None:
+    selected(begun, FIRST)
+    begun.set_member(FIRST, "a", MemberState.RECEIVED, update=replace(UPDATE, loss=loss))
+    attempt = begun.current_attempt(RUN.run_id)
+    assert attempt is not None
+    assert attempt.members[0].update == replace(UPDATE, loss=loss)
+
+
+def test_not_a_number_comes_back_as_none(begun: Store) -> None:
+    selected(begun, FIRST)
+    not_a_number = replace(UPDATE, loss=float("nan"))
+    begun.set_member(FIRST, "a", MemberState.RECEIVED, update=not_a_number)
+    begun.commit_round(replace(commit(FIRST, ["a"]), metrics=Metrics(loss=float("nan"))))
+    last = begun.last_round(RUN.run_id)
+    assert last is not None
+    assert last.metrics == Metrics()
+    assert last.members[0].update == replace(UPDATE, loss=None)
+
+
+def test_questions_and_answers_are_replayed_in_order(begun: Store) -> None:
+    begun.begin_attempt(FIRST, [0, 1], AT)
+    first, second = {"kind": "loss", "rows": [0, 1]}, {"kind": "cosine", "scale": 0.1}
+    begun.add_question(FIRST, 0, first)
+    begun.add_question(FIRST, 0, first)
+    assert begun.answers(FIRST) == [Exchange(step=0, question=first, answers=None)]
+    begun.add_answers(FIRST, 0, first, {"loss": [0.5, float("inf")]})
+    begun.add_answers(FIRST, 1, second, {})
+    expected = [
+        Exchange(step=0, question=first, answers={"loss": [0.5, float("inf")]}),
+        Exchange(step=1, question=second, answers={}),
+    ]
+    assert begun.answers(FIRST) == expected
+    attempt = begun.current_attempt(RUN.run_id)
+    assert attempt is not None
+    assert list(attempt.exchanges) == expected
+    with pytest.raises(StorageError, match="has answers already"):
+        begun.add_answers(FIRST, 0, first, {"loss": [0.0, 0.0]})
+    with pytest.raises(StorageError, match="the selector is not deterministic"):
+        begun.add_question(FIRST, 1, first)
+    with pytest.raises(StorageError, match="can't be stored"):
+        begun.add_question(FIRST, 2, {"rows": {1, 2}})
+    assert begun.answers(FIRST) == expected
+
+
+def test_a_commit_comes_back_as_it_was_made(begun: Store) -> None:
+    assert begun.last_round(RUN.run_id) is None
+    committed(begun, FIRST)
+    row = begun.last_round(RUN.run_id)
+    assert row is not None
+    made = commit(FIRST, ["c", "a"])
+    kept = {name: getattr(row, name) for name in vars(made) if name != "included"}
+    assert kept == {name: value for name, value in vars(made).items() if name != "included"}
+    assert [(m.client_id, m.state) for m in row.members] == [
+        ("a", MemberState.INCLUDED),
+        ("b", MemberState.LATE),
+        ("c", MemberState.INCLUDED),
+    ]
+    assert row.members[0].update == UPDATE
+    assert row.members[1].trouble == "the round ended without it"
+    assert begun.current_attempt(RUN.run_id) is None
+
+
+def test_a_commit_leaves_the_lost_and_the_failed_as_they_are(begun: Store) -> None:
+    selected(begun, FIRST)
+    begun.set_member(FIRST, "a", MemberState.LOST, trouble="gone")
+    begun.set_member(FIRST, "b", MemberState.FAILED, trouble="no data")
+    begun.set_member(FIRST, "c", MemberState.RECEIVED, update=UPDATE)
+    begun.commit_round(commit(FIRST, []))
+    last = begun.last_round(RUN.run_id)
+    assert last is not None
+    assert [(m.state, m.trouble) for m in last.members] == [
+        (MemberState.LOST, "gone"),
+        (MemberState.FAILED, "no data"),
+        (MemberState.LATE, "the round ended without it"),
+    ]
+
+
+def test_rounds_are_committed_in_order_and_once(begun: Store) -> None:
+    with pytest.raises(StorageError, match="can't be committed after round 0"):
+        begun.commit_round(commit(NEXT, []))
+    committed(begun, FIRST)
+    with pytest.raises(StorageError, match="can't be committed after round 1"):
+        begun.commit_round(commit(FIRST, []))
+    with pytest.raises(StorageError, match="it is not open"):
+        begun.commit_round(commit(NEXT, []))
+    assert [row.key.round for row in begun.rounds(RUN.run_id)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("included", "why"),
+    [
+        (["a", "b"], "b has sent no update"),
+        (["a", "x"], "x has sent no update"),
+        (["a", "a"], "one of them is named twice"),
+    ],
+)
+def test_a_refused_commit_changes_nothing(begun: Store, included: list[str], why: str) -> None:
+    selected(begun, FIRST)
+    begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
+    before = begun.current_attempt(RUN.run_id)
+    with pytest.raises(StorageError, match=why):
+        begun.commit_round(commit(FIRST, included))
+    assert begun.current_attempt(RUN.run_id) == before
+    assert begun.rounds(RUN.run_id) == []
+
+
+def test_rounds_show_the_attempt_that_was_committed(begun: Store) -> None:
+    selected(begun, FIRST)
+    begun.set_member(FIRST, "b", MemberState.RECEIVED, update=UPDATE)
+    begun.abandon_attempt(FIRST, "no quorum")
+    committed(begun, SECOND)
+    committed(begun, NEXT)
+    first, second = begun.rounds(RUN.run_id)
+    assert (first.key, second.key) == (SECOND, NEXT)
+    assert len(first.members) == len(second.members) == 3
+    assert begun.rounds(RUN.run_id, after=1) == [second]
+    assert begun.rounds(RUN.run_id, after=2) == []
+    assert begun.last_round(RUN.run_id) == second
+
+
+def test_runs_do_not_mix(begun: Store) -> None:
+    begun_run(begun, "other")
+    committed(begun, FIRST)
+    selected(begun, AttemptKey("other", 1, 1))
+    assert begun.rounds("other") == []
+    assert begun.current_attempt(RUN.run_id) is None
+    committed(begun, NEXT)
+    assert [row.key.round for row in begun.rounds(RUN.run_id)] == [1, 2]
+
+
+def test_every_file_a_round_names_is_known(begun: Store) -> None:
+    begun.add_run(replace(RUN, run_id="waiting"))
+    begun_run(begun, "other")
+    committed(begun, FIRST)
+    expected = [
+        FileReference(run_id=RUN.run_id, round=0, model_sha256=digest(0), state_sha256=None),
+        FileReference(
+            run_id=RUN.run_id, round=1, model_sha256=digest(1), state_sha256=digest(1001)
+        ),
+    ]
+    assert begun.model_references(RUN.run_id) == expected
+    other = FileReference(run_id="other", round=0, model_sha256=digest(0), state_sha256=None)
+    assert begun.model_references() == [*expected, other]
+
+
+def test_a_number_wider_than_64_bits_is_refused_in_one_line(begun: Store) -> None:
+    selected(begun, FIRST)
+    with pytest.raises(StorageError) as caught:
+        begun.commit_round(replace(commit(FIRST, []), bytes_up=2**64))
+    assert "\n" not in caught.value.message
+    assert begun.last_round(RUN.run_id) is None
+
+
+@given(rows=st.sets(st.integers(0, 2**40)) | st.sets(st.integers(0, 30)))
+def test_rows_survive_their_encoding(rows: set[int]) -> None:
+    assert decode_rows(encode_rows(rows)) == tuple(sorted(rows))
+
+
+def test_neighbouring_rows_take_little_space() -> None:
+    assert encode_rows(range(1_000_000)) == "[[0,999999]]"
+    assert encode_rows([]) == "[]"

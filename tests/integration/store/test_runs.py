@@ -1,0 +1,152 @@
+"""Runs and rosters, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.stored import AT, RUN, begun_run, committed, digest
+
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.server.store import AttemptKey, RunState, Store
+
+LATER = AT + timedelta(hours=1)
+# One store for all examples will do: each changes what the one before wrote.
+SHARED = [HealthCheck.function_scoped_fixture]
+
+
+def test_a_run_comes_back_as_it_was_added(store: Store) -> None:
+    widest = replace(RUN, seed=2**64 - 1, run_file='[task]\nname = "digits"  # ünïcode\n')
+    store.add_run(widest)
+    row = store.run(RUN.run_id)
+    assert {name: getattr(row, name) for name in vars(widest)} == vars(widest)
+    assert row.created_at.tzinfo is UTC
+    assert (row.state, row.reason, row.changed_at) == (RunState.WAITING, "", AT)
+    assert (row.committed_rounds, row.model_sha256) == (0, None)
+
+
+def test_the_same_instant_in_another_zone_is_the_same_instant(store: Store) -> None:
+    there = timezone(timedelta(hours=5, minutes=30))
+    store.add_run(replace(RUN, created_at=AT.astimezone(there)))
+    assert store.run(RUN.run_id).created_at == AT
+
+
+def test_a_time_without_a_zone_is_refused(store: Store) -> None:
+    with pytest.raises(StorageError, match="no zone"):
+        store.add_run(replace(RUN, created_at=datetime(2026, 1, 1)))  # the point
+    assert store.runs() == []
+
+
+def test_an_id_is_used_once(store: Store) -> None:
+    store.add_run(RUN)
+    with pytest.raises(StorageError, match="there is a run ab12 already"):
+        store.add_run(replace(RUN, name="other"))
+    assert [run.name for run in store.runs()] == ["digits"]
+
+
+def test_runs_are_listed_newest_first_and_resumed_oldest_first(store: Store) -> None:
+    for run_id in ("c", "a", "b", "d"):
+        store.add_run(replace(RUN, run_id=run_id))
+    store.set_run_state("c", RunState.FINISHED, "", LATER)
+    store.set_run_state("b", RunState.RUNNING, "", LATER)
+    assert [run.run_id for run in store.runs()] == ["d", "b", "a", "c"]
+    assert [run.run_id for run in store.unfinished_runs()] == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_state_and_reason_are_kept(store: Store, state: RunState) -> None:
+    store.add_run(RUN)
+    store.set_run_state(RUN.run_id, state, "so it is", LATER)
+    row = store.run(RUN.run_id)
+    assert (row.state, row.reason, row.changed_at) == (state, "so it is", LATER)
+
+
+def test_progress_shows_in_the_run(store: Store) -> None:
+    begun_run(store)
+    assert store.run(RUN.run_id).model_sha256 == digest(0)
+    committed(store, AttemptKey(RUN.run_id, 1, 1))
+    committed(store, AttemptKey(RUN.run_id, 2, 1))
+    row = store.run(RUN.run_id)
+    assert (row.committed_rounds, row.model_sha256) == (2, digest(2))
+    assert store.runs() == [row]
+
+
+def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> None:
+    for run_id in ("ab12", "ab", "cd_1", "cdx1", "Ab99"):
+        store.add_run(replace(RUN, run_id=run_id))
+    assert store.run("ab1").run_id == "ab12"
+    assert store.run("ab").run_id == "ab"  # an id goes before a beginning
+    assert store.run("cd_").run_id == "cd_1"  # no wildcard
+    assert store.run("A").run_id == "Ab99"  # case counts
+    with pytest.raises(
+        NotFoundError, match="'cd' begins the ids of 2 runs; name one of cd_1, cdx1"
+    ):
+        store.run("cd")
+    with pytest.raises(NotFoundError, match="there are: Ab99, cdx1, cd_1, ab, ab12"):
+        store.run("x")
+    with pytest.raises(NotFoundError, match="no run ''"):
+        store.run("")
+    with pytest.raises(NotFoundError, match="no run 'a%'"):
+        store.run("a%")
+    with pytest.raises(NotFoundError):
+        store.run("\0")
+
+
+def test_a_long_list_of_runs_is_cut(store: Store) -> None:
+    for number in range(12):
+        store.add_run(replace(RUN, run_id=f"r{number}"))
+    with pytest.raises(NotFoundError, match=r"there are: r11, .*, r2 and 2 more"):
+        store.run("x")
+
+
+def test_an_unknown_run_is_refused(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="no run 'ab12'; there are: none"):
+        store.set_run_state(RUN.run_id, RunState.STOPPED, "", AT)
+    with pytest.raises(NotFoundError):
+        store.set_initial_model(RUN.run_id, digest(0), AT)
+    with pytest.raises(NotFoundError):
+        store.set_roster(RUN.run_id, ["a"])
+    with pytest.raises(NotFoundError):
+        store.append_to_roster(RUN.run_id, ["a"])
+    assert store.roster(RUN.run_id) == []
+
+
+def test_the_initial_model_is_set_once(store: Store) -> None:
+    begun_run(store)
+    store.set_initial_model(RUN.run_id, digest(0), LATER)
+    with pytest.raises(StorageError, match="began with model"):
+        store.set_initial_model(RUN.run_id, digest(9), LATER)
+    assert store.run(RUN.run_id).model_sha256 == digest(0)
+
+
+def test_a_roster_only_grows_at_its_end(store: Store) -> None:
+    store.add_run(RUN)
+    store.set_roster(RUN.run_id, ["b", "a"])
+    assert store.append_to_roster(RUN.run_id, ["z", "c"]) == 2
+    assert store.append_to_roster(RUN.run_id, []) == 4
+    assert store.roster(RUN.run_id) == ["b", "a", "z", "c"]
+    with pytest.raises(StorageError, match="has a roster"):
+        store.set_roster(RUN.run_id, ["x"])
+    with pytest.raises(StorageError, match="client a is in the roster"):
+        store.append_to_roster(RUN.run_id, ["x", "a"])
+    with pytest.raises(StorageError, match="client y is in the roster"):
+        store.append_to_roster(RUN.run_id, ["y", "y"])
+    assert store.roster(RUN.run_id) == ["b", "a", "z", "c"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SHARED)
+@given(text=st.text())
+def test_any_text_can_be_a_reason(store: Store, text: str) -> None:
+    if not store.runs():
+        store.add_run(RUN)
+    store.set_run_state(RUN.run_id, RunState.FAILED, text, AT)
+    kept = store.run(RUN.run_id).reason
+    assert len(kept) == len(text)
+    assert "\0" not in kept
+    if "\0" not in text:
+        assert kept == text
+    store.set_run_state(RUN.run_id, RunState.FAILED, "\ud800 half a surrogate", AT)
+    assert store.run(RUN.run_id).reason == "? half a surrogate"

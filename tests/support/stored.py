@@ -1,0 +1,86 @@
+"""Records to put into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from potluck.server.store import (
+    AttemptKey,
+    MemberState,
+    Metrics,
+    RoundCommit,
+    Run,
+    Store,
+    UpdateRow,
+)
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+RUN = Run(
+    run_id="ab12",
+    name="digits",
+    run_file="rounds = 3\n",
+    created_at=AT,
+    rounds=3,
+    count=2,
+    seed=7,
+    task="digits",
+    selector="uniform",
+    strategy="fedavg",
+)
+UPDATE = UpdateRow(
+    sha256="e" * 64,
+    size=1234,
+    encoding="int8",
+    delta=True,
+    compressed=False,
+    samples=57,
+    steps=8,
+    seconds=1.25,
+    loss=0.5,
+)
+COHORT = [("a", "h1", "because"), ("b", "h1", "complement of a"), ("c", "h2", "entropy")]
+
+
+def digest(number: int) -> str:
+    """A SHA-256 as it might be, different for each number."""
+    return f"{number:064x}"
+
+
+def begun_run(store: Store, run_id: str = RUN.run_id) -> None:
+    """A run that may begin round 1."""
+    store.add_run(replace(RUN, run_id=run_id))
+    store.set_roster(run_id, ["a", "b", "c"])
+    store.set_initial_model(run_id, digest(0), AT)
+
+
+def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
+    """A commit whose every field follows from the round."""
+    return RoundCommit(
+        key=key,
+        model_sha256=digest(key.round),
+        state_sha256=digest(1000 + key.round),
+        selector_scalars={"turn": key.round, "share": 1 / 3, "done": False, "none": None},
+        strategy_scalars={"name": "fedavg", "limit": float("inf")},
+        metrics=Metrics(loss=2.0**-key.round, accuracy=0.75, weighted_f1=0.5),
+        seconds=2.5,
+        bytes_down=key.round * 10**10,
+        bytes_up=3,
+        committed_at=AT + timedelta(seconds=key.round),
+        included=included,
+    )
+
+
+def selected(store: Store, key: AttemptKey) -> None:
+    """An attempt with the cohort `COHORT`."""
+    store.begin_attempt(key, [0, 1, 2], AT)
+    store.set_cohort(key, COHORT)
+
+
+def committed(store: Store, key: AttemptKey) -> None:
+    """A round with a and c included; b has sent nothing."""
+    selected(store, key)
+    for client_id in ("a", "c"):
+        store.set_member(key, client_id, MemberState.RECEIVED, update=UPDATE)
+    store.commit_round(commit(key, ["c", "a"]))
