@@ -102,7 +102,13 @@ class Instructions:
             return
         reception = self.ledger.receive(instruction)
         entry = self.ledger.entry(instruction.id)
-        log.debug("instruction", id=instruction.id, work=kind, reception=reception.value)
+        log.debug(
+            "instruction received",
+            id=instruction.id,
+            work=kind,
+            reception=reception.value,
+            monotonic=time.monotonic(),
+        )
         if reception is Reception.BEGIN:
             self._begin(_Job(instruction=instruction, entry=entry))
         elif reception is Reception.GOES_ON:
@@ -302,8 +308,10 @@ class Instructions:
         job.entry.standing = Standing.COMPUTING
 
 
-def _deadline(instruction: rpc.Instruction) -> float:
-    """When the work must be done, by the event loop's clock."""
+def _deadline(instruction: rpc.Instruction) -> float | None:
+    """When the work must be done, by the event loop's clock; None for whenever."""
+    if not instruction.HasField("time_left"):
+        return None
     left = instruction.time_left.ToTimedelta().total_seconds()
     return asyncio.get_running_loop().time() + left
 

@@ -10,8 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import structlog
+
 from potluck.common.errors import IdentityError
 from potluck.rpc.v1 import coordinator_pb2
+
+log = structlog.get_logger()
 
 Clock = Callable[[], float]
 
@@ -151,6 +155,7 @@ class Attendance:
         )
         self._pending[instruction.id] = pending
         self._pending_of.setdefault(instruction.client_id, {})[instruction.id] = pending
+        log.debug("instruction queued", id=instruction.id, monotonic=self._clock())
         session = self._sessions.get(instruction.client_id)
         if session is not None:
             self._send(pending, session)

@@ -1,0 +1,165 @@
+"""The floor: plain grpcio with mTLS streaming the same bytes, nothing else.
+
+One server process, N client processes; each client takes M bytes down and sends M bytes up in
+1 MiB messages. No files, no digests, no checks. A round of Potluck can't be faster than this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+CHUNK = 1 << 20
+OPTIONS = [
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_send_message_length", 4 << 20),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def pieces(size: int) -> list[int]:
+    return [CHUNK] * (size // CHUNK) + ([size % CHUNK] if size % CHUNK else [])
+
+
+def read(folder: Path, name: str) -> bytes:
+    return (folder / name).read_bytes()
+
+
+async def serve(folder: Path, clients: int, size: int, rounds: int) -> None:
+    payload = bytes(CHUNK)
+    gate: list[asyncio.Event] = [asyncio.Event() for _ in range(rounds)]
+    arrived = [0] * rounds
+    finished: list[asyncio.Event] = [asyncio.Event() for _ in range(rounds)]
+    ready = 0
+    all_ready = asyncio.Event()
+
+    async def down(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        nonlocal ready
+        number = int(request)
+        if number == 0:
+            ready += 1
+            if ready == clients:
+                all_ready.set()
+        await gate[number].wait()
+        for piece in pieces(size):
+            yield payload if piece == CHUNK else payload[:piece]
+
+    async def up(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        number = int(await anext(aiter(requests)))
+        received = 0
+        async for chunk in requests:
+            received += len(chunk)
+        if received != size:
+            raise RuntimeError(f"{received} of {size} bytes arrived")
+        arrived[number] += 1
+        if arrived[number] == clients:
+            finished[number].set()
+        return b"ok"
+
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(
+                "floor",
+                {
+                    "down": grpc.unary_stream_rpc_method_handler(down),
+                    "up": grpc.stream_unary_rpc_method_handler(up),
+                },
+            )
+        ]
+    )
+    credentials = grpc.ssl_server_credentials(
+        [(read(folder, "coordinator.key"), read(folder, "coordinator.pem"))],
+        root_certificates=read(folder, "authority.pem"),
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    print(port, flush=True)
+    await all_ready.wait()
+    seconds = []
+    for number in range(rounds):
+        begun = time.perf_counter()
+        gate[number].set()
+        await finished[number].wait()
+        seconds.append(time.perf_counter() - begun)
+    print(json.dumps(seconds), flush=True)
+    await server.stop(1)
+
+
+async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) -> None:
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=read(folder, "authority.pem"),
+        private_key=read(folder, f"{name}.key"),
+        certificate_chain=read(folder, f"{name}.pem"),
+    )
+    payload = bytes(CHUNK)
+
+    async def send(number: int) -> AsyncIterator[bytes]:
+        yield str(number).encode()
+        for piece in pieces(size):
+            yield payload if piece == CHUNK else payload[:piece]
+
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, OPTIONS) as channel:
+        down = channel.unary_stream("/floor/down")
+        up = channel.stream_unary("/floor/up")
+        for number in range(rounds):
+            received = 0
+            async for chunk in down(str(number).encode()):
+                received += len(chunk)
+            if received != size:
+                raise RuntimeError(f"{received} of {size} bytes arrived")
+            await up(send(number))
+
+
+def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> list[float]:
+    """Seconds of each round; `folder` holds the certificates made by `potluck pki`."""
+    command = [sys.executable, __file__, str(folder), str(size), str(rounds)]
+    server = subprocess.Popen(
+        [*command, "--serve", str(len(hosts))], stdout=subprocess.PIPE, text=True
+    )
+    clients = []
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        clients = [subprocess.Popen([*command, "--port", port, "--name", name]) for name in hosts]
+        return list(json.loads(server.stdout.readline()))
+    finally:
+        for process in [*clients, server]:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if server.stdout is not None:
+            server.stdout.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("size", type=int)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("--serve", type=int)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--name")
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.folder, options.serve, options.size, options.rounds))
+    else:
+        asyncio.run(
+            take_part(options.folder, options.name, options.port, options.size, options.rounds)
+        )
+
+
+if __name__ == "__main__":
+    main()

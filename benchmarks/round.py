@@ -1,0 +1,204 @@
+"""Seconds per round of a real federation whose clients do no training, against the floor.
+
+A coordinator and N client processes on this machine, all clients selected in every round, a
+model of M megabytes (10^6 bytes) of float32. The floor is what plain grpcio with mTLS takes to
+stream the same bytes between the same number of processes (`floor.py`), measured just before and
+after in the same run.
+
+    python benchmarks/round.py --clients 10 --megabytes 9 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import floor
+import tomlkit
+from rich.console import Console
+from rich.table import Table
+
+from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local_federation import LocalFederation
+
+PLUGIN = Path(__file__).parent / "plugin"
+
+
+def private_bytes(pid: int) -> int:
+    """Private anonymous memory of a process (RssAnon)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{pid}/status has no RssAnon")
+
+
+def write_files(
+    folder: Path, port: int, clients: int, parameters: int, rounds: int, transport: list[str]
+) -> DemoFiles:
+    options = DemoOptions(
+        task="benchmark",
+        clients=clients,
+        hosts=clients,
+        count=clients,
+        rounds=rounds,
+        selector="uniform",
+        strategy="fedavg",
+        seed=1,
+        device="cpu",
+        assignments=[
+            f"task.parameters={parameters}",
+            "evaluation.every=0",
+            "training.steps=1",
+            *transport,
+        ],
+    )
+    files = write_demo_files(folder, options, port)
+    for path in (files.coordinator, *files.hosts):
+        settings = tomlkit.parse(path.read_text())
+        settings["log_level"] = "debug"
+        settings["log_format"] = "json"
+        path.write_text(tomlkit.dumps(settings))
+    return files
+
+
+async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
+    """Seconds between commits, and the coordinator's private memory while they happen."""
+    launched = time.perf_counter()
+    commits: list[float] = []
+    bytes_moved: list[int] = []
+    async with LocalFederation(files) as federation:
+        await federation.start()
+        pid = await federation.until_ready()
+        baseline = peak = private_bytes(pid)
+        async with federation.operator() as client:
+            while True:
+                attending = [c for c in await client.list_clients() if c.attending]
+                if len(attending) == len(files.hosts):
+                    break
+                await asyncio.sleep(0.02)
+            started = time.perf_counter()
+            run_id = await client.start_run(files.run_file)
+            sampling = asyncio.Event()
+
+            async def sample() -> None:
+                nonlocal peak
+                while not sampling.is_set():
+                    peak = max(peak, private_bytes(pid))
+                    await asyncio.sleep(0.01)
+
+            sampler = asyncio.create_task(sample())
+            async for event in client.watch_run(run_id):
+                if event.WhichOneof("event") == "committed":
+                    commits.append(time.perf_counter())
+                    bytes_moved.append(event.committed.bytes_down + event.committed.bytes_up)
+                elif event.status.reason:
+                    raise RuntimeError(event.status.reason)
+            sampling.set()
+            await sampler
+    if len(commits) != rounds:
+        raise RuntimeError(f"{len(commits)} of {rounds} rounds were committed")
+    return {
+        "seconds": [b - a for a, b in zip(commits, commits[1:], strict=False)],
+        "first_round_seconds": commits[0] - started,
+        "launch_to_first_round_seconds": commits[0] - launched,
+        "private_mb": (peak - baseline) / 1e6,
+        "bytes_per_client": statistics.median(bytes_moved[1:]) / len(files.hosts),
+        "latency_ms": latencies(files),
+    }
+
+
+def latencies(files: DemoFiles) -> list[float]:
+    """Milliseconds from an instruction's queueing to its handler, from both sides' debug logs.
+
+    Both sides log the same monotonic clock; they run on one machine.
+    """
+    queued: dict[str, float] = {}
+    entered: dict[str, float] = {}
+    for path, event, into in [
+        (files.log("coordinator"), "instruction queued", queued),
+        *((files.log(host.stem), "instruction received", entered) for host in files.hosts),
+    ]:
+        for line in path.read_text().splitlines():
+            if event in line:
+                entry = json.loads(line)
+                into.setdefault(entry["id"], float(entry["monotonic"]))
+    return [1e3 * (entered[key] - queued[key]) for key in entered if key in queued]
+
+
+def measure(clients: int, megabytes: float, rounds: int, transport: list[str]) -> dict[str, Any]:
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    sys.path.insert(0, str(PLUGIN))
+    size = int(megabytes * 1e6)
+    with tempfile.TemporaryDirectory(prefix="potluck-round-") as name, reserved_port() as port:
+        files = write_files(Path(name) / "f", port, clients, size // 4, rounds + 1, transport)
+        hosts = [path.stem for path in files.hosts]
+        before = floor.measure(files.folder / "pki", hosts, size, rounds)
+        result = asyncio.run(run(files, rounds + 1))
+        after = floor.measure(files.folder / "pki", hosts, size, rounds)
+    floors = [*before[1:], *after[1:]] or [*before, *after]
+    return {
+        "clients": clients,
+        "megabytes": megabytes,
+        "seconds_median": statistics.median(result["seconds"]),
+        "seconds_min": min(result["seconds"]),
+        "floor_seconds": statistics.median(floors),
+        "instruction_latency_ms": statistics.median(result["latency_ms"]),
+        "coordinator_private_mb": result["private_mb"],
+        "bytes_per_client": result["bytes_per_client"],
+        "first_round_seconds": result["first_round_seconds"],
+        "launch_to_first_round_seconds": result["launch_to_first_round_seconds"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--megabytes", type=float, default=9.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "-o",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of the run file, e.g. transport.up.encoding=int8",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = measure(options.clients, options.megabytes, options.rounds, options.set)
+    if options.json:
+        print(json.dumps(result))
+        return
+    table = Table(title=f"{options.clients} clients, {options.megabytes:g} MB, no training")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    ratio = result["seconds_median"] / result["floor_seconds"]
+    for what, value in (
+        ("seconds per round, median", f"{result['seconds_median']:.3f}"),
+        ("seconds per round, least", f"{result['seconds_min']:.3f}"),
+        ("floor: plain grpcio with mTLS", f"{result['floor_seconds']:.3f}"),
+        ("median / floor", f"{ratio:.2f}"),
+        ("instruction latency, median", f"{result['instruction_latency_ms']:.2f} ms"),
+        ("coordinator's private memory", f"{result['coordinator_private_mb']:.1f} MB"),
+        ("bytes per client and round", f"{result['bytes_per_client']:.0f}"),
+        ("run started → first round", f"{result['first_round_seconds']:.2f} s"),
+        ("launch → first round", f"{result['launch_to_first_round_seconds']:.2f} s"),
+    ):
+        table.add_row(what, value)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
