@@ -4,7 +4,7 @@ Each block of the floating-point vector (`potluck.common.flat`) is read from eve
 order and combined in float64, then rounded to float32 once. A block depends on nothing outside
 it, so the result has the same bits whatever order updates arrived in and whatever thread takes
 which block. Updates stay in the page cache: private memory is the result, and for each thread a
-few blocks (for median and trimmed mean, one for every update, of proportionally fewer elements).
+few blocks (for median and trimmed mean one block of every update, at most 8 MiB in all).
 
 Tensors that are not floating-point are taken from the first update in client order, never
 averaged.
@@ -26,12 +26,14 @@ from potluck.common.errors import PluginError, RunError
 from potluck.common.flat import FlatVector, name_at, unflatten
 from potluck.common.layout import Layout
 from potluck.common.tensors import TensorFile, block_is_finite, not_finite
+from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
 
 BLOCK_ELEMENTS: Final = 2**15
 """Elements combined at once: accumulator, product and block (20 bytes each) stay in a core's L2."""
 
-_SORTED_ELEMENTS: Final = 2**17
+_SORTED_BLOCK_ELEMENTS: Final = 2**14
+_SORTED_ELEMENTS: Final = 2**21
 _MAXIMUM_THREADS: Final = 8
 
 Update = EncodedUpdate | TensorFile
@@ -64,7 +66,8 @@ def reduce(
         factors = factors * clip_scales(norms, combine.clip)
     block = BLOCK_ELEMENTS
     if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
-        block = max(256, _SORTED_ELEMENTS // len(decoders))
+        # At most 8 MiB for each thread, unless there are more than 8,192 updates.
+        block = min(_SORTED_BLOCK_ELEMENTS, max(256, _SORTED_ELEMENTS // len(decoders)))
     result = np.empty(model.layout.parameters, np.float32)
 
     def combiner() -> Callable[[int, int], None]:
@@ -234,17 +237,29 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
 
     The median is the case that leaves one value, or two of an even number.
     """
-    scratch = np.empty(block, np.float32)
-    # One coordinate's values lie side by side: sorting short rows is several times faster than
-    # sorting along columns.
-    rows = np.empty((block, len(decoders)), np.float32)
+    kept = range(trimmed, len(decoders) - trimmed)
+    network = selection_network(len(decoders), kept.start, kept.stop)
+    rows = [np.empty(block, np.float32) for _ in decoders]
+    spare_row, sums = np.empty(block, np.float32), np.empty(block)
 
     def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
-        values = rows[: out.size]
-        for index, decoder in enumerate(decoders):
-            values[:, index] = decoder.block(begin, end, scratch)
-        values.sort(axis=1)
-        kept = values[:, trimmed : len(decoders) - trimmed]
-        np.copyto(out, kept.mean(axis=1, dtype=np.float64), casting="same_kind")
+        values, spare = [row[: out.size] for row in rows], spare_row[: out.size]
+        for value, decoder in zip(values, decoders, strict=True):
+            decoder.read(begin, end, value)
+        for low, high, keeps_low, keeps_high in network:
+            first, second = values[low], values[high]
+            if keeps_low:
+                np.minimum(first, second, out=spare)
+            if keeps_high:
+                np.maximum(first, second, out=second)
+            if keeps_low:
+                values[low], spare = spare, first
+        total = sums[: out.size]
+        # Beginning at 0 also makes −0, which compares equal to 0, the same everywhere.
+        total.fill(0)
+        for index in kept:
+            np.add(total, values[index], out=total)
+        np.divide(total, len(kept), out=total)
+        np.copyto(out, total, casting="same_kind")
 
     return combined

@@ -1,0 +1,50 @@
+"""Sorting networks: which pairs of values to compare, whatever the values are.
+
+Sorting a few values for each of millions of coordinates is fastest with a fixed list of
+comparisons, each done for a whole block of coordinates at once by numpy's minimum and maximum.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Comparison(NamedTuple):
+    """Puts the smaller of values `low` and `high` into `low` and the larger into `high`.
+
+    Where one of the two is never looked at again, `keeps_low` or `keeps_high` is False.
+    """
+
+    low: int
+    high: int
+    keeps_low: bool
+    keeps_high: bool
+
+
+@lru_cache(maxsize=32)
+def selection_network(values: int, begin: int, end: int) -> tuple[Comparison, ...]:
+    """Comparisons that put the values of ranks [begin, end) into the places of these numbers."""
+    wanted = set(range(begin, end))
+    kept: list[Comparison] = []
+    for low, high in reversed(_merge_exchange(values)):
+        if low in wanted or high in wanted:
+            kept.append(Comparison(low, high, low in wanted, high in wanted))
+            wanted |= {low, high}
+    return tuple(reversed(kept))
+
+
+def _merge_exchange(values: int) -> list[tuple[int, int]]:
+    """Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M)."""
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(values - 1, 0).bit_length() >> 1
+    p = top
+    while p > 0:
+        q, r, d = top, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(values - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return pairs
