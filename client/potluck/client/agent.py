@@ -33,7 +33,7 @@ from potluck.common.errors import (
 )
 from potluck.common.identity import Role
 from potluck.common.names import ClientId
-from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES, PROTOCOL_VERSION, SOFTWARE_VERSION
 from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
@@ -45,6 +45,11 @@ log = structlog.get_logger()
 
 _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
 """What connecting again can't help."""
+
+_WELCOME_SECONDS = 30.0
+"""A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
+
+_FRAME_BYTES = 1024
 
 
 class Agent:
@@ -59,12 +64,12 @@ class Agent:
         """
         self._config = config
         self._clients = config.client_ids()
-        _check_claims(config, self._clients)
         self._state = state
         self._device = device
         self._generator = generator
+        _check_claims(config, self._clients)
+        self._hello = self._make_hello()
         self._session: Session | None = None
-        self._diagnosed = False
         self._welcomed = False
         self._coordinator_id = ""
 
@@ -144,7 +149,7 @@ class Agent:
                 stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
             )
             try:
-                welcome = await session.open(self._hello())
+                welcome = await self._open(session)
                 log.info(
                     "attending",
                     coordinator=self._config.coordinator,
@@ -161,14 +166,30 @@ class Agent:
                 self._session = None
                 await session.close()
 
-    def _hello(self) -> rpc.Hello:
-        return rpc.Hello(
+    async def _open(self, session: Session) -> rpc.Welcome:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                return await session.open(self._hello)
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
+            ) from None
+
+    def _make_hello(self) -> rpc.Hello:
+        hello = rpc.Hello(
             protocol_version=PROTOCOL_VERSION,
             software_version=SOFTWARE_VERSION,
             client_ids=self._clients,
             device=self._device,
             tasks=plugins.installed(plugins.TASKS),
         )
+        if hello.ByteSize() > MAXIMUM_MESSAGE_BYTES - _FRAME_BYTES:
+            raise ConfigurationError(
+                f"{len(self._clients)} clients don't fit into one hello; split them over more "
+                "hosts",
+                clients=len(self._clients),
+            )
+        return hello
 
     async def _diagnose(self) -> None:
         """Raise what is wrong with the certificates, if that is why there is no connection."""

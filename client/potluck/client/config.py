@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,15 +95,11 @@ class ClientConfig(Settings):
 
 
 def load_config(path: Path, overrides: Mapping[str, object]) -> ClientConfig:
-    """A configuration file; flags win over environment, environment over the file."""
-    config = load(ClientConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    # A folder named by a flag or the environment is relative to where the command runs.
-    anchored: dict[str, Any] = {
-        name: Path(os.path.abspath(value))  # noqa: PTH100  # `resolve` would follow links
-        for name in ("state_directory", "data_directory")
-        if (value := getattr(config, name)) is not None
-    }
-    return config.model_copy(update=anchored)
+    """A configuration file; flags win over environment, environment over the file.
+
+    A folder in the file is relative to the file, one from elsewhere to where the command runs.
+    """
+    return load(ClientConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides)
 
 
 def example_config() -> str:

@@ -36,8 +36,10 @@ def may_help_to_retry(error: PotluckError) -> bool:
     a passing trouble. Wrong digests are counted apart."""
     if isinstance(error, TooLargeError):
         return False
-    # NotFoundError: a coordinator that was restarted may know the run only a moment later.
-    return isinstance(error, (UnreachableError, TransferError, StorageError, NotFoundError))
+    # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
+    # base class: the coordinator failed in a way nobody foresaw.
+    passing = (UnreachableError, TransferError, StorageError, NotFoundError)
+    return isinstance(error, passing) or type(error) is PotluckError
 
 
 async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) -> None:
