@@ -40,7 +40,12 @@ class DownloadedModel:
 
 
 async def download_model(
-    client: OperatorClient, run_id: str, path: Path, *, round_number: int, progress: Progress
+    client: OperatorClient,
+    run_id: str,
+    path: Path,
+    *,
+    round_number: int = 0,
+    progress: Progress | None = None,
 ) -> DownloadedModel:
     """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
 
@@ -65,7 +70,7 @@ def _check_target(path: Path) -> None:
 
 
 async def _receive(
-    client: OperatorClient, run_id: str, path: Path, round_number: int, progress: Progress
+    client: OperatorClient, run_id: str, path: Path, round_number: int, progress: Progress | None
 ) -> DownloadedModel:
     held = _partial_files(path)
     sha256 = next(iter(held), "")
@@ -88,7 +93,8 @@ async def _receive(
             async for frame in frames:
                 if _take(receiver, frame):
                     break
-                progress(receiver.received, header.size)
+                if progress is not None:
+                    progress(receiver.received, header.size)
             else:
                 raise TruncatedError(
                     f"{receiver.received} of {header.size} bytes of the model arrived; "

@@ -17,6 +17,11 @@ def readable_bytes(count: float) -> str:
     return f"{value:.{digits}f} {_BYTE_UNITS[unit]}"
 
 
+def readable_count(count: int, noun: str) -> str:
+    """`count` of something: 1 round, 30 rounds."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def readable_seconds(seconds: float) -> str:
     """A duration: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
     if seconds < 9.95:

@@ -41,10 +41,11 @@ class Display(Protocol):
 
 
 class LinesDisplay:
-    """One plain line per event."""
+    """One plain line per event that is worth one."""
 
     def __init__(self, output: IO[str]) -> None:
         self._output = output
+        self._standing: tuple[int, str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +54,12 @@ class LinesDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """One line, unless the event is mere progress."""
+        """One line, unless the event is mere progress, or a status that only counts on."""
+        if event.WhichOneof("event") == "status":
+            standing = (event.status.state, event.status.reason)
+            if standing == self._standing:
+                return
+            self._standing = standing
         line = event_line(view, event)
         if line is not None:
             self._write(line)

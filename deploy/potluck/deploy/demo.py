@@ -1,0 +1,147 @@
+"""A throwaway federation on this machine: started, run once, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from potluck.common.errors import RunError
+from potluck.deploy.demo_files import DemoFiles, program
+from potluck.deploy.model_download import download_model
+from potluck.deploy.operator_client import OperatorClient, connect
+from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.deploy.readable import readable_count
+from potluck.deploy.run_view import RunView
+from potluck.deploy.watch import Display, check_finished, display_for, follow
+from potluck.rpc.v1 import operator_pb2
+
+START_SECONDS = 120.0
+"""How long the coordinator may take to serve; importing torch is most of it."""
+
+LOOK_SECONDS = 0.03
+"""How often is looked whether it does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The processes of a demo."""
+
+    coordinator: TetheredProcess
+    hosts: Sequence[TetheredProcess]
+
+
+async def run_demo(files: DemoFiles, console: Console) -> RunView:
+    """Start the federation, run its run file, fetch the model; the run as seen at its end.
+
+    Shows everything on `console`. Whatever happens, no process is left behind. Raises RunError if
+    the run fails or a process ends too early.
+    """
+    async with AsyncExitStack() as stack:
+        processes: list[TetheredProcess] = []
+        stack.push_async_callback(stop_all, processes)
+        with console.status(
+            f"starting the coordinator and {readable_count(len(files.hosts), 'host')} "
+            "(importing torch takes a moment)"
+        ):
+            federation = await _start(files, processes)
+            await _until_ready(files, federation.coordinator)
+        client = await stack.enter_async_context(connect(files.operator))
+        run_id = await client.start_run(files.run_file)
+        with display_for(console, as_json=False) as display:
+            view = await _follow(client, run_id, display, federation)
+        check_finished(view)
+        await download_model(client, run_id, files.model)
+        return view
+
+
+async def _start(files: DemoFiles, processes: list[TetheredProcess]) -> Federation:
+    """Start all processes at once; each is in `processes` as soon as it runs."""
+    coordinator = [program("potluck-server"), "--config", str(files.coordinator)]
+    command = [*coordinator, "--ready-file", str(files.ready)]
+    processes.append(
+        await TetheredProcess.start("the coordinator", command, log=files.log("coordinator"))
+    )
+    for path in files.hosts:
+        command = [program("potluck-client"), "--config", str(path)]
+        log = files.log(path.stem)
+        processes.append(await TetheredProcess.start(path.stem, command, log=log))
+    return Federation(coordinator=processes[0], hosts=processes[1:])
+
+
+async def _until_ready(files: DemoFiles, coordinator: TetheredProcess) -> None:
+    ended = asyncio.create_task(coordinator.ended())
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not files.ready.exists():
+                if ended.done():
+                    raise coordinator.obituary()
+                await asyncio.wait({ended}, timeout=LOOK_SECONDS)
+    except TimeoutError:
+        raise RunError(
+            f"the coordinator does not serve after {START_SECONDS:.0f} s; "
+            f"see {files.log('coordinator')}"
+        ) from None
+    finally:
+        ended.cancel()
+
+
+async def _follow(
+    client: OperatorClient, run_id: str, display: Display, federation: Federation
+) -> RunView:
+    """Follow the run while its processes live.
+
+    The coordinator's end is an error, and so is a host's before round 1; a host that ends later is
+    only told: the run goes on without it.
+    """
+    witness = _Witness(display)
+    following = asyncio.create_task(follow(client, run_id, witness))
+    lives = {
+        asyncio.create_task(process.ended()): process
+        for process in (federation.coordinator, *federation.hosts)
+    }
+    try:
+        while not following.done():
+            await asyncio.wait({following, *lives}, return_when=asyncio.FIRST_COMPLETED)
+            for life in [life for life in lives if life.done() and not following.done()]:
+                process = lives.pop(life)
+                if process is federation.coordinator or not witness.under_way:
+                    raise process.obituary()
+                notice = operator_pb2.Notice(warning=True, text=process.obituary().message)
+                witness.show(witness.view, operator_pb2.WatchRunResponse(notice=notice))
+        return following.result()
+    finally:
+        for task in (following, *lives):
+            task.cancel()
+        await asyncio.gather(following, *lives, return_exceptions=True)
+
+
+class _Witness:
+    """A display that remembers what it has shown last."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.view = RunView()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether round 1 has begun."""
+        return self.view.progress is not None or bool(self.view.committed)
+
+    def __enter__(self) -> _Witness:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Something new happened."""
+        self.view = view
+        self._display.show(view, event)
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """The coordinator went away, or is back."""
+        self._display.connection(text, lost=lost)

@@ -1,0 +1,224 @@
+"""The files of a throwaway federation: what an operator would write by hand for a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.identity import Role
+from potluck.common.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
+from potluck.common.runfile import parse_run_file
+from potluck.common.tls import TlsFiles
+from potluck.deploy import pki
+from potluck.deploy.operator_config import FILE_NAME, OperatorConfig
+from potluck.deploy.run_overrides import override
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the demo is to be."""
+
+    task: str
+    selector: str
+    strategy: str
+    clients: int
+    hosts: int
+    count: int
+    rounds: int
+    seed: int
+    device: str
+    assignments: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoFiles:
+    """Where everything of a demo lies."""
+
+    folder: Path
+    coordinator: Path
+    hosts: tuple[Path, ...]
+    operator: OperatorConfig
+    run_file: str
+
+    @property
+    def ready(self) -> Path:
+        """Written by the coordinator once it serves."""
+        return self.folder / "coordinator.ready"
+
+    @property
+    def model(self) -> Path:
+        """The last model."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def summary(self) -> Path:
+        """The summary of the run."""
+        return self.folder / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        """The picture of the run."""
+        return self.folder / "run.png"
+
+    def log(self, name: str) -> Path:
+        """Where the output of the process called `name` goes."""
+        return self.folder / f"{name}.log"
+
+
+def client_ranges(clients: int, hosts: int) -> list[range]:
+    """Clients 0 … `clients` - 1 split over hosts in contiguous ranges that differ by at most one.
+
+    Raises ConfigurationError if a host would get none.
+    """
+    if hosts > clients:
+        raise ConfigurationError(
+            f"{clients} clients can't be split over {hosts} hosts; use at most {clients} --hosts",
+            clients=clients,
+            hosts=hosts,
+        )
+    bounds = [host * clients // hosts for host in range(hosts + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
+
+
+def demo_run_file(options: DemoOptions) -> str:
+    """The run file of a demo, checked. Raises ConfigurationError."""
+    table = {
+        "name": "demo",
+        "rounds": options.rounds,
+        "count": options.count,
+        "roster": options.clients,
+        "seed": options.seed,
+        "task": {"name": options.task},
+        "selector": {"name": options.selector},
+        "strategy": {"name": options.strategy},
+    }
+    text = override(tomlkit.dumps(table), options.assignments, source="the demo's run file")
+    run_file = parse_run_file(text, source="the demo's run file")
+    if run_file.count > options.clients:
+        raise ConfigurationError(
+            f"{run_file.count} clients a round can't be chosen from {options.clients}; "
+            "lower --count or raise --clients",
+            count=run_file.count,
+            clients=options.clients,
+        )
+    for group, name in (
+        (TASKS, run_file.task.name),
+        (SELECTORS, run_file.selector.name),
+        (STRATEGIES, run_file.strategy.name),
+    ):
+        if name not in installed(group):  # looked up without importing it, and torch with it
+            find(group, name)
+    return text
+
+
+def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles:
+    """Make the certificates and configuration files of a federation on this machine.
+
+    Raises ConfigurationError if the folder holds a demo already, StorageError if it can't be
+    written.
+    """
+    run_file = demo_run_file(options)
+    ranges = client_ranges(options.clients, options.hosts)
+    authority = folder / "pki"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigurationError(
+                f"{folder} is not empty; name another --folder, or remove it", folder=folder
+            )
+        pki.create_authority(authority, "demo")
+        address = f"{LOOPBACK}:{port}"
+        coordinator = folder / "coordinator.toml"
+        issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[LOOPBACK])
+        _write(
+            coordinator, {"listen": address, "state_directory": "coordinator", "tls": _tls(issued)}
+        )
+        hosts = tuple(
+            _write_host(folder, f"host-{number}", clients, address, options.device)
+            for number, clients in enumerate(ranges)
+        )
+        issued = pki.issue(authority, Role.OPERATOR, "operator")
+        _write(folder / FILE_NAME, {"coordinator": address, "tls": _tls(issued)})
+        (folder / "run.toml").write_text(run_file)
+    except OSError as error:
+        raise StorageError(
+            f"can't write {error.filename or folder}: {error.strerror}; name another --folder"
+        ) from error
+    tls = TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
+    return DemoFiles(
+        folder=folder,
+        coordinator=coordinator,
+        hosts=hosts,
+        operator=OperatorConfig(coordinator=address, tls=tls),
+        run_file=run_file,
+    )
+
+
+def _write_host(folder: Path, name: str, clients: range, address: str, device: str) -> Path:
+    ids = f"client-{clients[0]}:{clients[-1]}" if len(clients) > 1 else f"client-{clients[0]}"
+    issued = pki.issue(folder / "pki", Role.HOST, name, clients=[ids])
+    path = folder / f"{name}.toml"
+    values = {
+        "coordinator": address,
+        "clients": [ids],
+        "state_directory": name,
+        "device": device,
+        "tls": _tls(issued),
+    }
+    _write(path, values)
+    return path
+
+
+def _tls(issued: pki.IssuedFiles) -> dict[str, str]:
+    """Paths relative to the configuration file, so that the folder may be moved."""
+    return {
+        name: f"pki/{path.name}"
+        for name, path in (
+            ("certificate", issued.certificate),
+            ("key", issued.key),
+            ("authority", issued.authority),
+        )
+    }
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(tomlkit.dumps(values))
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback interface that nobody else is given meanwhile.
+
+    So the hosts know the coordinator's address before it listens, and all can start at once. On
+    Linux a socket that is bound but does not listen keeps the port from others without being in
+    the way of a listener with SO_REUSEADDR, such as gRPC's; elsewhere the port is let go at once.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
+
+
+def program(name: str) -> str:
+    """The console script `name` of this very installation. Raises ConfigurationError."""
+    path = Path(sys.executable).with_name(name)
+    if not os.access(path, os.X_OK):
+        raise ConfigurationError(
+            f"{name} is not installed beside {sys.executable}; install potluck there", path=path
+        )
+    return str(path)
