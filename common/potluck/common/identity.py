@@ -20,13 +20,15 @@ from enum import StrEnum
 from functools import lru_cache
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.names import ClientId, is_name
 
 SCHEME = "potluck"
-MAXIMUM_URI_BYTES = 32_768
-"""TLS stacks cap a certificate chain near 100 KB; ranges keep even large hosts far below this."""
+MAXIMUM_URI_BYTES = 6_144
+"""grpcio's handshake fails for client certificates of about 8 KB and more: it returns two session
+tickets, each holding the certificate, through a buffer of 17 KB."""
 
 MAXIMUM_CLIENTS = 1_000_000
 """Most clients one host may list in its configuration."""
@@ -185,20 +187,39 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
 def identity_from_pem(pem: bytes) -> Identity:
     """The identity in a PEM certificate; IdentityError unless it holds exactly one."""
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
+        certificate = parse_certificates(pem)[0]
     except ValueError as error:
-        raise IdentityError(f"the certificate is no PEM certificate ({error})") from error
+        raise IdentityError("the certificate is no certificate in PEM form") from error
     return identity_from_certificate(certificate)
 
 
+def parse_certificates(pem: bytes) -> list[x509.Certificate]:
+    """The certificates in a PEM text, one at least, parsed to the last part.
+
+    Raises ValueError for a malformed one; x509 alone would find that out only on use.
+    """
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+        for certificate in certificates:
+            certificate.public_key()
+            _ = certificate.extensions, certificate.subject, certificate.issuer
+    except (
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+    ) as error:
+        raise ValueError(str(error)) from error
+    return certificates
+
+
 def identity_from_certificate(certificate: x509.Certificate) -> Identity:
-    """The identity in a certificate; IdentityError unless it holds exactly one."""
+    """The identity in a certificate from `parse_certificates`; IdentityError unless it has one."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise IdentityError(f"the certificate's extensions can't be read ({error})") from error
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
     if len(ours) != 1:

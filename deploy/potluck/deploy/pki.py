@@ -33,6 +33,7 @@ from potluck.common.identity import (
     Identity,
     Role,
     identity_from_certificate,
+    parse_certificates,
     parse_claims,
 )
 from potluck.common.names import is_name
@@ -173,7 +174,7 @@ def issue(
 def inspect(path: Path) -> CertificateSummary:
     """What the certificate at `path` says; ConfigurationError or IdentityError if not ours."""
     certificate = _read_certificate(path)
-    authority = _is_authority(path, certificate)
+    authority = _is_authority(certificate)
     identity = None if authority else identity_from_certificate(certificate)
     hosts: tuple[str, ...] = ()
     if identity is not None:
@@ -277,7 +278,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
             folder=folder,
         )
     certificate = _read_certificate(files.certificate)
-    if not _is_authority(files.certificate, certificate):
+    if not _is_authority(certificate):
         raise ConfigurationError(f"{files.certificate} is no authority's certificate")
     try:
         key = load_pem_private_key(files.key.read_bytes(), password=None)
@@ -297,7 +298,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
 
 def _read_certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return parse_certificates(path.read_bytes())[0]
     except OSError as error:
         raise ConfigurationError(
             f"certificate {path} can't be read ({error.strerror})", path=path
@@ -306,15 +307,11 @@ def _read_certificate(path: Path) -> x509.Certificate:
         raise ConfigurationError(f"{path} is no certificate in PEM form", path=path) from error
 
 
-def _is_authority(path: Path, certificate: x509.Certificate) -> bool:
+def _is_authority(certificate: x509.Certificate) -> bool:
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         return False
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise ConfigurationError(
-            f"the extensions of {path} can't be read ({error})", path=path
-        ) from error
 
 
 def _federation(path: Path, certificate: x509.Certificate) -> str:

@@ -1,0 +1,428 @@
+"""Who may connect to whom, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from support.pki import TestFederation, make_federation, tls_files
+
+from potluck.common.connection_errors import connection_error
+from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
+from potluck.common.identity import MAXIMUM_URI_BYTES, Role, peer_identity
+from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.tls import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    TlsFiles,
+    channel,
+    channel_credentials,
+    server_credentials,
+)
+from potluck.deploy import pki
+
+METHOD = "/test.Echo/Call"
+ENDED = asyncio.Event()
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("stranger"))
+
+
+async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    """Who called, then what was sent."""
+    return peer_identity(context.auth_context()).uri().encode() + b"|" + request
+
+
+async def attend(
+    request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+) -> AsyncIterator[bytes]:
+    """One message at once, then silence; `ENDED` is set when the call ends."""
+    try:
+        yield request
+        await asyncio.Event().wait()
+    finally:
+        ENDED.set()
+
+
+@asynccontextmanager
+async def listening(credentials: grpc.ServerCredentials, port: int = 0) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    methods: Any = {
+        "Call": grpc.unary_unary_rpc_method_handler(echo),
+        "Attend": grpc.unary_stream_rpc_method_handler(attend),
+    }
+    handlers = grpc.method_handlers_generic_handler("test.Echo", methods)
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+async def call(address: str, files: TlsFiles, request: bytes = b"", **options: str) -> bytes:
+    async with channel(address, files, **options) as connection:
+        return await calling(connection, address, files, request)
+
+
+async def calling(
+    connection: grpc.aio.Channel, address: str, files: TlsFiles, request: bytes = b""
+) -> bytes:
+    try:
+        return await echoing(connection)(request, timeout=20)
+    except grpc.aio.AioRpcError as error:
+        raise connection_error(error, address, files) from error
+
+
+def echoing(connection: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+    return connection.unary_unary(METHOD)
+
+
+async def call_with(port: int, authority: Path, pair: TlsFiles | None, shown: TlsFiles) -> bytes:
+    """Call without this project's checks before connecting, as an attacker would."""
+    credentials = unchecked_client(authority, pair)
+    address = f"localhost:{port}"
+    async with grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS) as connection:
+        return await calling(connection, address, shown)
+
+
+def unchecked_client(authority: Path, pair: TlsFiles | None) -> grpc.ChannelCredentials:
+    if pair is None:
+        return grpc.ssl_channel_credentials(authority.read_bytes())
+    return grpc.ssl_channel_credentials(
+        authority.read_bytes(), pair.key.read_bytes(), pair.certificate.read_bytes()
+    )
+
+
+def fake_coordinator(federation: TestFederation, usage: x509.ObjectIdentifier) -> TlsFiles:
+    """A host's identity beside the coordinator's names, in a certificate of the real authority."""
+    folder = federation.folder
+    authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
+    signer = load_pem_private_key((folder / "authority.key").read_bytes(), password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    names: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier("potluck://test/host/host-0?clients=client-0"),
+        x509.DNSName("localhost"),
+        x509.IPAddress(ip_address("127.0.0.1")),
+    ]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "host-0")]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .sign(signer, SHA256())
+    )
+    files = TlsFiles(
+        certificate=folder / f"fake-{usage._name}.pem",
+        key=folder / f"fake-{usage._name}.key",
+        authority=folder / "authority.pem",
+    )
+    files.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    files.key.write_bytes(secret)
+    return files
+
+
+def unchecked_server(files: TlsFiles) -> grpc.ServerCredentials:
+    pair = (files.key.read_bytes(), files.certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], files.authority.read_bytes(), True)
+
+
+async def test_parties_of_a_federation_connect_and_are_known(federation: TestFederation) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            for files in (federation.operator, federation.hosts["host-0"]):
+                answer = await call(address, files, b"hello")
+                assert answer == files.load().identity.uri().encode() + b"|hello"
+
+
+async def test_messages_up_to_the_ceiling_pass_both_ways(federation: TestFederation) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        address, files = f"localhost:{port}", federation.operator
+        request = bytes(MAXIMUM_MESSAGE_BYTES - 1000)
+        assert len(await call(address, files, request)) > len(request)
+        with pytest.raises(UnreachableError, match="RESOURCE_EXHAUSTED"):
+            await call(address, files, bytes(MAXIMUM_MESSAGE_BYTES + 1))
+
+
+async def test_the_largest_certificate_that_is_issued_connects(tmp_path: Path) -> None:
+    clients = [f"hospital-{number}x" for number in range(400)]
+    federation = make_federation(tmp_path, {"large": clients})
+    files = federation.hosts["large"]
+    assert MAXIMUM_URI_BYTES * 0.85 < len(files.load().identity.uri()) <= MAXIMUM_URI_BYTES
+    async with listening(server_credentials(federation.coordinator)) as port:
+        assert b"hospital-399x" in await call(f"localhost:{port}", files)
+
+
+async def test_a_certificate_of_another_ca_is_refused_by_either_side(
+    federation: TestFederation, stranger: TestFederation
+) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        with pytest.raises(IdentityError, match="shows a certificate of another CA than"):
+            await call(f"localhost:{port}", stranger.operator)
+        authority = federation.operator.authority
+        with pytest.raises(UnreachableError, match=r"refused .*operator\.pem"):
+            await call_with(port, authority, stranger.operator, stranger.operator)
+
+
+async def test_a_certificate_is_required(federation: TestFederation) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        with pytest.raises(UnreachableError, match="closed the connection at once"):
+            await call_with(port, federation.operator.authority, None, federation.operator)
+        async with grpc.aio.insecure_channel(f"localhost:{port}") as connection:
+            with pytest.raises(UnreachableError):
+                await calling(connection, f"localhost:{port}", federation.operator)
+
+
+async def test_a_host_cannot_pose_as_the_coordinator(federation: TestFederation) -> None:
+    host = fake_coordinator(federation, ExtendedKeyUsageOID.CLIENT_AUTH)
+    async with listening(unchecked_server(host)) as port:
+        with pytest.raises(IdentityError, match="does not show a coordinator's certificate"):
+            await call(f"localhost:{port}", federation.operator)
+    # The same names with the coordinator's usage do connect: it is the usage that was refused.
+    server = fake_coordinator(federation, ExtendedKeyUsageOID.SERVER_AUTH)
+    async with listening(unchecked_server(server)) as port:
+        assert await call(f"localhost:{port}", federation.operator)
+
+
+async def test_a_coordinators_certificate_cannot_dial(federation: TestFederation) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        files = federation.coordinator
+        with pytest.raises(UnreachableError, match="closed the connection at once"):
+            await call_with(port, files.authority, files, files)
+
+
+async def test_the_coordinator_must_hold_the_dialled_name(tmp_path: Path) -> None:
+    federation = make_federation(tmp_path, addresses=["coordinator"])
+    async with listening(server_credentials(federation.coordinator)) as port:
+        for host in ("127.0.0.1", "localhost"):
+            with pytest.raises(IdentityError, match=rf"does not name {host}; .* --host {host}"):
+                await call(f"{host}:{port}", federation.operator)
+        address = f"127.0.0.1:{port}"
+        assert await call(address, federation.operator, server_name="coordinator")
+        with pytest.raises(IdentityError, match="does not name"):
+            await call(address, federation.operator, server_name="elsewhere")
+
+
+async def test_an_expired_certificate_is_refused_by_either_side(
+    federation: TestFederation,
+) -> None:
+    past = datetime.now(UTC) - timedelta(days=9)
+    folder = federation.folder
+    operator = tls_files(pki.issue(folder, Role.OPERATOR, "past", days=7, now=past))
+    coordinator = tls_files(
+        pki.issue(folder, Role.COORDINATOR, "past-c", hosts=["localhost"], days=7, now=past)
+    )
+    async with listening(server_credentials(federation.coordinator)) as port:
+        with pytest.raises(ConfigurationError, match=r"past\.pem expired on"):
+            await call(f"localhost:{port}", operator)
+        with pytest.raises(UnreachableError, match=r"refused .*past\.pem"):
+            await call_with(port, operator.authority, operator, operator)
+    async with listening(unchecked_server(coordinator)) as port:
+        with pytest.raises(IdentityError, match=r"the coordinator's certificate .* has expired"):
+            await call(f"localhost:{port}", federation.operator)
+
+
+async def test_a_key_that_does_not_match_is_caught_before_connecting(
+    federation: TestFederation,
+) -> None:
+    mixed = federation.operator.model_copy(update={"key": federation.coordinator.key})
+    with pytest.raises(ConfigurationError, match="is not the key of"):
+        channel("localhost:1", mixed)
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", "::1:7443", "http://x:1", "a b:1"])
+async def test_an_address_needs_host_and_port(address: str, federation: TestFederation) -> None:
+    with pytest.raises(ConfigurationError, match="is not HOST:PORT"):
+        channel(address, federation.operator)
+
+
+async def test_a_silent_port_and_a_taken_one_are_told(federation: TestFederation) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RuntimeError, match="Failed to bind"):
+            async with listening(server_credentials(federation.coordinator), port):
+                pytest.fail("a port in use was bound a second time")
+    with pytest.raises(UnreachableError, match="nothing listens at 127"):
+        await call(f"127.0.0.1:{port}", federation.operator)
+
+
+async def test_two_coordinators_do_not_share_a_port(federation: TestFederation) -> None:
+    credentials = server_credentials(federation.coordinator)
+    async with listening(credentials) as port:
+        with pytest.raises(RuntimeError, match="Failed to bind"):
+            async with listening(credentials, port):
+                pytest.fail("a port in use was bound a second time")
+
+
+async def test_a_channel_reconnects_when_the_coordinator_returns(
+    federation: TestFederation,
+) -> None:
+    credentials = server_credentials(federation.coordinator)
+    async with listening(credentials) as port:
+        connection = channel(f"127.0.0.1:{port}", federation.operator)
+        assert await echoing(connection)(b"", timeout=20)
+    async with connection, listening(credentials, port):
+        started = asyncio.get_running_loop().time()
+        assert await echoing(connection)(b"", timeout=20, wait_for_ready=True)
+        assert asyncio.get_running_loop().time() - started < 10
+
+
+@pytest.mark.slow  # keepalive needs its 13 seconds
+async def test_a_silent_partition_is_found_within_15_seconds_by_both_sides(
+    federation: TestFederation,
+) -> None:
+    async with (
+        listening(server_credentials(federation.coordinator)) as port,
+        partition_before(port) as (address, cut),
+        channel(address, federation.operator) as connection,
+    ):
+        ENDED.clear()
+        attend_at: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+        attend_at = connection.unary_stream("/test.Echo/Attend")
+        attending = attend_at(b"hello")
+        assert await attending.read() == b"hello"
+        cut.clear()
+        async with asyncio.timeout(15):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await attending.read()
+            await ENDED.wait()
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@asynccontextmanager
+async def partition_before(port: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A relay to `port`; while its event is clear it keeps connections open but passes nothing."""
+    passing = asyncio.Event()
+    passing.set()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(MIB):
+            await passing.wait()
+            writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", port)
+        relays.append(asyncio.create_task(relay(reader, onward_writer)))
+        relays.append(asyncio.create_task(relay(onward_reader, writer)))
+        writers.extend((writer, onward_writer))
+
+    relays: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", passing
+    finally:
+        server.close()
+        for task in relays:
+            task.cancel()
+        for writer in writers:
+            writer.transport.abort()
+        closing = (writer.wait_closed() for writer in writers)
+        await asyncio.gather(*relays, *closing, return_exceptions=True)
+
+
+def test_synchronous_channels_use_the_same_credentials(
+    federation: TestFederation,
+) -> None:
+    async def serve_one_call() -> bytes:
+        async with listening(server_credentials(federation.coordinator)) as port:
+            return await asyncio.to_thread(call_synchronously, port)
+
+    def call_synchronously(port: int) -> bytes:
+        credentials = channel_credentials(federation.operator)
+        address = f"localhost:{port}"
+        with grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS) as connection:
+            method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = connection.unary_unary(METHOD)
+            return method(b"", timeout=20)
+
+    assert asyncio.run(serve_one_call()) == b"potluck://test/operator/operator|"
+
+
+OLD = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1)
+
+
+async def test_tls_1_3_is_negotiated_and_below_1_2_refused(federation: TestFederation) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        assert await handshake(port, federation.operator) == "TLSv1.3"
+        assert await handshake(port, federation.operator, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+        for version in OLD:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await handshake(port, federation.operator, version)
+
+
+async def test_the_client_used_above_can_speak_old_tls(federation: TestFederation) -> None:
+    server_side = context_of(ssl.PROTOCOL_TLS_SERVER, federation.coordinator)
+    restrict(server_side, OLD[0], OLD[-1])
+    server = await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=server_side
+    )
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        agreed = [await handshake(port, federation.operator, version) for version in OLD]
+    assert agreed == ["TLSv1", "TLSv1.1"]
+
+
+async def handshake(
+    port: int, files: TlsFiles, version: ssl.TLSVersion | None = None
+) -> str | None:
+    """The TLS version that a server agrees to with Python's own client."""
+    context = context_of(ssl.PROTOCOL_TLS_CLIENT, files)
+    if version is not None:
+        restrict(context, version, version)
+    _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+    agreed: str | None = writer.get_extra_info("ssl_object").version()
+    writer.transport.abort()
+    return agreed
+
+
+def context_of(side: int, files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.load_verify_locations(files.authority)
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def restrict(context: ssl.SSLContext, least: ssl.TLSVersion, most: ssl.TLSVersion) -> None:
+    context.set_ciphers("ALL:@SECLEVEL=0")  # otherwise OpenSSL itself refuses old versions
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # old versions are the point
+        context.minimum_version, context.maximum_version = least, most
