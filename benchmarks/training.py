@@ -1,0 +1,149 @@
+"""Samples per second of a client's training, side by side with a bare PyTorch loop.
+
+Both take the same steps on the same batches, in turns, in one process; the medians are compared.
+
+    python benchmarks/training.py [--device cuda:0] [--threads 1] [--repeats 9] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from potluck.client.objectives import CrossEntropy
+from potluck.client.training import train
+from potluck.common.task import Examples
+from potluck.common.training import LocalTraining
+
+CLASSES = 10
+SEED = 1
+
+
+def lenet() -> nn.Module:
+    """LeNet-5 for 3 × 32 × 32 images: 62,006 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, CLASSES),
+    )
+
+
+def perceptron() -> nn.Module:
+    """The perceptron of the Covertype experiment, with dropout."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((54, 45), (45, 30), (30, 15)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(15, CLASSES))
+
+
+SETTINGS = LocalTraining(learning_rate=0.01, momentum=0.9, batch_size=64, epochs=2)
+
+
+def bare_loop(model: nn.Module, data: Examples) -> None:
+    """The least that PyTorch needs for the same steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    order = torch.Generator().manual_seed(SEED)
+    torch.manual_seed(SEED)
+    model.train()
+    for _ in range(SETTINGS.epochs):
+        permutation = torch.randperm(len(data), generator=order).to(data.labels.device)
+        for start in range(0, len(data), SETTINGS.batch_size):
+            indices = permutation[start : start + SETTINGS.batch_size]
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(data.inputs[indices]), data.labels[indices])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
+            optimizer.step()
+
+
+def potluck_loop(model: nn.Module, data: Examples) -> None:
+    """What a client does."""
+    train(
+        model,
+        data,
+        CrossEntropy(),
+        SETTINGS,
+        classes=CLASSES,
+        seed=SEED,
+        round_number=1,
+        device=data.labels.device,
+    )
+
+
+def seconds(
+    loop: Callable[[nn.Module, Examples], None], make: Callable[[], nn.Module], data: Examples
+) -> float:
+    torch.manual_seed(0)
+    model = make().to(data.labels.device)
+    if data.labels.is_cuda:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    loop(model, data)
+    if data.labels.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def compare(make: Callable[[], nn.Module], data: Examples, repeats: int) -> dict[str, float]:
+    for loop in (bare_loop, potluck_loop):
+        seconds(loop, make, data)  # warm up
+    bare: list[float] = []
+    ours: list[float] = []
+    for repeat in range(repeats):
+        turns = [(bare_loop, bare), (potluck_loop, ours)]
+        for loop, times in turns if repeat % 2 else reversed(turns):
+            times.append(seconds(loop, make, data))
+    samples = len(data) * SETTINGS.epochs
+    return {
+        "bare_samples_per_second": samples / statistics.median(bare),
+        "potluck_samples_per_second": samples / statistics.median(ours),
+        "overhead": statistics.median(a / b for a, b in zip(ours, bare, strict=True)) - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--samples", type=int, default=6400)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device = torch.device(arguments.device)
+    labels = torch.arange(arguments.samples) % CLASSES
+    cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        "LeNet-5, CIFAR-10 shapes": (lenet, (3, 32, 32)),
+        "perceptron, Covertype shapes": (perceptron, (54,)),
+    }
+    results = {}
+    for name, (make, shape) in cases.items():
+        data = Examples(inputs=torch.randn(len(labels), *shape), labels=labels).to(device)
+        results[name] = compare(make, data, arguments.repeats)
+    if arguments.json:
+        print(json.dumps({"device": arguments.device, "batch_size": 64, "results": results}))
+        return
+    for name, result in results.items():
+        print(
+            f"{name:30} bare {result['bare_samples_per_second']:10,.0f}/s   potluck "
+            f"{result['potluck_samples_per_second']:10,.0f}/s   overhead {result['overhead']:+.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
