@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.members import member_values, read_members
-from potluck.server.store.part import Part, of_attempt
+from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (
     Attempt,
     AttemptKey,
@@ -32,6 +32,7 @@ from potluck.server.store.values import (
     encode_rows,
     encode_text,
     encode_time,
+    read_rows,
 )
 
 
@@ -66,6 +67,10 @@ _read_exchange = Reader(
         "question": decode_json,
         "answers": lambda value: None if value is None else decode_json(value),
     },
+)
+_STATE = select(schema.attempts.c.state).where(of_some_attempt(schema.attempts))
+_CHANGE_MEMBER = update(schema.members).where(
+    of_some_attempt(schema.members), schema.members.c.client_id == bindparam("key_client_id")
 )
 
 
@@ -191,7 +196,6 @@ class Attempts(Part):
         comes without RECEIVED or RECEIVED without one, or a member is INCLUDED other than by a
         commit.
         """
-        members = schema.members
         with self._database.transaction() as connection:
             self._require_open(connection, key)
             for change in changes:
@@ -202,10 +206,8 @@ class Attempts(Part):
                         f"{'with' if change.update else 'without'} an update",
                         client=change.client_id,
                     )
-                where = and_(of_attempt(members, key), members.c.client_id == change.client_id)
-                result = connection.execute(
-                    update(members).where(where).values(member_values(change))
-                )
+                named = {**attempt_parameters(key), "key_client_id": change.client_id}
+                result = connection.execute(_CHANGE_MEMBER, {**named, **member_values(change)})
                 if result.rowcount != 1:
                     raise NotFoundError(
                         f"client {change.client_id} is not in the cohort of {key}",
@@ -232,10 +234,10 @@ class Attempts(Part):
         with self._database.transaction() as connection:
             # The newest, should a person have meddled: begin_attempt allows one at a time.
             newest = query.order_by(attempts.c.round.desc(), attempts.c.attempt.desc()).limit(1)
-            row = connection.execute(newest).mappings().one_or_none()
-            if row is None:
+            rows = read_rows(connection, newest)
+            if not rows:
                 return None
-            begun = _read_begun(row)
+            begun = _read_begun(rows[0])
             key = AttemptKey(begun.run_id, begun.round, begun.attempt)
             found = read_members(connection, of_attempt(schema.members, key))
             return Attempt(
@@ -297,12 +299,11 @@ def _last_attempt(connection: Connection, run_id: str, round_number: int) -> int
 
 
 def _is_open(connection: Connection, key: AttemptKey) -> bool:
-    attempts = schema.attempts
-    query = select(attempts.c.state).where(of_attempt(attempts, key))
-    return connection.execute(query).scalar_one_or_none() == AttemptState.OPEN.value
+    state = connection.execute(_STATE, attempt_parameters(key)).scalar_one_or_none()
+    return state == AttemptState.OPEN.value
 
 
 def _exchanges(connection: Connection, key: AttemptKey) -> list[Exchange]:
     table = schema.exchanges
     query = select(table).where(of_attempt(table, key)).order_by(table.c.step)
-    return [_read_exchange(row) for row in connection.execute(query).mappings()]
+    return [_read_exchange(row) for row in read_rows(connection, query)]

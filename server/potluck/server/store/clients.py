@@ -11,7 +11,7 @@ from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import ClientRow, ClientSeen, MemberState, QuarantineRow
-from potluck.server.store.values import Reader, decode_time, encode_text, encode_time
+from potluck.server.store.values import Reader, decode_time, encode_text, encode_time, read_rows
 
 _read_client = Reader(
     ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
@@ -66,7 +66,7 @@ class Clients(Part):
             .outerjoin(quarantine, quarantine.c.client_id == clients.c.client_id)
         )
         with self._database.transaction() as connection:
-            found = [_read_client(row) for row in connection.execute(query).mappings()]
+            found = [_read_client(row) for row in read_rows(connection, query)]
         # Sorted here: databases collate text differently.
         return sorted(found, key=lambda client: client.client_id)
 
@@ -98,6 +98,6 @@ class Clients(Part):
     def quarantined(self) -> list[QuarantineRow]:
         """The clients in quarantine, by id."""
         with self._database.transaction() as connection:
-            rows = connection.execute(select(schema.quarantine)).mappings()
+            rows = read_rows(connection, select(schema.quarantine))
             found = [_read_quarantine(row) for row in rows]
         return sorted(found, key=lambda client: client.client_id)

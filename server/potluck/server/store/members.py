@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from potluck.server.store import schema
 from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
-from potluck.server.store.values import Reader, encode_float, encode_text
+from potluck.server.store.values import Reader, Row, encode_float, encode_text, read_rows
 
 _KEY = ["run_id", "round", "attempt", "position"]
 _read_member = Reader(MemberRow, "members", _KEY)
@@ -20,13 +20,13 @@ def read_members(
 ) -> dict[AttemptKey, list[MemberRow]]:
     """Members by run, round and attempt, each in the order chosen."""
     members = schema.members
-    rows = connection.execute(
+    query = (
         select(members)
         .where(where)
         .order_by(members.c.run_id, members.c.round, members.c.attempt, members.c.position)
-    ).mappings()
+    )
     found: dict[AttemptKey, list[MemberRow]] = {}
-    for row in rows:
+    for row in read_rows(connection, query):
         key = AttemptKey(row["run_id"], row["round"], row["attempt"])
         found.setdefault(key, []).append(_member(row))
     return found
@@ -52,6 +52,6 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     return values
 
 
-def _member(row: RowMapping) -> MemberRow:
+def _member(row: Row) -> MemberRow:
     update = None if row["sha256"] is None else _read_update(row)
     return _read_member(row, update=update)

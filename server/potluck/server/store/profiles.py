@@ -10,7 +10,7 @@ from potluck.common.errors import ProtocolError
 from potluck.server.store import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import Profile
-from potluck.server.store.values import Reader, decode_json, decode_time, encode_time
+from potluck.server.store.values import Reader, decode_json, decode_time, encode_time, read_rows
 
 _KEY = ["signal", "client_id", "data_epoch", "parameters_json"]
 
@@ -66,10 +66,10 @@ class Profiles(Part):
         table = schema.profiles
         query = select(table).where(*(table.c[column] == row[column] for column in _KEY))
         with self._database.transaction() as connection:
-            kept = connection.execute(query).mappings().one_or_none()
-            if kept is None:
+            kept = read_rows(connection, query)
+            if not kept:
                 connection.execute(insert(table), row)
-            elif any(kept[column] != row[column] for column in ("payload_json", "signature")):
+            elif any(kept[0][column] != row[column] for column in ("payload_json", "signature")):
                 raise self._disagreement(
                     profile, "it disclosed something else before, and a disclosure is made once"
                 )
@@ -96,7 +96,7 @@ class Profiles(Part):
         if client_ids is not None:
             query = query.where(table.c.client_id.in_(list(client_ids)))
         with self._database.transaction() as connection:
-            found = [_read_profile(row) for row in connection.execute(query).mappings()]
+            found = [_read_profile(row) for row in read_rows(connection, query)]
         return sorted(
             found,
             key=lambda each: (each.client_id, each.signal, each.data_epoch, each.parameters_json),

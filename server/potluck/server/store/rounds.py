@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    RowMapping,
     and_,
     bindparam,
     insert,
@@ -31,11 +30,13 @@ from potluck.server.store.records import (
 )
 from potluck.server.store.values import (
     Reader,
+    Row,
     decode_json,
     decode_time,
     encode_float,
     encode_json,
     encode_time,
+    read_rows,
 )
 
 _KEY = ["run_id", "round"]
@@ -108,9 +109,9 @@ class Rounds(Part):
         with self._database.transaction() as connection:
             first = [
                 _read_reference(row, round=0, state_sha256=None)
-                for row in connection.execute(initial).mappings()
+                for row in read_rows(connection, initial)
             ]
-            others = [_read_reference(row) for row in connection.execute(committed).mappings()]
+            others = [_read_reference(row) for row in read_rows(connection, committed)]
         return sorted([*first, *others], key=lambda reference: (reference.run_id, reference.round))
 
     def _settle_members(
@@ -161,7 +162,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
 
 def _read(connection: Connection, where: ColumnElement[bool]) -> list[RoundRow]:
     rounds, members, attempts = schema.rounds, schema.members, schema.attempts
-    rows = connection.execute(select(rounds).where(where).order_by(rounds.c.round)).mappings().all()
+    rows = read_rows(connection, select(rounds).where(where).order_by(rounds.c.round))
     if not rows:
         return []
     numbers = [row["round"] for row in rows]
@@ -181,6 +182,6 @@ def _read(connection: Connection, where: ColumnElement[bool]) -> list[RoundRow]:
     return [_record(row, found) for row in rows]
 
 
-def _record(row: RowMapping, found: Mapping[AttemptKey, Sequence[MemberRow]]) -> RoundRow:
+def _record(row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]]) -> RoundRow:
     key = AttemptKey(row["run_id"], row["round"], row["attempt"])
     return _read_round(row, key=key, metrics=_read_metrics(row), members=found.get(key, ()))

@@ -11,7 +11,7 @@ from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import Run, RunRow, RunState
-from potluck.server.store.values import Reader, decode_time, encode_text, encode_time
+from potluck.server.store.values import Reader, decode_time, encode_text, encode_time, read_rows
 
 _UNFINISHED = (RunState.WAITING, RunState.RUNNING)
 _SHOWN = 10
@@ -190,7 +190,7 @@ def _rows() -> Select[tuple[object, ...]]:
 
 
 def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[RunRow]:
-    return [_read_run(row) for row in connection.execute(query).mappings()]
+    return [_read_run(row) for row in read_rows(connection, query)]
 
 
 def _exists(connection: Connection, run_id: str) -> bool:

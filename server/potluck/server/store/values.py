@@ -15,11 +15,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, Executable
 
 from potluck.common.errors import StorageError
 
 Record = TypeVar("Record")
+Row = Mapping[str, Any]
+"""A row as it comes from the database: column names and values."""
 
 
 class CorruptRowError(Exception):
@@ -87,6 +89,13 @@ def decode_rows(value: object) -> tuple[int, ...]:
 _PAIRS = TypeAdapter(list[tuple[int, int]])
 
 
+def read_rows(connection: Connection, query: Executable) -> list[Row]:
+    """The rows of a query, as plain dicts."""
+    result = connection.execute(query)
+    names = list(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
+
+
 class Reader(Generic[Record]):
     """Turns rows of one table into records of one dataclass, checking every field."""
 
@@ -102,7 +111,7 @@ class Reader(Generic[Record]):
         self._key = key
         self._decoders = decoders or {}
 
-    def __call__(self, row: RowMapping, **others: object) -> Record:
+    def __call__(self, row: Row, **others: object) -> Record:
         """The record of a row; `others` are fields that are not columns."""
         values: dict[str, object] = {**row, **others}
         for column, decode in self._decoders.items():
@@ -117,7 +126,7 @@ class Reader(Generic[Record]):
             column = ".".join(str(part) for part in first["loc"])
             raise self._corrupt(row, column, first["msg"]) from error
 
-    def _corrupt(self, row: RowMapping, column: str, why: str) -> CorruptRowError:
+    def _corrupt(self, row: Row, column: str, why: str) -> CorruptRowError:
         key = ", ".join(f"{name} {row[name]!r}" for name in self._key)
         detail = " ".join(why.split())
         return CorruptRowError(f"table {self._table}, {key}, column {column}: {detail}")
