@@ -96,7 +96,7 @@ class FileReceiver:
         """Bytes of the file that are on disk."""
         return self._received
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         """Take the next bytes. Raises TooLargeError if they go beyond the announced size."""
         if not chunk:
             raise ProtocolError("an empty chunk; a stream of them would never end")

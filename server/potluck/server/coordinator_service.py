@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from potluck.common.errors import (
     TruncatedError,
     UpdateError,
 )
+from potluck.common.frames import require
 from potluck.common.identity import Identity
 from potluck.common.names import is_name
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
@@ -112,14 +114,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def FetchModel(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
-    ) -> AsyncIterator[coordinator_pb2.CoordinatorServiceFetchModelResponse]:
-        """A model file by its digest, from an offset."""
+    ) -> AsyncIterator[Any]:
+        """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
         sha256 = check_digest(request.sha256)
         path = self._coordinator.files.existing(sha256)
         async with self._coordinator.transfers:
-            for frame in send_file(path, sha256, request.offset):
-                yield coordinator_pb2.CoordinatorServiceFetchModelResponse(frame=frame)
-                self._coordinator.count_down(sha256, len(frame.chunk))
+            reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
+            for message in send_file(path, sha256, request.offset, reply):
+                yield message
+            self._coordinator.count_down(sha256, path.stat().st_size - request.offset)
 
     # Updates up -------------------------------------------------------------------------------
 
@@ -136,9 +139,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return coordinator_pb2.LocateUploadResponse(offset=held)
 
     async def SubmitUpdate(
-        self, request_iterator: AsyncIterator[coordinator_pb2.SubmitUpdateRequest], context: Context
+        self, request_iterator: AsyncIterator[Any], context: Context
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """An update: one header, chunks, one trailer."""
+        """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
         requests = aiter(request_iterator)
         header = _header(await anext(requests, None))
         client = header.client_id
@@ -160,8 +163,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self,
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
-        requests: AsyncIterator[coordinator_pb2.SubmitUpdateRequest],
-    ) -> Any:
+        requests: AsyncIterator[Any],
+    ) -> Path:
         path = engine.spool_path(header.client_id, header.sha256)
         engine.spool.clear_others(path)
         receiver = FileReceiver(
@@ -173,14 +176,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         try:
             async for request in requests:
-                frame = request.frame
-                if frame.WhichOneof("part") == "chunk":
-                    receiver.write(frame.chunk)
-                    engine.count_up(len(frame.chunk))
-                elif frame.WhichOneof("part") == "trailer":
-                    return await asyncio.to_thread(receiver.finish, frame.trailer.sha256)
+                if isinstance(request, memoryview):
+                    receiver.write(request)
+                    engine.count_up(len(request))
                 else:
-                    raise ProtocolError("after an upload's header come chunks, then one trailer")
+                    frame = require(request, "a chunk or a trailer").frame
+                    if frame.WhichOneof("part") != "trailer":
+                        raise ProtocolError("after an upload's header come chunks, then a trailer")
+                    return receiver.finish(frame.trailer.sha256)
             raise TruncatedError(
                 f"the upload ended without a trailer after {receiver.received} of {header.size} "
                 "bytes; send the rest",
@@ -195,13 +198,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
         model: Published,
-        path: Any,
+        path: Path,
     ) -> coordinator_pb2.SubmitUpdateResponse:
         client = header.client_id
         try:
             await asyncio.to_thread(engine.work.check_update, path, model)
         except UpdateError as error:
-            path.unlink(missing_ok=True)
+            await asyncio.to_thread(path.unlink, missing_ok=True)
             if engine.expects(client, header.update_id):
                 engine.fail(client, f"{error.message} ({error.reason})")
             raise
@@ -243,10 +246,11 @@ def _check_expected(engine: RunEngine, client: str, update_id: str) -> None:
         )
 
 
-def _header(first: coordinator_pb2.SubmitUpdateRequest | None) -> transfer_pb2.UpdateHeader:
-    if first is None or first.frame.WhichOneof("part") != "header":
+def _header(first: Any) -> transfer_pb2.UpdateHeader:
+    request = require(first, "an upload's header")
+    if request.frame.WhichOneof("part") != "header":
         raise ProtocolError("the first frame of an upload must be its header")
-    header = first.frame.header
+    header: transfer_pb2.UpdateHeader = request.frame.header
     if header.version != FRAMING_VERSION:
         raise ProtocolVersionError(
             f"the upload is framed in version {header.version}, this coordinator reads "

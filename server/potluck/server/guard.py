@@ -11,7 +11,9 @@ import grpc.aio
 import structlog
 
 from potluck.common.errors import IdentityError, PotluckError, to_status
+from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.common.identity import Identity, Role, peer_identity
+from potluck.rpc.v1 import coordinator_pb2
 
 log = structlog.get_logger()
 
@@ -43,10 +45,28 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler  # gRPC answers UNIMPLEMENTED
         method = handler_call_details.method
+        handler = _with_fast_frames(handler, method)
         role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
         if handler.response_streaming:
             return _rebuild(handler, _guard_stream(_behaviour(handler), role, method))
         return _rebuild(handler, _guard_single(_behaviour(handler), role, method))
+
+
+def _with_fast_frames(handler: Any, method: str) -> Any:
+    """The handlers that move files take and give chunks as bytes (see `frames.py`)."""
+    if method.endswith("/FetchModel"):
+        return grpc.unary_stream_rpc_method_handler(
+            handler.unary_stream,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=encode_frame,
+        )
+    if method.endswith("/SubmitUpdate"):
+        return grpc.stream_unary_rpc_method_handler(
+            handler.stream_unary,
+            request_deserializer=FrameDecoder(coordinator_pb2.SubmitUpdateRequest),
+            response_serializer=handler.response_serializer,
+        )
+    return handler
 
 
 def _behaviour(handler: Any) -> Callable[[Any, Context], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.coordinator import Coordinator
@@ -97,10 +98,11 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
 
     async def FetchModel(
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
-    ) -> AsyncIterator[operator_pb2.OperatorServiceFetchModelResponse]:
-        """The model of a run."""
+    ) -> AsyncIterator[Any]:
+        """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
         sha256, path = await self._coordinator.model_of(request.run_id, request.round)
         async with self._coordinator.transfers:
             offset = request.offset if request.sha256 == sha256 else 0
-            for frame in send_file(path, sha256, offset):
-                yield operator_pb2.OperatorServiceFetchModelResponse(frame=frame)
+            reply = operator_pb2.OperatorServiceFetchModelResponse
+            for message in send_file(path, sha256, offset, reply):
+                yield message

@@ -29,8 +29,8 @@ from potluck.common.tensors import TensorFile, block_is_finite, not_finite
 from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
 
-BLOCK_ELEMENTS: Final = 2**15
-"""Elements combined at once: accumulator, product and block (20 bytes each) stay in a core's L2."""
+BLOCK_ELEMENTS: Final = 2**16
+"""Elements combined at once, 20 bytes each: about a core's second-level cache."""
 
 _SORTED_BLOCK_ELEMENTS: Final = 2**14
 _SORTED_ELEMENTS: Final = 2**21

@@ -40,6 +40,7 @@ class Population:
     label_counts: K × classes, float64, possibly noisy; a row of NaN where a client sent none.
     triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN where a client sent none.
     interaction_matrices: K × classes × 2, float64; NaN where a client sent none.
+    label_totals: classes, float64: all clients' label counts, where a secure sum gave them.
     A column nobody asked for is None.
     """
 
@@ -49,6 +50,7 @@ class Population:
     label_counts: NDArray[np.float64] | None = None
     triplets: NDArray[np.float64] | None = None
     interaction_matrices: NDArray[np.float64] | None = None
+    label_totals: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,10 +98,15 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The cohort in the order chosen, and for each of its clients why it was chosen."""
+    """The cohort in the order chosen, and for each of its clients why it was chosen.
+
+    quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
+    infinite where it may use all. None: no client is limited.
+    """
 
     rows: Rows
     reasons: Sequence[str]
+    quotas: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,85 @@
+"""What every selector does alike: breaking ties, filling a cohort, giving reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Rows, Selection, SelectionContext
+
+Floats = NDArray[np.float64]
+
+TIE = 1e-12
+"""Scores this close are equal; the round's generator decides between them (ALGORITHMS §0)."""
+
+
+def largest(scores: Floats, generator: np.random.Generator) -> int:
+    """The position of the largest score, ties broken uniformly. At least one score, none NaN."""
+    tied = np.flatnonzero(scores >= scores.max() - TIE)
+    return int(tied[0] if len(tied) == 1 else tied[generator.integers(len(tied))])
+
+
+def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
+    """A position drawn with probability ∝ weight (≥ 0); None where all weights are zero."""
+    cumulative = weights.cumsum()
+    total = cumulative[-1] if len(cumulative) else 0.0
+    if total <= 0:
+        return None
+    # "right" skips positions of weight zero; rounding may carry the product up to the total itself
+    position = int(np.searchsorted(cumulative, generator.random() * total, side="right"))
+    return min(position, int(np.searchsorted(cumulative, total, side="left")))
+
+
+def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
+    """Those of `rows` whose profile is in a K × … column of the population."""
+    if table is None:
+        return rows[:0]
+    present = ~np.isnan(table.reshape(len(table), -1)[:, 0])
+    return rows if present.all() else rows[present[rows]]
+
+
+def profiles(table: Floats, rows: Rows) -> Floats:
+    """The profiles of some rows (sorted, without repeats); no copy where they are all."""
+    return table if len(rows) == len(table) else table[rows]
+
+
+class Cohort:
+    """A cohort in the making: `size` clients, in the order chosen, each with its reason."""
+
+    def __init__(self, context: SelectionContext, generator: np.random.Generator) -> None:
+        self.size = min(context.count, len(context.available))
+        self.rows: list[int] = []
+        self._reasons: list[str] = []
+        self._available = context.available
+        self._generator = generator
+
+    @property
+    def missing(self) -> int:
+        """How many clients are still to be chosen."""
+        return self.size - len(self.rows)
+
+    def add(self, row: int, reason: str) -> None:
+        """Choose one more client."""
+        self.rows.append(row)
+        self._reasons.append(reason)
+
+    def draw(self, count: int, reason: str, among: Rows | None = None) -> Rows:
+        """Choose up to `count` more clients uniformly, among all available ones or some of them."""
+        candidates = self._available if among is None else among
+        if self.rows:
+            candidates = candidates[~np.isin(candidates, self.rows)]
+        size = min(count, self.missing, len(candidates))
+        drawn: Rows = self._generator.choice(candidates, size=size, replace=False)
+        self.extend(drawn.tolist(), [reason] * size)
+        return drawn
+
+    def extend(self, rows: Iterable[int], reasons: Iterable[str]) -> None:
+        """Choose several more clients."""
+        self.rows.extend(rows)
+        self._reasons.extend(reasons)
+
+    def selection(self) -> Selection:
+        """The finished cohort."""
+        return Selection(rows=np.array(self.rows, dtype=np.int64), reasons=tuple(self._reasons))

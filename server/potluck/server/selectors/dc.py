@@ -1,0 +1,181 @@
+"""Cohorts steered towards a label distribution (Düsing & Cimiano; ALGORITHMS §1.11)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Population, Rows, Selection, SelectionContext, Signal
+from potluck.server.selectors.choosing import TIE, Cohort, disclosed, largest, profiles
+from potluck.server.selectors.options import switch, whole
+from potluck.server.selectors.parallel import Run, passes
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+
+def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
+    """The part all of the family share: all but `added` of the cohort uniformly, at least one.
+
+    With one seed they all begin alike, so that their cohorts can be compared.
+    """
+    generator = context.generator("dc")
+    cohort = Cohort(context, generator)
+    cohort.draw(max(cohort.size - added, 1), "drawn uniformly")
+    return cohort, generator
+
+
+def balanced(population: Population) -> Floats:
+    """The same number of samples of each class."""
+    return np.ones(population.classes)
+
+
+def federation_total(population: Population) -> Floats:
+    """The label counts of all clients together: as summed securely, or summed up here."""
+    if population.label_totals is not None:
+        return population.label_totals.clip(min=0.0)
+    if population.label_counts is None:
+        return np.zeros(population.classes)
+    total: Floats = np.nansum(population.label_counts.clip(min=0.0), axis=0)
+    return total
+
+
+def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats, Floats]:
+    """Rows with label counts that aren't chosen yet, their counts, and the sum over the chosen."""
+    table = context.population.label_counts
+    if table is None:
+        return context.available[:0], np.zeros((0, 1)), np.zeros(1)
+    chosen = disclosed(table, np.array(cohort.rows, dtype=np.int64))
+    rows = disclosed(table, context.available)
+    rows = rows[~np.isin(rows, chosen)]
+    return rows, profiles(table, rows).clip(min=0.0), table[chosen].clip(min=0.0).sum(axis=0)
+
+
+def distance(counts: Floats, target: Floats) -> float:
+    """1 − cos of the angle between two label distributions; 1 if one has no samples."""
+    norms = float(np.linalg.norm(counts) * np.linalg.norm(target))
+    return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0
+
+
+class _Steered(Stateless):
+    """Uniform clients, then one by one whoever brings the cohort nearest to a target.
+
+    added: how many of `count` are chosen by the target. stop_early: choose no more once nobody
+    brings the cohort nearer by more than 1e-12; it then stays smaller than `count`.
+
+    Clients without a profile can only be among the uniform ones, or fill a cohort that nobody else
+    is left for. O(added · K · classes).
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+
+    def __init__(self, *, added: int = 5, stop_early: bool = False) -> None:
+        self._added = whole("added", added, minimum=0)
+        self._stop_early = switch("stop_early", stop_early)
+
+    def target(self, population: Population) -> Floats:
+        """The label distribution to come near to: classes, ≥ 0."""
+        raise NotImplementedError
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """`count` clients, of them `added` by the target."""
+        cohort, generator = begin(context, self._added)
+        rows, counts, base = candidates(context, cohort)
+        stopped = False
+        if len(rows):
+            target = self.target(context.population)
+            steering = _Steering(counts, base, target)
+            with passes(len(rows)) as run:
+                for _ in range(min(cohort.missing, len(rows))):
+                    before = steering.distance
+                    place = largest(-steering.distances(run), generator)
+                    after = steering.take(place)
+                    stopped = self._stop_early and after >= before - TIE
+                    if stopped:
+                        break
+                    cohort.add(int(rows[place]), f"distance to target {before:.4f} → {after:.4f}")
+        if not stopped:
+            cohort.draw(cohort.missing, "no label counts; drawn uniformly")
+        return cohort.selection()
+
+
+class DcReal(_Steered):
+    """Steers towards the label distribution of the whole federation."""
+
+    def target(self, population: Population) -> Floats:
+        """All clients' label counts."""
+        return federation_total(population)
+
+
+class DcBalanced(_Steered):
+    """Steers towards the same number of samples of each class."""
+
+    def target(self, population: Population) -> Floats:
+        """Ones."""
+        return balanced(population)
+
+
+class DcRandom(Stateless):
+    """The same number of clients as the others of the family, all uniform: their baseline.
+
+    added: how many of `count` come in a second draw. Needs no profile.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+
+    def __init__(self, *, added: int = 5) -> None:
+        self._added = whole("added", added, minimum=0)
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """`count` clients in two uniform draws."""
+        cohort, _ = begin(context, self._added)
+        cohort.draw(cohort.missing, "added uniformly")
+        return cohort.selection()
+
+
+class _Steering:
+    """Distances to a target after adding each of K clients (counts: K × classes) to a sum."""
+
+    def __init__(self, counts: Floats, base: Floats, target: Floats) -> None:
+        self._counts = counts
+        self._target = target
+        self._along = counts @ target
+        self._squares = np.einsum("ij,ij->i", counts, counts)
+        self._base = base
+        self._distances = np.empty(len(counts))
+        self._taken: list[int] = []
+
+    @property
+    def distance(self) -> float:
+        """Of the sum itself."""
+        return distance(self._base, self._target)
+
+    def distances(self, run: Run) -> Floats:
+        """Of the sum with each client added, infinite for those taken; overwritten by the next."""
+        base_along = float(self._base @ self._target)
+        base_square = float(self._base @ self._base)
+        target_norm = float(np.linalg.norm(self._target))
+
+        def block(start: int, stop: int) -> None:
+            # |V + B|² = |V|² + 2 V·B + |B|²: one product with the table, no sum of rows
+            norms = self._counts[start:stop] @ (2 * self._base)
+            norms += self._squares[start:stop]
+            norms += base_square
+            np.sqrt(norms, out=norms)
+            norms *= target_norm
+            empty = norms <= 0
+            norms[empty] = np.inf
+            self._distances[start:stop] = 1 - (self._along[start:stop] + base_along) / norms
+
+        run(block)
+        self._distances[self._taken] = np.inf
+        return self._distances
+
+    def take(self, place: int) -> float:
+        """Adds a client to the sum; returns the new distance."""
+        self._taken.append(place)
+        self._base = self._base + self._counts[place]
+        return self.distance

@@ -1,0 +1,129 @@
+"""The best of all subsets, for comparison with the greedy choice (ALGORITHMS §1.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, combinations
+from math import comb
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Rows, Selection, SelectionContext, Signal
+from potluck.server.selectors.choosing import TIE
+from potluck.server.selectors.dc import balanced, begin, candidates, distance, federation_total
+from potluck.server.selectors.options import choice, whole
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+MOST_SUBSETS = 10**8
+_LARGEST_TABLE = 5 * 10**5
+
+
+class DcExhaustive(Stateless):
+    """Uniform clients, then the `added` ones that together bring them nearest to a target.
+
+    target: `balanced` or `real`, as `dc-balanced` and `dc-real` have it. Tries every subset, and
+    refuses where there are more than 10^8.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+
+    def __init__(self, *, added: int = 5, target: str = "balanced") -> None:
+        self._added = whole("added", added, minimum=0)
+        self._balanced = choice("target", target, ("balanced", "real")) == "balanced"
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """`count` clients; raises ConfigurationError where there are too many subsets."""
+        cohort, generator = begin(context, self._added)
+        rows, counts, base = candidates(context, cohort)
+        size = min(cohort.missing, len(rows))
+        subsets = comb(len(rows), size)
+        if subsets > MOST_SUBSETS:
+            raise ConfigurationError(
+                f"dc-exhaustive: {size} of {len(rows)} clients can be added in {subsets} ways, "
+                f"more than 10^8; lower 'added' or use dc-balanced",
+                subsets=subsets,
+            )
+        if size:
+            target = (balanced if self._balanced else federation_total)(context.population)
+            best = nearest_subset(counts, base, target, size, generator)
+            total = distance(base + counts[best].sum(axis=0), target)
+            reason = f"best of {subsets} subsets, distance to target {total:.4f}"
+            cohort.extend(rows[best].tolist(), [reason] * size)
+        cohort.draw(cohort.missing, "no label counts; drawn uniformly")
+        return cohort.selection()
+
+
+def nearest_subset(
+    counts: Floats, base: Floats, target: Floats, size: int, generator: np.random.Generator
+) -> Rows:
+    """Positions of the `size` of n clients (counts: n × classes) whose sum with base is nearest.
+
+    Ties are broken uniformly. 1 ≤ size ≤ n. Takes seconds for 10^8 subsets.
+    """
+    search = _Search(counts, base, target, size)
+    best = np.array([search.distances(head).min() for head in search.heads()])
+    limit = best.min() + TIE
+    ties = [
+        int(np.count_nonzero(search.distances(head) <= limit)) if least <= limit else 0
+        for head, least in zip(search.heads(), best, strict=True)
+    ]
+    drawn = int(generator.integers(sum(ties)))
+    for head, tied in zip(search.heads(), ties, strict=True):
+        if drawn < tied:
+            return search.subset(head, np.flatnonzero(search.distances(head) <= limit)[drawn])
+        drawn -= tied
+    raise AssertionError("unreachable: one of the ties was drawn")
+
+
+class _Search:
+    """All subsets of one size: a head, taken one by one, and a tail from a table.
+
+    Tails are in lexicographic order, so those that may follow a head are a stretch at the end of
+    the table, and one product scores them all.
+    """
+
+    def __init__(self, counts: Floats, base: Floats, target: Floats, size: int) -> None:
+        clients = len(counts)
+        self._tail = max(
+            t for t in range(1, size + 1) if t == 1 or comb(clients, t) < _LARGEST_TABLE
+        )
+        self._head = size - self._tail
+        self._counts, self._base, self._target = counts, base, target
+        flat = chain.from_iterable(combinations(range(clients), self._tail))
+        self._tails: Rows = np.fromiter(flat, dtype=np.int64).reshape(-1, self._tail)
+        self._sums = sum(
+            (counts[column] for column in self._tails.T), start=np.zeros((1, counts.shape[1]))
+        )
+        self._along = self._sums @ target
+        self._squares = np.einsum("ij,ij->i", self._sums, self._sums)
+
+    def heads(self) -> Iterator[tuple[int, ...]]:
+        """Every head that a tail can follow."""
+        return combinations(range(len(self._counts) - self._tail), self._head)
+
+    def distances(self, head: tuple[int, ...]) -> Floats:
+        """Of the sum with a head and each tail that may follow it."""
+        start = self._start(head)
+        base = self._base + self._counts[list(head)].sum(axis=0)
+        squares = self._sums[start:] @ (2 * base)
+        squares += self._squares[start:] + base @ base
+        norms = np.sqrt(squares, out=squares) * np.linalg.norm(self._target)
+        norms[norms <= 0] = np.inf
+        result: Floats = 1 - (self._along[start:] + base @ self._target) / norms
+        return result
+
+    def subset(self, head: tuple[int, ...], tail: int) -> Rows:
+        """The positions of a head and the tail at that place of its stretch."""
+        return np.array([*head, *self._tails[self._start(head) + tail]], dtype=np.int64)
+
+    def _start(self, head: tuple[int, ...]) -> int:
+        if not head:
+            return 0
+        after = len(self._counts) - head[-1] - 1
+        return len(self._tails) - comb(after, self._tail)

@@ -1,0 +1,137 @@
+"""Cohorts of complementary heterogeneity (FedDiverse Alg. 5 and 6; ALGORITHMS §1.6)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.heterogeneity import triplets as triplets_of
+from potluck.server.selection import Population, Rows, Selection, SelectionContext, Signal
+from potluck.server.selectors.choosing import Cohort, disclosed, largest, profiles, weighted
+from potluck.server.selectors.options import choice
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+_COMPONENTS = ("ci", "ai", "sc")
+_ROTATION = (2, 0, 1)
+"""Alg. 6: round 1 starts from spurious correlation, 2 from class, 3 from attribute imbalance."""
+
+
+class FedDiverse(Stateless):
+    """Draws a client by one component of its triplet, adds its complement, then what both lack.
+
+    rotation: the component is the round's (`round`, Alg. 6), or moves on with each three clients
+    (`triplet`, the paper's text). cross_product: the third client is the one furthest along the
+    axis the first two lack, whatever the sign (`absolute`, which reproduces the paper's figures),
+    or with its sign (`signed`, as printed). triplets: `estimated` by the clients, or `known`,
+    computed from their interaction matrices.
+
+    Clients without a triplet fill a cohort only when no other client is left. O(count · K).
+    """
+
+    def __init__(
+        self,
+        *,
+        rotation: str = "round",
+        cross_product: str = "absolute",
+        triplets: str = "estimated",
+    ) -> None:
+        self._by_round = choice("rotation", rotation, ("round", "triplet")) == "round"
+        self._signed = choice("cross_product", cross_product, ("absolute", "signed")) == "signed"
+        self._known = choice("triplets", triplets, ("estimated", "known")) == "known"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """Triplets, or the matrices they are computed from."""
+        return frozenset({Signal.INTERACTION_MATRIX if self._known else Signal.TRIPLET})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Threes of complementary clients until there are `count`."""
+        generator = context.generator("feddiverse")
+        cohort = Cohort(context, generator)
+        table = self._triplets(context.population)
+        rows = disclosed(table, context.available)
+        if table is not None and len(rows):
+            self._add_threes(cohort, profiles(table, rows), rows, context, generator)
+        cohort.draw(cohort.missing, "no triplet; drawn uniformly")
+        return cohort.selection()
+
+    def _triplets(self, population: Population) -> Floats | None:
+        if not self._known:
+            return population.triplets
+        matrices = population.interaction_matrices
+        return None if matrices is None else triplets_of(matrices)
+
+    def _add_threes(
+        self,
+        cohort: Cohort,
+        triplets: Floats,
+        rows: Rows,
+        context: SelectionContext,
+        generator: np.random.Generator,
+    ) -> None:
+        ids = context.population.ids
+        candidates = _Candidates(triplets, generator)
+        size = min(cohort.size, len(rows))
+        for three, taken in enumerate(range(0, size, 3)):
+            turn = context.round - 1 + (0 if self._by_round else three)
+            component = _ROTATION[turn % 3]
+            first = candidates.by_component(component)
+            cohort.add(int(rows[first]), f"{_COMPONENTS[component]}-weighted")
+            if taken + 1 == size:
+                break
+            second = candidates.complement(first)
+            cohort.add(int(rows[second]), f"complement of {ids[rows[first]]}")
+            if taken + 2 == size:
+                break
+            third = candidates.furthest(first, second, signed=self._signed)
+            pair = f"{ids[rows[first]]} and {ids[rows[second]]}"
+            cohort.add(int(rows[third]), f"has what {pair} lack")
+
+
+class _Candidates:
+    """Clients with triplets; each is taken once. Positions are into the arrays given."""
+
+    def __init__(self, triplets: Floats, generator: np.random.Generator) -> None:
+        self._weights = np.ascontiguousarray(triplets.T)
+        self._directions = _directions(self._weights)
+        self._taken: list[int] = []
+        self._generator = generator
+
+    def by_component(self, component: int) -> int:
+        """Drawn with probability ∝ a component of the triplet; uniformly if it is 0 for all."""
+        position = weighted(self._weights[component], self._generator)
+        if position is None:
+            free = np.ones(self._weights.shape[1])
+            free[self._taken] = 0.0
+            position = weighted(free, self._generator)
+        return self._take(-1 if position is None else position)
+
+    def complement(self, first: int) -> int:
+        """The one least along the direction of `first`."""
+        return self._best(-(self._directions[:, first] @ self._directions))
+
+    def furthest(self, first: int, second: int, *, signed: bool) -> int:
+        """The one furthest along the normal of the plane of two others."""
+        normal = np.cross(self._directions[:, first], self._directions[:, second])
+        scores = normal @ self._directions
+        return self._best(scores if signed else np.abs(scores, out=scores))
+
+    def _best(self, scores: Floats) -> int:
+        scores[self._taken] = -np.inf
+        return self._take(largest(scores, self._generator))
+
+    def _take(self, position: int) -> int:
+        self._taken.append(position)
+        self._weights[:, position] = 0.0
+        return position
+
+
+def _directions(triplets: Floats) -> Floats:
+    """Triplets (3 × K) scaled to an L1 norm of 1; a zero triplet becomes (⅓, ⅓, ⅓)."""
+    norms = triplets.sum(axis=0)
+    result = np.full(triplets.shape, 1 / 3)
+    np.divide(triplets, norms, out=result, where=norms > 0)
+    return result

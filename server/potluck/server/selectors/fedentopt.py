@@ -1,0 +1,176 @@
+"""Cohorts whose labels together are as even as can be (FedEntOpt; ALGORITHMS §1.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import StorageError
+from potluck.server.selection import (
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.selectors.choosing import Cohort, disclosed, largest, profiles
+from potluck.server.selectors.label_entropy import Entropies, bits
+from potluck.server.selectors.options import whole
+from potluck.server.selectors.parallel import passes
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+
+class FedEntOpt:
+    """A random first client, then always the one that raises the label entropy most.
+
+    buffer: how many of the clients selected last pause; half of the initial clients if not given.
+    Where nobody else is available, those longest in the buffer are let out first. A client that
+    was selected and failed pauses like the others. Clients without a profile can only be the random
+    first, or fill a cohort that nobody else is left for. O(count · K · classes).
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+
+    def __init__(self, *, buffer: int | None = None) -> None:
+        self._capacity = None if buffer is None else whole("buffer", buffer, minimum=0)
+
+    def init(self, population: Population) -> State:
+        """State: `buffer`, the pausing rows, oldest first; `capacity`, how many it holds."""
+        capacity = len(population) // 2 if self._capacity is None else self._capacity
+        return _state(Buffer((), capacity))
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Greedy by entropy; each pick enters the buffer at once."""
+        generator = context.generator("fedentopt")
+        cohort = Cohort(context, generator)
+        buffer = _buffer(state)
+        if cohort.missing:
+            resting = np.isin(context.available, state.arrays["buffer"])
+            if resting.all():
+                released = buffer.release(context.available)
+                cohort.draw(1, "paused longest", np.array([released], dtype=np.int64))
+            else:
+                cohort.draw(1, "drawn uniformly", context.available[~resting])
+            self._add_greedily(cohort, buffer, context, generator)
+        cohort.draw(cohort.missing, "no label counts; drawn uniformly")
+        return cohort.selection()
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """All who were selected enter the buffer, in the order chosen."""
+        buffer = _buffer(state)
+        for row in outcome.selected.tolist():
+            buffer.enter(row)
+        return _state(buffer)
+
+    def _add_greedily(
+        self,
+        cohort: Cohort,
+        buffer: Buffer,
+        context: SelectionContext,
+        generator: np.random.Generator,
+    ) -> None:
+        table = context.population.label_counts
+        rows = disclosed(table, context.available)
+        if table is None or not len(rows):
+            return
+        counts = profiles(table, rows).clip(min=0.0)
+        pool = _Pool(rows, counts, buffer)
+        pool.choose(cohort.rows[0])
+        entropies = Entropies(counts)
+        before = float(bits(pool.sums))
+        with passes(len(rows)) as run:
+            while cohort.missing and pool.is_open():
+                scores = entropies.with_each(pool.sums, run)
+                scores[pool.closed] = -np.inf
+                place = largest(scores, generator)
+                after = float(scores[place])
+                cohort.add(int(rows[place]), f"entropy {after - before:+.2f} bit")
+                pool.choose(int(rows[place]))
+                before = after
+
+
+class Buffer:
+    """First in, first out: the clients selected last, oldest first."""
+
+    def __init__(self, rows: Iterable[int], capacity: int) -> None:
+        self.rows = dict.fromkeys(rows)
+        self.capacity = capacity
+
+    def enter(self, row: int) -> list[int]:
+        """Puts a row last; returns those that fall out."""
+        self.rows.pop(row, None)
+        self.rows[row] = None
+        surplus = max(len(self.rows) - self.capacity, 0)
+        fallen = [row for row, _ in zip(self.rows, range(surplus), strict=False)]
+        for each in fallen:
+            del self.rows[each]
+        return fallen
+
+    def release(self, among: Rows) -> int | None:
+        """Lets out the row of `among` (sorted) that is longest in the buffer, if there is one."""
+        row = next((row for row in self.rows if _place(among, row) is not None), None)
+        if row is not None:
+            del self.rows[row]
+        return row
+
+
+class _Pool:
+    """The clients with label counts: who can be chosen next, and what the chosen hold together."""
+
+    def __init__(self, rows: Rows, counts: Floats, buffer: Buffer) -> None:
+        self._rows = rows
+        self._counts = counts
+        self._buffer = buffer
+        self._chosen: set[int] = set()
+        self.sums = np.zeros(counts.shape[1])
+        self.closed = np.isin(rows, np.fromiter(buffer.rows, dtype=np.int64))
+
+    def choose(self, row: int) -> None:
+        """Adds a client to the chosen and to the buffer; who falls out of it can be chosen."""
+        self._chosen.add(row)
+        place = _place(self._rows, row)
+        if place is not None:
+            self.sums = self.sums + self._counts[place]
+            self.closed[place] = True
+        for fallen in self._buffer.enter(row):
+            self._set_closed(fallen, closed=fallen in self._chosen)
+
+    def is_open(self) -> bool:
+        """Whether anybody can be chosen, letting out the oldest of the buffer if need be."""
+        if not self.closed.all():
+            return True
+        waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]
+        released = self._buffer.release(waiting)
+        if released is None:
+            return False
+        self._set_closed(released, closed=False)
+        return True
+
+    def _set_closed(self, row: int, *, closed: bool) -> None:
+        place = _place(self._rows, row)
+        if place is not None:
+            self.closed[place] = closed
+
+
+def _place(rows: Rows, row: int) -> int | None:
+    """Where `row` stands in sorted `rows`."""
+    place = int(np.searchsorted(rows, row))
+    return place if place < len(rows) and rows[place] == row else None
+
+
+def _buffer(state: State) -> Buffer:
+    capacity = state.scalars["capacity"]
+    if not isinstance(capacity, int):
+        raise StorageError(f"the state of fedentopt has capacity {capacity!r}; start a new run")
+    return Buffer(state.arrays["buffer"].tolist(), capacity)
+
+
+def _state(buffer: Buffer) -> State:
+    rows = np.fromiter(buffer.rows, dtype=np.int64, count=len(buffer.rows))
+    return State(scalars={"capacity": buffer.capacity}, arrays={"buffer": rows})

@@ -1,0 +1,115 @@
+"""Fill up the classes that are short (Seol & Kim 2023, Alg. 2; ALGORITHMS §1.9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Rows, Selection, SelectionContext, Signal
+from potluck.server.selectors.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.options import not_negative, switch
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+
+class KullbackLeibler(Stateless):
+    """Walks the clients by size and takes each that has samples of the scarcest class so far.
+
+    Deterministic but for the filling: the same available clients give the same set every round.
+    Clients of equal size stay in row order, the first of equally scarce classes counts.
+
+    theta: stop when the Kullback–Leibler divergence from uniform falls below it, in nats; the rest
+    of the cohort is drawn uniformly. truncate: whether clients shall train on no more samples of a
+    class than the method counts (`Selection.quotas`).
+
+    O(K · (log K + classes)).
+    """
+
+    needs = frozenset({Signal.LABEL_COUNTS})
+
+    def __init__(self, *, theta: float = 0.01, truncate: bool = False) -> None:
+        self._theta = not_negative("theta", theta)
+        self._truncate = switch("truncate", truncate)
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """The clients Alg. 2 accepts, then uniform ones up to `count`."""
+        cohort = Cohort(context, context.generator("kl"))
+        table = context.population.label_counts
+        rows = disclosed(table, context.available)
+        quotas = np.full((cohort.size, context.population.classes), np.inf)
+        if table is not None and len(rows):
+            walk = Walk(profiles(table, rows).clip(min=0.0))
+            while cohort.missing and walk.divergence >= self._theta:
+                found = walk.next()
+                if found is None:
+                    break
+                reason = f"largest with class {found.wanted}, the scarcest"
+                quotas[len(cohort.rows)] = found.counted
+                cohort.add(int(rows[found.position]), reason if cohort.rows else "most samples")
+        cohort.draw(cohort.missing, "no scarce class to fill; drawn uniformly")
+        selection = cohort.selection()
+        if not self._truncate:
+            return selection
+        return Selection(rows=selection.rows, reasons=selection.reasons, quotas=quotas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """A client (row of the counts), the class it was taken for, its samples that count by class."""
+
+    position: int
+    wanted: int
+    counted: Floats
+
+
+class Walk:
+    """Alg. 2: v is the samples counted so far by class; no class may exceed the first's largest."""
+
+    def __init__(self, counts: Floats) -> None:
+        self._counts = counts
+        self._order: Rows = np.argsort(-counts.sum(axis=1), kind="stable")
+        self._holders: dict[int, Rows] = {}
+        self._taken: set[int] = set()
+        self._place = -1
+        self._counted = np.zeros(counts.shape[1])
+        self._cap = 0.0
+
+    @property
+    def divergence(self) -> float:
+        """KL(v‖uniform) in nats; infinite before the first client."""
+        total = self._counted.sum()
+        if total <= 0:
+            return float("inf")
+        shares = self._counted[self._counted > 0] / total
+        return float((shares * np.log(shares * len(self._counted))).sum())
+
+    def next(self) -> Accepted | None:
+        """The next client to accept; None where nobody has the scarcest class."""
+        scarcest = int(self._counted.argmin())
+        place = 0 if self._place < 0 else self._after(scarcest)
+        if place is None:
+            return None
+        position = int(self._order[place])
+        counts = self._counts[position]
+        if self._place < 0:
+            self._cap = counts.max()
+        self._place = place
+        self._taken.add(place)
+        taken: Floats = np.minimum(self._cap - self._counted, counts)
+        self._counted = self._counted + taken
+        return Accepted(position=position, wanted=scarcest, counted=taken)
+
+    def _after(self, scarcest: int) -> int | None:
+        """The next place of the walk, which goes round, with a free client that has the class."""
+        if scarcest not in self._holders:
+            has = self._counts[self._order, scarcest] > 0
+            self._holders[scarcest] = np.flatnonzero(has)
+        holders = self._holders[scarcest]
+        start = int(np.searchsorted(holders, self._place))
+        enough = len(self._taken) + 1
+        ahead, behind = holders[start : start + enough], holders[: min(start, enough)]
+        return next((p for p in (*ahead.tolist(), *behind.tolist()) if p not in self._taken), None)

@@ -1,0 +1,66 @@
+"""Everybody in turn (FedDiverse's baseline; ALGORITHMS §1.2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import (
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.selectors.choosing import Cohort
+from potluck.server.state import State
+
+Counts = NDArray[np.int64]
+
+
+class RoundRobin:
+    """Those selected least often so far, ties broken at random.
+
+    Selections count, not completions: a client that always fails isn't picked for ever. Who was
+    away or came late catches up by at most one slot per round. Needs no profile. O(K).
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+
+    def init(self, population: Population) -> State:
+        """Nobody has been selected. State: `selections`, how often each row was."""
+        return State(arrays={"selections": np.zeros(len(population), dtype=np.int64)})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """The `count` available clients with the fewest selections."""
+        generator = context.generator("round-robin")
+        cohort = Cohort(context, generator)
+        selections = _grown(state.arrays["selections"], len(context.population))
+        shuffled = generator.permutation(context.available)
+        times = selections[shuffled]
+        order = np.argsort(times, kind="stable")[: cohort.size]
+        reasons = [_reason(count) for count in times[order].tolist()]
+        cohort.extend(shuffled[order].tolist(), reasons)
+        return cohort.selection()
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Count the selected; rows of late joiners are appended."""
+        rows = outcome.selected
+        before = state.arrays["selections"]
+        selections = _grown(before, max(len(before), int(rows.max(initial=-1)) + 1))
+        np.add.at(selections, rows, 1)
+        return State(arrays={"selections": selections})
+
+
+def _grown(selections: Counts, length: int) -> Counts:
+    """A copy with a zero for every row that has joined since."""
+    result = np.zeros(length, dtype=np.int64)
+    result[: len(selections)] = selections
+    return result
+
+
+def _reason(count: int) -> str:
+    words = {0: "never selected", 1: "selected once", 2: "selected twice"}
+    return words.get(count, f"selected {count} times") + " before"
