@@ -269,6 +269,19 @@ def test_samples_that_the_model_can_not_take_are_a_training_error(data: Examples
     assert "\n" not in caught.value.message
 
 
+def test_a_device_without_memory_is_named_with_a_remedy() -> None:
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("tried to allocate 1 PiB")
+
+    with pytest.raises(TrainingError, match=r"cpu has too little memory .* lower training.batch"):
+        run(Huge())
+
+
 def test_settings_travel_as_json() -> None:
     settings = LocalTraining(learning_rate=0.1, steps=5, gradient_clip=1.0, momentum=0.9)
     assert LocalTraining.model_validate_json(settings.model_dump_json()) == settings

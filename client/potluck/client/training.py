@@ -45,9 +45,10 @@ def train(
     """Trains `model` in place, from the weights it holds, and leaves it on `device`.
 
     Same weights, data, settings, seed, device and number of threads: the same weights come out,
-    bit for bit. `progress` gets shares in [0, 1] now and then; `cancelled` is asked before every
-    step. Both must return at once. The global generator of `device` is used and put back, so only
-    one training at a time may run on a device.
+    bit for bit (on a GPU as far as the kernels that torch chooses allow). `progress` gets shares
+    in [0, 1] now and then; `cancelled` is asked before every step. Both must return at once. The
+    global generator of `device` is used and put back, so only one training at a time may run on a
+    device.
 
     Raises TrainingError if there is nothing to train on, the model fails or diverges, and
     RoundClosedError if cancelled.
@@ -61,6 +62,12 @@ def train(
             loop = _Loop(model, data.to(device), objective, settings, classes, round_number)
             order = torch.Generator().manual_seed(seed)
             loss = loop.run(order, progress, cancelled)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"{device} has too little memory for this model with batches of {settings.batch_size}; "
+            "lower training.batch_size, or use another device",
+            device=device,
+        ) from error
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         text = " ".join(str(error).split())
         raise TrainingError(
