@@ -85,7 +85,7 @@ def demo(
     summary = summarise(view, clients=options.clients)
     files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
     _plot(summary, files)
-    _print_summary(console, summary, files)
+    print_summary(console, summary, files)
     if as_json:
         typer.echo(summary.model_dump_json())
 
@@ -96,7 +96,8 @@ def _plot(summary: RunSummary, files: DemoFiles) -> None:
     plot_run(summary, files.plot)
 
 
-def _print_summary(console: Console, summary: RunSummary, files: DemoFiles) -> None:
+def print_summary(console: Console, summary: RunSummary, files: DemoFiles) -> None:
+    """What the run came to, for people."""
     first, last = summary.history[0], summary.history[-1]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
