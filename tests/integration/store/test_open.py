@@ -110,9 +110,9 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/no/potluck.db: can't be opened (No such file or directory)" in message
 
 
-def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path) -> None:
-    pytest.importorskip("psycopg")
-    message = refused(f"postgresql://user:hunter2@/db?host={tmp_path}")
+@pytest.mark.parametrize("rest", ["user:hunter2@/db?", "user@/db?password=hunter2&"])
+def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path, rest: str) -> None:
+    message = refused(f"postgresql://{rest}host={tmp_path}")
     assert "the connection failed" in message
     assert "hunter2" not in message
 

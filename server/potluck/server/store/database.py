@@ -69,7 +69,7 @@ def _parse(url: str) -> URL:
             "the database URL can't be read; write sqlite:////var/lib/potluck/potluck.db or "
             "postgresql+psycopg://user@host/name"
         ) from error
-    shown = parsed.render_as_string(hide_password=True)
+    shown = _shown(parsed)
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:") or parsed.query:
             raise ConfigurationError(
@@ -84,6 +84,13 @@ def _parse(url: str) -> URL:
         "postgresql+psycopg",
         url=shown,
     )
+
+
+def _shown(url: URL) -> str:
+    """A URL without its password, wherever that stands."""
+    if "password" in url.query:
+        url = url.update_query_dict({"password": "***"})
+    return url.render_as_string(hide_password=True)
 
 
 def _engine(url: URL, name: str, **options: Any) -> Engine:
@@ -175,7 +182,7 @@ def _unopened(path: Path, error: OSError) -> StorageError:
 
 
 def _open_postgresql(url: URL) -> Database:
-    name = url.render_as_string(hide_password=True)
+    name = _shown(url)
     # pre-ping: after the server was restarted, the next transaction finds a new connection.
     engine = _engine(url, name, pool_pre_ping=True)
 
