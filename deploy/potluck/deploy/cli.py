@@ -1,0 +1,99 @@
+"""The operator's command, `potluck`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from potluck.common.command_line import run_command_line
+from potluck.common.protocol import SOFTWARE_VERSION
+from potluck.common.runfile import example_run_file
+from potluck.deploy.demo_command import demo
+from potluck.deploy.operator_config import example_operator_config
+from potluck.deploy.pki_cli import app as pki_app
+from potluck.deploy.run_commands import COMMANDS
+
+PROGRAM = "potluck"
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""Run a federation: provision it, start runs, watch them, fetch their models.
+
+To see one at once, on this machine alone:
+
+    potluck demo
+
+To start one by hand, make certificates (`potluck pki`), start `potluck-server` and some
+`potluck-client`, write operator.toml and a run file (`potluck config`), then:
+
+    potluck clients
+    potluck run run.toml --watch
+
+Commands that talk to a coordinator find it by their flags, else by POTLUCK_COORDINATOR,
+POTLUCK_CERTIFICATE, POTLUCK_KEY and POTLUCK_AUTHORITY, else by ./operator.toml or
+~/.config/potluck/operator.toml.
+
+Exit codes: 0 done, 1 could not be done, 2 the command line is wrong, 130 interrupted.""",
+)
+
+
+class Example(StrEnum):
+    """Files of which there is an annotated example."""
+
+    RUN = "run"
+    OPERATOR = "operator"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {SOFTWARE_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and end.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """What comes before the command."""
+    del version
+
+
+@app.command()
+def config(
+    what: Annotated[Example, typer.Argument(help="Which file.")] = Example.RUN,
+) -> None:
+    """Print an annotated example of a configuration file, with all defaults.
+
+    The coordinator's and the hosts' are printed by `potluck-server config` and
+    `potluck-client config`.
+
+        potluck config > run.toml
+        potluck config operator > operator.toml
+    """
+    text = example_run_file() if what is Example.RUN else example_operator_config()
+    typer.echo(text, nl=False)
+
+
+app.command("demo")(demo)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+app.add_typer(pki_app, name="pki")
+
+
+def main() -> None:
+    """Entry point of the console script `potluck`."""
+    run_command_line(app, program=PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

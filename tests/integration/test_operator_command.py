@@ -1,0 +1,271 @@
+"""The `potluck` command against a scripted coordinator, over mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.operator_service import (
+    RUN_ID,
+    FakeOperatorService,
+    committed,
+    notice,
+    progress,
+    running_operator_service,
+    status,
+)
+from support.pki import TestFederation, make_federation
+
+from potluck.common.errors import NotFoundError, RunError, UnreachableError
+from potluck.common.runfile import example_run_file
+from potluck.deploy import watch
+from potluck.deploy.model_download import download_model
+from potluck.deploy.operator_client import connect
+from potluck.deploy.operator_config import OperatorConfig
+from potluck.deploy.run_view import RunView
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import RunState
+
+FINISHED = RunState.RUN_STATE_FINISHED
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def service() -> FakeOperatorService:
+    return FakeOperatorService()
+
+
+@pytest.fixture
+async def config(
+    service: FakeOperatorService, federation: TestFederation
+) -> AsyncIterator[OperatorConfig]:
+    async with running_operator_service(service, federation) as config:
+        yield config
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+async def start(
+    config: OperatorConfig, folder: Path, *arguments: str
+) -> asyncio.subprocess.Process:
+    """`potluck ARGUMENTS…` in `folder`, with the connection in its environment."""
+    environment = {
+        **os.environ,
+        "POTLUCK_COORDINATOR": config.coordinator,
+        "POTLUCK_CERTIFICATE": str(config.tls.certificate),
+        "POTLUCK_KEY": str(config.tls.key),
+        "POTLUCK_AUTHORITY": str(config.tls.authority),
+        "HOME": str(folder),
+    }
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "potluck.deploy.cli",
+        *arguments,
+        cwd=folder,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def potluck(config: OperatorConfig, folder: Path, *arguments: str) -> Ended:
+    process = await start(config, folder, *arguments)
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def test_a_run_is_started_with_overrides_and_watched(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(example_run_file())
+    service.watches = [
+        [status(), progress(1), committed(1, 0.5), notice("lost client-2"), status(FINISHED)]
+    ]
+    arguments = ["run", "run.toml", "-o", "rounds=5", "-o", "training.epochs=2", "--watch"]
+    ended = await potluck(config, tmp_path, *arguments)
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == RUN_ID
+    assert lines[1] == "run 3f9ac0de (tea) is running; 0 of 3 rounds committed"
+    assert lines[2].startswith("round 1/3  cohort 3  loss 0.5000  accuracy 50.0 %")
+    assert lines[3] == "warning: lost client-2"
+    assert lines[4] == "run 3f9ac0de (tea) is finished; 0 of 3 rounds committed"
+    assert "rounds = 5" in service.started[0]
+    assert "# Seed of everything random" in service.started[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('sel = 1\n[task]\nname = "digits"', "potluck: run.toml: unknown key 'sel'; known here: "),
+        ("rounds = = 3", "potluck: run.toml: not valid TOML"),
+        ('[task]\nname = "digits"\n[selector]\nname = "powr"', "potluck: 'powr' is not installed"),
+        (None, "potluck: can't read the run file run.toml: No such file or directory; "),
+    ],
+)
+async def test_a_wrong_run_file_is_one_line(
+    config: OperatorConfig,
+    service: FakeOperatorService,
+    tmp_path: Path,
+    text: str | None,
+    message: str,
+) -> None:
+    if text is not None:
+        (tmp_path / "run.toml").write_text(text)
+    ended = await potluck(config, tmp_path, "run", "run.toml")
+    assert (ended.code, ended.out, service.started) == (1, "", [])
+    assert ended.err.startswith(message)
+    assert ended.err.count("\n") == 1
+
+
+async def test_listings_are_json_for_programs(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.runs = [status(committed=1).status]
+    service.clients = [
+        operator_pb2.ClientStatus(client_id="client-0", host_id="host-0", attending=True)
+    ]
+    runs, clients = await asyncio.gather(
+        potluck(config, tmp_path, "runs", "--json"), potluck(config, tmp_path, "clients", "--json")
+    )
+    listed = json.loads(runs.out)["runs"]
+    assert [(entry["run"], entry["state"]) for entry in listed] == [(RUN_ID, "running")]
+    assert json.loads(clients.out)["clients"][0]["attending"] is True
+
+
+async def test_the_newest_run_is_watched_and_a_failed_one_is_an_error(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.runs = [status().status]
+    service.watches = [[status(), status(RunState.RUN_STATE_FAILED, reason="no quorum")]]
+    ended = await potluck(config, tmp_path, "watch", "--json")
+    states = [json.loads(line)["state"] for line in ended.out.splitlines()]
+    assert (ended.code, states) == (1, ["running", "failed"])
+    assert ended.err.startswith("potluck: run 3f9ac0de (tea) failed: no quorum; 0 of 3 rounds")
+
+
+async def test_stop_says_where_the_run_stands(config: OperatorConfig, tmp_path: Path) -> None:
+    stopped, unknown = await asyncio.gather(
+        potluck(config, tmp_path, "stop", "3f9a"), potluck(config, tmp_path, "stop", "ffff")
+    )
+    assert stopped.out.startswith("run 3f9ac0de (tea) was stopped: by an operator; 1 of 3 rounds")
+    assert (unknown.code, unknown.err) == (1, "potluck: no run begins with 'ffff'\n")
+
+
+async def test_ctrl_c_ends_a_watch_with_130(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.watches = [[status()]]
+    process = await start(config, tmp_path, "watch", RUN_ID)
+    assert process.stdout is not None
+    await process.stdout.readline()  # by now it waits for events
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_a_coordinator_that_is_not_there_is_named_with_the_remedy(
+    federation: TestFederation, tmp_path: Path
+) -> None:
+    config = OperatorConfig(coordinator="127.0.0.1:1", tls=federation.operator)
+    ended = await potluck(config, tmp_path, "runs")
+    assert ended.code == 1
+    assert ended.err.startswith("potluck: can't reach the coordinator at 127.0.0.1:1: ")
+    assert "check that potluck-server runs there" in ended.err
+
+
+async def test_a_watch_survives_a_coordinator_that_goes_away(
+    config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "FIRST_PAUSE_SECONDS", 0.01)
+    service.watches = [
+        [status(), committed(1, 0.5), notice("hello")],
+        [status(), committed(1, 0.5), notice("hello")],
+        [status(), committed(1, 0.5), committed(2, 0.6), status(FINISHED, committed=2)],
+    ]
+    shown = io.StringIO()
+    async with connect(config) as client:
+        view = await watch.follow(client, RUN_ID, watch.LinesDisplay(shown))
+    assert sorted(view.committed) == [1, 2]
+    starts = [line.split()[0:2] for line in shown.getvalue().splitlines()]
+    assert starts == [
+        ["run", RUN_ID],
+        ["round", "1/3"],
+        ["warning:", "hello"],
+        ["warning:", "lost"],
+        ["back", "with"],
+        ["warning:", "lost"],
+        ["back", "with"],
+        ["round", "2/3"],
+        ["run", RUN_ID],
+    ]
+
+
+async def test_a_watch_of_an_unreachable_coordinator_does_not_wait(
+    federation: TestFederation,
+) -> None:
+    config = OperatorConfig(coordinator="127.0.0.1:1", tls=federation.operator)
+    async with connect(config) as client:
+        with pytest.raises(UnreachableError):
+            await watch.follow(client, RUN_ID, watch.LinesDisplay(io.StringIO()))
+
+
+async def test_a_broken_download_goes_on_where_it_stopped(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.model = bytes(range(256)) * 40
+    service.model_breaks = [3000, 7000]
+    target = tmp_path / "model.safetensors"
+    async with connect(config) as client:
+        done = await download_model(client, RUN_ID, target)
+    assert target.read_bytes() == service.model
+    assert (done.size, service.offsets) == (len(service.model), [0, 3000, 7000])
+    assert files_in(tmp_path) == ["model.safetensors"]
+
+
+async def test_a_part_of_another_model_is_not_continued(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    target = tmp_path / "model.safetensors"
+    (tmp_path / f".model.safetensors.{'0' * 64}.part").write_bytes(b"of another model")
+    service.model = b"weights" * 999
+    ended = await potluck(config, tmp_path, "model", "3f9a", "-o", str(target), "--json")
+    assert target.read_bytes() == service.model
+    assert json.loads(ended.out)["size"] == len(service.model)
+    assert service.offsets == [0]
+    assert files_in(tmp_path) == ["model.safetensors"]
+
+
+async def test_errors_of_the_coordinator_keep_their_class(
+    config: OperatorConfig, service: FakeOperatorService
+) -> None:
+    async with connect(config) as client:
+        with pytest.raises(NotFoundError, match="ffff"):
+            await client.stop_run("ffff")
+    with pytest.raises(RunError, match="was stopped"):
+        watch.check_finished(
+            RunView(status=status(RunState.RUN_STATE_STOPPED).status),
+        )
