@@ -9,28 +9,19 @@ import signal
 from pathlib import Path
 from typing import Annotated
 
-import grpc.aio
 import structlog
 import typer
 
 from potluck.common.command_line import run_command_line
 from potluck.common.configuration import load
-from potluck.common.errors import UnreachableError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.protocol import SOFTWARE_VERSION
-from potluck.common.tls import SERVER_OPTIONS, server_credentials
-from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig, example_config
-from potluck.server.coordinator import Coordinator
-from potluck.server.coordinator_service import CoordinatorService
-from potluck.server.guard import Guard
-from potluck.server.operator_service import OperatorService
+from potluck.server.serving import serving
 
 log = structlog.get_logger()
 
 ENVIRONMENT_PREFIX = "POTLUCK_SERVER"
-STOP_SECONDS = 3.0
-"""How long calls under way may take to end when the coordinator stops."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -88,37 +79,13 @@ async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    credentials = server_credentials(settings.tls)
-    async with Coordinator.opened(settings) as coordinator:
-        server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(coordinator), server
-        )
-        operator_pb2_grpc.add_OperatorServiceServicer_to_server(
-            OperatorService(coordinator), server
-        )
-        address = _bind(server, settings.listen, credentials)
-        await server.start()
+    async with serving(settings) as address:
         log.info("listening", address=address)
         if ready_file is not None:
             _announce(ready_file, address)
         await stop.wait()
         log.info("stopping")
-        coordinator.attendance.close()
-        await server.stop(STOP_SECONDS)
     log.info("stopped")
-
-
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise UnreachableError(
-            f"can't listen on {address}: the port is in use or the address is not this machine's; "
-            "choose another with `listen` or --listen",
-            address=address,
-        ) from error
-    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def _announce(path: Path, address: str) -> None:

@@ -30,8 +30,8 @@ from potluck.server.coordinator import Coordinator
 from potluck.server.engine import RunEngine
 from potluck.server.guard import Context, identity_of
 from potluck.server.model_files import Published
+from potluck.server.outgoing import send_file
 from potluck.server.round_work import SpooledUpdate
-from potluck.server.serving import send_file
 from potluck.server.store.records import UpdateRow
 
 log = structlog.get_logger()

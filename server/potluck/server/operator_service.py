@@ -10,7 +10,7 @@ from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.coordinator import Coordinator
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
-from potluck.server.serving import send_file
+from potluck.server.outgoing import send_file
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""

@@ -167,10 +167,17 @@ def _for_each_block(
             one_block(begin, min(begin + block, size))
 
     if threads is None:
-        threads = min(len(os.sched_getaffinity(0)), _MAXIMUM_THREADS)
+        threads = min(_available_processors(), _MAXIMUM_THREADS)
+    threads = max(1, min(threads, -(-size // block)))
     with ThreadPoolExecutor(threads, thread_name_prefix="reduce") as pool:
         for future in [pool.submit(work) for _ in range(threads)]:
             future.result()
+
+
+def _available_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):  # it knows of containers' processor sets; not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _combiner(

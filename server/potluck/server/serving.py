@@ -1,39 +1,58 @@
-"""Files on their way out."""
+"""The coordinator on a port."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncIterator
 
-from google.protobuf.message import Message
+import grpc
+import grpc.aio
 
-from potluck.common.errors import ProtocolError
-from potluck.common.frames import file_messages
-from potluck.common.protocol import FRAMING_VERSION
-from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
+from potluck.common.errors import UnreachableError
+from potluck.common.tls import SERVER_OPTIONS, server_credentials
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
+from potluck.server.config import CoordinatorConfig
+from potluck.server.coordinator import Coordinator
+from potluck.server.coordinator_service import CoordinatorService
+from potluck.server.guard import Guard
+from potluck.server.operator_service import OperatorService
 
-Reply = TypeVar(
-    "Reply",
-    coordinator_pb2.CoordinatorServiceFetchModelResponse,
-    operator_pb2.OperatorServiceFetchModelResponse,
-)
+STOP_SECONDS = 3.0
+"""How long calls under way may take to end when the coordinator stops."""
 
 
-def send_file(
-    path: Path, sha256: str, offset: int, reply: type[Reply]
-) -> Iterator[Message | bytes]:
-    """The messages that carry a model file from an offset; chunks come encoded.
+@contextlib.asynccontextmanager
+async def serving(settings: CoordinatorConfig) -> AsyncIterator[str]:
+    """Serve hosts and operators; the address they can dial.
 
-    Raises ProtocolError for an offset beyond the file's end.
+    Raises ConfigurationError or IdentityError for certificates that can't be used, StorageError
+    for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
-    size = path.stat().st_size
-    if offset > size:
-        raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes", offset=offset)
-    header = transfer_pb2.FileHeader(
-        version=FRAMING_VERSION, sha256=sha256, size=size, offset=offset
-    )
-    yield reply(frame=transfer_pb2.ModelFrame(header=header))
-    yield from file_messages(path, offset)
-    trailer = transfer_pb2.FileTrailer(sha256=sha256)
-    yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))
+    credentials = server_credentials(settings.tls)
+    async with Coordinator.opened(settings) as coordinator:
+        server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(coordinator), server
+        )
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(
+            OperatorService(coordinator), server
+        )
+        address = _bind(server, settings.listen, credentials)
+        await server.start()
+        try:
+            yield address
+        finally:
+            coordinator.attendance.close()
+            await server.stop(STOP_SECONDS)
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnreachableError(
+            f"can't listen on {address}: the port is in use or the address is not this machine's; "
+            "choose another with `listen` or --listen",
+            address=address,
+        ) from error
+    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,39 @@
+"""Files on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from potluck.common.errors import ProtocolError
+from potluck.common.frames import file_messages
+from potluck.common.protocol import FRAMING_VERSION
+from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
+
+Reply = TypeVar(
+    "Reply",
+    coordinator_pb2.CoordinatorServiceFetchModelResponse,
+    operator_pb2.OperatorServiceFetchModelResponse,
+)
+
+
+def send_file(
+    path: Path, sha256: str, offset: int, reply: type[Reply]
+) -> Iterator[Message | bytes]:
+    """The messages that carry a model file from an offset; chunks come encoded.
+
+    Raises ProtocolError for an offset beyond the file's end.
+    """
+    size = path.stat().st_size
+    if offset > size:
+        raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes", offset=offset)
+    header = transfer_pb2.FileHeader(
+        version=FRAMING_VERSION, sha256=sha256, size=size, offset=offset
+    )
+    yield reply(frame=transfer_pb2.ModelFrame(header=header))
+    yield from file_messages(path, offset)
+    trailer = transfer_pb2.FileTrailer(sha256=sha256)
+    yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))

@@ -1,0 +1,43 @@
+"""Weights that even out known interaction matrices (FedDiverse §5.7; ALGORITHMS §1.7)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from potluck.server.selection import Selection, SelectionContext, Signal
+from potluck.server.selectors.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.minimum_variance import minimum_variance_weights
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+
+class KnownMatrix(Stateless):
+    """Draws clients with the weights that make the weighted sum of their matrices most even.
+
+    The weights are found anew for the available clients of each round. Few clients may have a
+    weight: those are drawn first, the rest of the cohort uniformly; reasons say how many have one.
+    Clients without a matrix are only among the rest. O(K · classes²).
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.INTERACTION_MATRIX})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """`count` clients without replacement, by weight."""
+        generator = context.generator("known-matrix")
+        cohort = Cohort(context, generator)
+        matrices = context.population.interaction_matrices
+        rows = disclosed(matrices, context.available)
+        if matrices is not None and len(rows):
+            weights = minimum_variance_weights(profiles(matrices, rows).reshape(len(rows), -1))
+            support = np.flatnonzero(weights > 0)
+            # exponential races: the order of arrival is that of successive weighted draws
+            arrivals = generator.exponential(size=len(support)) / weights[support]
+            size = min(cohort.missing, len(support))
+            first = np.argpartition(arrivals, size - 1)[:size] if size else support[:0]
+            drawn = support[first[np.argsort(arrivals[first])]]
+            reasons = [f"weight {weight:.3g}, one of {len(support)}" for weight in weights[drawn]]
+            cohort.extend(rows[drawn].tolist(), reasons)
+        cohort.draw(cohort.missing, "no weight; drawn uniformly")
+        return cohort.selection()

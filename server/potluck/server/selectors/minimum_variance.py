@@ -1,0 +1,122 @@
+"""The convex combination of vectors whose entries vary least.
+
+Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1; the ridge makes the answer unique and
+gives equal clients equal weights (ALGORITHMS §1.7).
+
+With B the centred vectors over the root of their length, the variance is ‖Bω‖², and the optimum is
+ω = (μ − Bᵀy)₊ for a y of that length and one number μ, however many clients there are. They
+minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and quadratic by pieces, so
+Newton's method ends after some steps. Of many clients a few are enough to start with: those whose
+weight their solution would make positive join, until there are none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+RIDGE = 1e-6
+_STEPS = 200
+_CONVERGED = 1e-14
+_SHORTEST = 1e-12
+_SUFFICIENT = 1e-4
+"""Share of the predicted fall that a step must bring (Armijo)."""
+_FEW = 512
+
+
+def minimum_variance_weights(vectors: Floats, *, ridge: float = RIDGE) -> Floats:
+    """Weights (K, ≥ 0, sum 1) of K vectors (K × entries) that make their sum's entries most even.
+
+    Clients outside the support have exactly 0.
+    """
+    clients, entries = vectors.shape
+    working = np.arange(0, clients, max(clients // _FEW, 1))
+    scale = float(np.abs(vectors[working]).max()) or 1.0
+    point = np.zeros(entries + 1)
+    point[-1] = 1 / len(working)
+    while True:
+        problem = _Dual(_rows(vectors, working), scale, ridge)
+        point = problem.minimum(point)
+        weights = _Dual(vectors, scale, ridge).weights(point)
+        outside = weights > 0
+        outside[working] = False
+        joining = np.flatnonzero(outside)
+        if not len(joining):
+            weights /= weights.sum()
+            return weights
+        if len(joining) + len(working) > clients // 4:
+            joining = np.setdiff1d(np.arange(clients), working, assume_unique=True)
+        elif len(joining) > _FEW:
+            joining = joining[np.argpartition(-weights[joining], _FEW)[:_FEW]]
+        point *= len(working) / (len(working) + len(joining))
+        working = np.sort(np.concatenate([working, joining]))
+
+
+def _rows(vectors: Floats, rows: NDArray[np.int64]) -> Floats:
+    return vectors if len(rows) == len(vectors) else vectors[rows]
+
+
+class _Dual:
+    """φ and its minimum; a point is y and μ in one array.
+
+    The vectors stay as they are: centring them is the same as centring y.
+    """
+
+    def __init__(self, vectors: Floats, scale: float, ridge: float) -> None:
+        self._vectors = vectors
+        self._factor = 1 / (scale * np.sqrt(vectors.shape[1]))
+        self._ridge = ridge / scale**2
+
+    def minimum(self, point: Floats) -> Floats:
+        """The minimum, searched from a point on."""
+        weights = self.weights(point)
+        value = self._value(point, weights)
+        for _ in range(_STEPS):
+            step, slope = self._newton(point, weights)
+            if -slope <= _CONVERGED * abs(value):
+                break
+            active = weights > 0
+            length = 1.0
+            while True:
+                trial = point + length * step
+                weights = self.weights(trial)
+                trial_value = self._value(trial, weights)
+                if trial_value <= value + _SUFFICIENT * length * slope or length < _SHORTEST:
+                    break
+                length /= 2
+            point, value = trial, trial_value
+            if length == 1.0 and np.array_equal(active, weights > 0):
+                break  # still on the piece whose minimum this is
+        return point
+
+    def weights(self, point: Floats) -> Floats:
+        """(μ − Bᵀy)₊."""
+        weights: Floats = self._vectors @ (self._factor * (point[:-1].mean() - point[:-1]))
+        weights += point[-1]
+        return weights.clip(min=0.0, out=weights)
+
+    def _value(self, point: Floats, weights: Floats) -> float:
+        square = float(point[:-1] @ point[:-1])
+        return self._ridge * square / 2 + float(weights @ weights) / 2 - float(point[-1])
+
+    def _newton(self, point: Floats, weights: Floats) -> tuple[Floats, float]:
+        """The step to the minimum of the piece around a point, and φ's slope along it."""
+        active = np.flatnonzero(weights)
+        vectors = _rows(self._vectors, active)
+        entries = self._vectors.shape[1]
+        centre = self._factor * (np.eye(entries) - 1 / entries)
+        gradient = np.empty(entries + 1)
+        gradient[:-1] = self._ridge * point[:-1] - centre @ (weights[active] @ vectors)
+        gradient[-1] = weights.sum() - 1
+        hessian = np.empty((entries + 1, entries + 1))
+        hessian[:-1, :-1] = centre @ (vectors.T @ vectors) @ centre + self._ridge * np.eye(entries)
+        hessian[:-1, -1] = hessian[-1, :-1] = -centre @ vectors.sum(axis=0)
+        hessian[-1, -1] = len(active)
+        step: Floats
+        try:
+            step = np.linalg.solve(hessian, -gradient).astype(np.float64)
+        except np.linalg.LinAlgError:  # nobody is active, or numbers too far apart
+            step = np.linalg.lstsq(hessian, -gradient, rcond=1e-15)[0].astype(np.float64)
+        return step, float(gradient @ step)

@@ -1,0 +1,170 @@
+"""The round state machine, as transcripts: what happens, and what it answers.
+
+Each file of `tests/testdata/rounds` is one run. A line `plan key=value …` or
+`resume key=value …` sets it up; a line `SECONDS event arguments` is an event, the indented lines
+under it are the actions it must answer with, then the phase and the next wake-up. After a change
+that is meant, `pytest tests/unit/test_round.py --rewrite` writes what the machine answers now;
+read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.common.runfile import RoundPolicy
+from potluck.server import round as rounds
+from potluck.server.round import Phase, Plan, Resumption, RoundMachine
+from potluck.server.store.records import MemberState
+
+TRANSCRIPTS = Path(__file__).parent.parent / "testdata" / "rounds"
+
+EVENTS: dict[str, Any] = {
+    "started": lambda: rounds.Started(),
+    "joined": lambda *clients: rounds.Joined(clients),
+    "left": lambda *clients: rounds.Left(clients),
+    "selected": lambda *clients: rounds.Selected(clients),
+    "update": rounds.UpdateArrived,
+    "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),
+    "reduced": lambda: rounds.Reduced(),
+    "evaluated": lambda: rounds.Evaluated(),
+    "committed": lambda: rounds.Committed(),
+    "broke": lambda *words: rounds.Broke(" ".join(words)),
+    "stop": lambda: rounds.StopRequested(),
+    "tick": lambda: rounds.Ticked(),
+}
+
+
+def make_machine(line: str) -> RoundMachine:
+    kind, *pairs = line.split()
+    values = dict(pair.split("=", 1) for pair in pairs)
+    policy = {name: values.pop(name) for name in list(values) if name in RoundPolicy.model_fields}
+    resumption = None
+    if kind == "resume":
+        cohort = [member.split(":") for member in values.pop("cohort", "").split(",") if member]
+        resumption = Resumption(
+            roster=tuple(values.pop("clients").split(",")),
+            committed=int(values.pop("committed", "0")),
+            attempt=int(values.pop("attempt", "1")),
+            available=tuple(filter(None, values.pop("available", "").split(","))),
+            cohort=tuple((client, MemberState(state)) for client, state in cohort),
+        )
+    plan = Plan(
+        rounds=int(values.pop("rounds", "2")),
+        count=int(values.pop("count", "2")),
+        roster=int(values.pop("roster", "3")),
+        roster_timeout_seconds=float(values.pop("timeout", "300")),
+        policy=RoundPolicy.model_validate(policy),
+        evaluate_every=int(values.pop("evaluate_every", "1")),
+    )
+    assert not values, f"unknown in the first line: {values}"
+    return RoundMachine(plan, resumption)
+
+
+def show(action: rounds.Action) -> str:
+    words = [type(action).__name__]
+    for field in dataclasses.fields(action):
+        value = getattr(action, field.name)
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        words.append(f"{field.name}={text!r}" if " " in text else f"{field.name}={text}")
+    return "    " + " ".join(words)
+
+
+def replay(text: str) -> str:
+    machine: RoundMachine | None = None
+    out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith((" ", "\t")):
+            continue
+        out.append(line)
+        if not line or line.startswith("#"):
+            continue
+        if machine is None:
+            machine = make_machine(line)
+            continue
+        at, name, *arguments = line.split()
+        actions = machine.handle(EVENTS[name](*arguments), float(at))
+        out += [show(action) for action in actions]
+        wakeup = machine.next_wakeup()
+        awake = "" if wakeup is None else f", wakes at {wakeup:g}"
+        out.append(f"    ({machine.phase.value}{awake})")
+    return "\n".join(out) + "\n"
+
+
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
+    text = path.read_text()
+    answered = replay(text)
+    if request.config.getoption("--rewrite"):
+        path.write_text(answered)
+    assert answered == text or request.config.getoption("--rewrite")
+
+
+CLIENTS = tuple("abcdef")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject) -> None:
+    """No order of joins, leaves, failures and delays wedges the machine or breaks a rule."""
+    policy = RoundPolicy(
+        deadline_seconds=10,
+        quorum=data.draw(st.sampled_from([0.25, 0.5, 1.0])),
+        attempts=2,
+        over_selection=data.draw(st.integers(0, 2)),
+        grace_seconds=data.draw(st.sampled_from([0.0, 3.0])),
+    )
+    plan = Plan(rounds=2, count=3, roster=4, roster_timeout_seconds=20, policy=policy)
+    machine = RoundMachine(plan)
+    now, committed, outstanding = 0.0, 0, list[rounds.Event]([rounds.Started()])
+    received: set[str] = set()
+    for _ in range(60):
+        if machine.phase is Phase.ENDED:
+            break
+        wakeup = machine.next_wakeup()
+        assert outstanding or wakeup is not None, "nothing would ever happen again"
+        choice = data.draw(st.integers(0, 5))
+        clients = data.draw(st.sets(st.sampled_from(CLIENTS), max_size=3).map(sorted).map(tuple))
+        if choice == 0:
+            event: rounds.Event = rounds.Joined(clients)
+        elif choice == 1:
+            event = rounds.Left(clients)
+        elif choice == 2 and machine.pending:
+            event = rounds.ClientFailed(data.draw(st.sampled_from(machine.pending)), "no")
+        elif choice == 3 and machine.pending:
+            client = data.draw(st.sampled_from(machine.pending))
+            received.add(client)
+            event = rounds.UpdateArrived(client)
+        elif outstanding:
+            event = outstanding.pop()
+        elif wakeup is not None:
+            now, event = max(now, wakeup), rounds.Ticked()
+        else:
+            continue
+        for action in machine.handle(event, now):
+            match action:
+                case rounds.Select(available=available, count=count):
+                    received.clear()
+                    assert len(set(available)) == len(available)
+                    outstanding = [rounds.Selected(available[:count])]
+                case rounds.Reduce(clients=reduced):
+                    assert set(reduced) <= received
+                    assert list(reduced) == sorted(reduced)
+                    outstanding = [rounds.Reduced()]
+                case rounds.Evaluate():
+                    outstanding = [rounds.Evaluated()]
+                case rounds.Commit(round=number, included=included):
+                    committed += 1
+                    assert number == committed
+                    assert len(included) >= policy.needed(min(3, len(included)))
+                    outstanding = [rounds.Committed()]
+                case rounds.End(ending=ending):
+                    assert (ending is rounds.Ending.FINISHED) == (committed == 2)
+                    outstanding = []
+                case _:
+                    pass
