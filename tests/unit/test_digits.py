@@ -7,6 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.heterogeneity import federated_heterogeneity
 from potluck.common.models import state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import TASKS, create
@@ -103,6 +104,11 @@ def test_colored_clients_hold_table_6_scaled_to_58_samples() -> None:
     assert matrices.tolist()[:3] == [[26, 26, 3, 3], [26, 3, 26, 3], [26, 3, 3, 26]]
     # 15 spurious clients and an opposed one; the others cancel out
     assert matrices.sum(dim=0).tolist() == [509, 187, 187, 509]
+    metrics = federated_heterogeneity(matrices.reshape(24, 2, 2).numpy())
+    assert (metrics.gci, metrics.gai) == pytest.approx((0, 0), abs=1e-12)
+    scaled = (metrics.gsc, metrics.cci, metrics.cai, metrics.csc)
+    # Table 6's, but that 26 : 3 is not quite 9 : 1
+    assert scaled == pytest.approx((0.1634, 0.0885, 0.0885, 0.3540), abs=0.013)
 
 
 def test_the_colored_test_set_is_balanced_and_nobodys_training_data() -> None:

@@ -8,7 +8,6 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 from potluck.common.tasks.partition import (
     by_counts,
-    cmnist_gsc,
     dirichlet,
     held_out_split,
     part_number,
@@ -20,27 +19,6 @@ from potluck.common.tasks.partition import (
 def entropy(counts: NDArray[np.int64]) -> float:
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
-
-
-def triplet(matrix: NDArray[np.int64]) -> tuple[float, float, float]:
-    """(CI, AI, SC) of a 2 × 2 matrix, written out from FedDiverse §4 for this test alone."""
-    by_class, by_attribute = entropy(matrix.sum(axis=1)), entropy(matrix.sum(axis=0))
-    mutual = by_class + by_attribute - entropy(matrix.ravel())
-    return 1 - by_class, 1 - by_attribute, 2 * mutual / (by_class + by_attribute)
-
-
-def test_the_cmnist_row_has_the_six_metrics_of_table_6() -> None:
-    matrices = cmnist_gsc()
-    assert matrices.shape == (24, 2, 2)
-    assert (matrices.sum(axis=(1, 2)) == 200).all()
-    assert triplet(matrices.sum(axis=0)) == pytest.approx((0, 0, 0.1634), abs=5e-5)
-    mean = np.mean([triplet(matrix) for matrix in matrices], axis=0)
-    assert mean == pytest.approx((0.0885, 0.0885, 0.3540), abs=5e-5)
-
-
-def test_four_clients_are_class_imbalanced_four_attribute_imbalanced_sixteen_spurious() -> None:
-    types = np.argmax([triplet(matrix) for matrix in cmnist_gsc()], axis=1)
-    assert np.bincount(types).tolist() == [4, 4, 16]
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ from potluck.common.task import ClientData, Examples
 from potluck.common.tasks.partition import (
     Indices,
     by_counts,
-    cmnist_gsc,
     dirichlet,
     held_out_split,
     part_number,
     scaled,
     stratified,
 )
+from potluck.common.tasks.table6 import interaction_matrices
 
 _TEST_PER_DIGIT = 40
 _LEAST_SAMPLES = 10
@@ -194,7 +194,7 @@ def _split_colored(task: ColoredDigits) -> tuple[list[Indices], Indices, NDArray
 
 def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
     """Table 6's matrices for so many clients, as large as the images of each class allow."""
-    table = cmnist_gsc()
+    table = _interleaved(interaction_matrices("cmnist-gsc"))
     chosen = [table[client % len(table)] for client in range(clients)]
     for samples in range(int(table[0].sum()), _LEAST_SAMPLES - 1, -1):
         matrices = np.stack([scaled(matrix, samples) for matrix in chosen])
@@ -205,6 +205,18 @@ def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
         f"at least {_LEAST_SAMPLES} each; use fewer clients",
         clients=clients,
     )
+
+
+def _interleaved(matrices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Table 6's four CI, four AI and sixteen SC clients so that any six in a row are of all types.
+
+    So the first few clients, or those of one host, resemble the whole.
+    """
+    mirrored_in_turn = (0, 2, 1, 3)
+    order: list[int] = []
+    for block, pure in enumerate(mirrored_in_turn):
+        order += [pure, 4 + pure, *range(8 + 4 * block, 12 + 4 * block)]
+    return matrices[order]
 
 
 def _client_data(

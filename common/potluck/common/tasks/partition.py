@@ -146,25 +146,3 @@ def held_out_split(
     shuffled = generator.permutation(part)
     cut = len(part) - int(share * len(part))
     return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
-
-
-_CLASS_IMBALANCE = [[90, 90], [10, 10]]
-_ATTRIBUTE_IMBALANCE = [[90, 10], [90, 10]]
-_SPURIOUS = [[90, 10], [10, 90]]
-
-
-def cmnist_gsc() -> NDArray[np.int64]:
-    """The CMNIST_GSC row of FedDiverse's Table 6: 24 × 2 × 2 counts (class × attribute), 200 each.
-
-    Four clients with class imbalance and four with attribute imbalance, two of each mirrored, so
-    that both vanish globally; sixteen with a spurious correlation, one of them opposed, which
-    leaves GSC = .1634. They are interleaved so that any six in a row are of mixed types.
-    """
-    blocks: list[list[list[int]]] = []
-    for number in range(4):
-        step = -1 if number % 2 else 1
-        blocks.append(_CLASS_IMBALANCE[::step])
-        blocks.append([row[::step] for row in _ATTRIBUTE_IMBALANCE])
-        blocks.extend([_SPURIOUS] * 4)
-    blocks[-1] = _SPURIOUS[::-1]
-    return np.array(blocks, dtype=np.int64)
