@@ -3,8 +3,8 @@
 A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that
 length, and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format").
 The library behind the format copies every tensor it reads for numpy and joins every file it
-writes in memory, so that part is done here. A header comes from a stranger: nothing in it is believed, and
-only LayoutError leaves `parse_header`.
+writes in memory, so that part is done here. A header comes from a stranger: nothing in it is
+believed, and only LayoutError leaves `parse_header`.
 """
 
 from __future__ import annotations
