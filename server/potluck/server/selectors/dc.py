@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,7 +68,7 @@ class _Steered(Stateless):
     is left for. O(added · K · classes).
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
 
     def __init__(self, *, added: int = 5, stop_early: bool = False) -> None:
         self._added = whole("added", added, minimum=0)
@@ -124,7 +122,7 @@ class DcRandom(Stateless):
     added: how many of `count` come in a second draw. Needs no profile.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset()
+    needs: frozenset[Signal] = frozenset()
 
     def __init__(self, *, added: int = 5) -> None:
         self._added = whole("added", added, minimum=0)

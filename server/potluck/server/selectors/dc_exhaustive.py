@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, combinations
 from math import comb
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ class DcExhaustive(Stateless):
     refuses where there are more than 10^8.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
 
     def __init__(self, *, added: int = 5, target: str = "balanced") -> None:
         self._added = whole("added", added, minimum=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ class FedEntOpt:
     first, or fill a cohort that nobody else is left for. O(count · K · classes).
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LABEL_COUNTS})
+    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
 
     def __init__(self, *, buffer: int | None = None) -> None:
         self._capacity = None if buffer is None else whole("buffer", buffer, minimum=0)

@@ -29,7 +29,7 @@ class KullbackLeibler(Stateless):
     O(K · (log K + classes)).
     """
 
-    needs = frozenset({Signal.LABEL_COUNTS})
+    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
 
     def __init__(self, *, theta: float = 0.01, truncate: bool = False) -> None:
         self._theta = not_negative("theta", theta)

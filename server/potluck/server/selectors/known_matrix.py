@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from potluck.server.selection import Selection, SelectionContext, Signal
@@ -21,7 +19,7 @@ class KnownMatrix(Stateless):
     Clients without a matrix are only among the rest. O(K · classes²).
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.INTERACTION_MATRIX})
+    needs: frozenset[Signal] = frozenset({Signal.INTERACTION_MATRIX})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients without replacement, by weight."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +25,7 @@ class RoundRobin:
     away or came late catches up by at most one slot per round. Needs no profile. O(K).
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset()
+    needs: frozenset[Signal] = frozenset()
 
     def init(self, population: Population) -> State:
         """Nobody has been selected. State: `selections`, how often each row was."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from potluck.server.selection import Selection, SelectionContext, Signal
 from potluck.server.selectors.choosing import Cohort
 from potluck.server.selectors.stateless import Stateless
@@ -16,7 +14,7 @@ class Uniform(Stateless):
     Needs no profile. O(count) per round.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset()
+    needs: frozenset[Signal] = frozenset()
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` available clients, or all if there are fewer, in random order."""

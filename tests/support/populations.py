@@ -1,0 +1,106 @@
+"""Populations for selectors, and rounds played without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from potluck.common.heterogeneity import triplets
+from potluck.common.tasks.table6 import interaction_matrices
+from potluck.server.selection import (
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+)
+from potluck.server.state import State
+
+
+def population(
+    clients: int,
+    *,
+    classes: int = 2,
+    label_counts: ArrayLike | None = None,
+    triplet_rows: ArrayLike | None = None,
+    matrices: ArrayLike | None = None,
+) -> Population:
+    def column(
+        values: ArrayLike | None,
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+        return None if values is None else np.array(values, dtype=np.float64)
+
+    return Population(
+        ids=[f"k{row}" for row in range(clients)],
+        classes=classes,
+        samples=np.zeros(clients, dtype=np.int64),
+        label_counts=column(label_counts),
+        triplets=column(triplet_rows),
+        interaction_matrices=column(matrices),
+    )
+
+
+def labelled(counts: Sequence[Sequence[float]]) -> Population:
+    return population(len(counts), classes=len(counts[0]), label_counts=counts)
+
+
+def table_6(name: str) -> Population:
+    matrices = interaction_matrices(name)
+    return population(
+        len(matrices),
+        classes=matrices.shape[1],
+        triplet_rows=triplets(matrices),
+        matrices=matrices,
+        label_counts=matrices.sum(axis=2),
+    )
+
+
+def context(
+    federation: Population,
+    count: int,
+    *,
+    number: int = 1,
+    seed: int = 0,
+    available: Rows | None = None,
+) -> SelectionContext:
+    rows = np.arange(len(federation)) if available is None else available
+    return SelectionContext(
+        round=number, seed=seed, count=count, population=federation, available=rows.astype(np.int64)
+    )
+
+
+def select(selector: Selector, state: State, given: SelectionContext) -> Selection:
+    """The selection of a selector that asks nothing."""
+    selection = selector.select(state, given)
+    assert isinstance(selection, Selection)
+    return selection
+
+
+def outcome(number: int, selection: Selection) -> RoundOutcome:
+    """Everybody selected was included."""
+    return RoundOutcome(
+        round=number,
+        selected=selection.rows,
+        included=selection.rows,
+        seconds=np.ones(len(selection.rows)),
+    )
+
+
+def rounds(
+    selector: Selector,
+    federation: Population,
+    count: int,
+    number_of_rounds: int,
+    *,
+    seed: int = 0,
+    store: Callable[[State], State] = lambda state: state,
+) -> Iterator[Selection]:
+    """Selections of rounds 1, 2, … with everybody available; `store` sees each state."""
+    state = store(selector.init(federation))
+    for number in range(1, number_of_rounds + 1):
+        selection = select(selector, state, context(federation, count, number=number, seed=seed))
+        yield selection
+        state = store(selector.observe(state, outcome(number, selection)))
