@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +24,10 @@ from support.fake_coordinator import FakeCoordinator, serving
 from support.pki import TestFederation, make_federation
 
 from potluck.client.agent import Agent, attend_until
+from potluck.client.kept_updates import KeptUpdate
+from potluck.client.link import Link
 from potluck.client.state_directory import StateDirectory
+from potluck.client.uploads import deliver
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.errors import (
     IdentityError,
@@ -32,6 +36,7 @@ from potluck.common.errors import (
     RoundClosedError,
 )
 from potluck.common.tensors import open_tensors, write_tensors
+from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -133,6 +138,7 @@ async def test_a_repeated_instruction_is_not_trained_twice(scene: Scene) -> None
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
         await scene.fake.completed("a")
+        await scene.fake.idle()
         scene.fake.instruct(train_instruction("a", model))
         await scene.fake.until(lambda: scene.fake.acknowledged.count("a") == 2)
         scene.fake.instruct(evaluate_instruction("e", model))
@@ -145,6 +151,7 @@ async def test_a_coordinator_that_lost_an_update_gets_it_again_untrained(scene: 
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
         first = await scene.fake.completed("a")
+        await scene.fake.idle()
         scene.fake.uploads.clear()
         scene.fake.files.clear()  # so it could not be trained again
         scene.fake.instruct(train_instruction("a", model))
@@ -333,6 +340,82 @@ async def test_a_coordinator_that_comes_back_is_attended_again(
             assert [header.update_id for header in again.headers] == ["a", "b"]
     finally:
         await host.__aexit__(None, None, None)
+
+
+async def test_a_transfer_outlives_the_control_stream(scene: Scene) -> None:
+    scene.fake.hold_uploads = asyncio.Event()
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+        scene.fake.send_away()
+        await scene.fake.until(lambda: len(scene.fake.hellos) == 2 and scene.fake.hosts == 1)
+        scene.fake.instruct(train_instruction("a", model))
+        scene.fake.hold_uploads.set()
+        await scene.fake.completed("a")
+    assert len(scene.fake.headers) == 1
+
+
+async def test_a_transfer_whose_connection_is_closed_begins_again(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.fake.hold_uploads = asyncio.Event()
+    content = b"weights"
+    path = tmp_path / "update"
+    path.write_bytes(content)
+    update = KeptUpdate(
+        update_id="a",
+        client_id="client-0",
+        run_id="run",
+        round=1,
+        sha256=hashlib.sha256(content).hexdigest(),
+        size=len(content),
+        encoding=transfer_pb2.ENCODING_FLOAT32,
+        delta=False,
+        compressed=False,
+        samples=1,
+        steps=1,
+        seconds=1.0,
+        loss=1.0,
+        expires=0.0,
+    )
+    tls = scene.federation.hosts["host-0"]
+    link = Link(
+        lambda: channel(f"127.0.0.1:{scene.port}", tls),
+        generator=random.Random(0),
+        maximum_seconds=0.1,
+        concurrent=1,
+        grace_seconds=0,
+    )
+    delivering = asyncio.create_task(deliver(link, update, path, fresh=True))
+    await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+    link.renew()
+    await scene.fake.until(lambda: len(scene.fake.headers) == 2)
+    scene.fake.hold_uploads.set()
+    await delivering
+    await link.close()
+    assert (await scene.fake.completed("a")).content == content
+
+
+async def test_an_update_that_somebody_deleted_is_a_failure(scene: Scene, tmp_path: Path) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+        await scene.fake.idle()
+        next((tmp_path / "state" / "updates").glob("*.safetensors")).unlink()
+        scene.fake.instruct(train_instruction("a", model))
+        assert (await scene.fake.answered("a")).failure.reason == "STORAGE_FAILED"
+
+
+async def test_a_model_that_somebody_deleted_is_fetched_again(scene: Scene, tmp_path: Path) -> None:
+    model = scene.model()
+    async with scene.host():
+        for name in ("a", "b"):
+            scene.fake.instruct(train_instruction(name, model))
+            await scene.fake.completed(name)
+            (tmp_path / "state" / "models" / model.sha256).unlink()
+    assert scene.fake.fetches == [(model.sha256, 0)] * 2
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Downloads wait for it."""
     hold_uploads: asyncio.Event | None = None
     """Uploads wait for it."""
-    _outboxes: list[asyncio.Queue[rpc.Instruction]] = field(default_factory=list)
+    _outboxes: list[asyncio.Queue[rpc.Instruction | None]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     # For tests ---------------------------------------------------------------------------------
@@ -80,6 +80,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Send an instruction to the host that came last."""
         self._outboxes[-1].put_nowait(instruction)
 
+    def send_away(self) -> None:
+        """End the control stream of the host that came last."""
+        self._outboxes[-1].put_nowait(None)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until what hosts said makes `condition` true."""
         async with asyncio.timeout(_PATIENCE_SECONDS), self._changed:
@@ -88,6 +92,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def completed(self, update_id: str) -> Upload:
         await self.until(lambda: update_id in self.uploads and self.uploads[update_id].complete)
         return self.uploads[update_id]
+
+    async def idle(self) -> None:
+        """Wait for a heartbeat that tells of no work."""
+        self.heartbeats.clear()
+        await self.until(lambda: any(not each.progress for each in self.heartbeats))
 
     async def computing(self, instruction_id: str) -> None:
         """Wait for a heartbeat that says so."""
@@ -121,7 +130,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if self.refuse_hello is not None:
             await refuse(context, self.refuse_hello)
         assert hello.protocol_version == PROTOCOL_VERSION
-        outbox: asyncio.Queue[rpc.Instruction] = asyncio.Queue()
+        outbox: asyncio.Queue[rpc.Instruction | None] = asyncio.Queue()
         self._outboxes.append(outbox)
         welcome = rpc.Welcome(coordinator_id="fake")
         welcome.heartbeat_interval.FromMilliseconds(50)
@@ -130,8 +139,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self._note()
         listening = asyncio.create_task(self._listen(request_iterator))
         try:
-            while True:
-                yield rpc.AttendResponse(instruction=await outbox.get())
+            while (instruction := await outbox.get()) is not None:
+                yield rpc.AttendResponse(instruction=instruction)
         finally:
             listening.cancel()
             self.hosts -= 1

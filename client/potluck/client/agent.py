@@ -49,6 +49,10 @@ _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
 _WELCOME_SECONDS = 30.0
 """A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
 
+_SENT_AWAY_SECONDS = 10.0
+"""A stream that the coordinator ends so soon does not begin the pauses anew: two processes with one
+certificate drive each other out, and so come back ever more slowly."""
+
 _FRAME_BYTES = 1024
 
 
@@ -120,7 +124,10 @@ class Agent:
         while True:
             try:
                 await self._attend(instructions, link, backoff)
-                trouble: PotluckError = UnreachableError("the coordinator ended the stream")
+                trouble: PotluckError = UnreachableError(
+                    "the coordinator ended the stream: it stops, or another process attends with "
+                    "the same certificate"
+                )
             except grpc.aio.AioRpcError as error:
                 trouble = from_rpc_error(error)
             except UnreachableError as error:
@@ -148,6 +155,8 @@ class Agent:
             session = Session(
                 stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
             )
+            clock = asyncio.get_running_loop().time
+            begun, sent_away = clock(), False
             try:
                 welcome = await self._open(session)
                 log.info(
@@ -156,13 +165,15 @@ class Agent:
                     restarted=self._coordinator_id not in ("", welcome.coordinator_id),
                     clients=len(self._clients),
                 )
-                backoff.reset()
                 if self._welcomed:
                     link.renew()
                 self._welcomed, self._coordinator_id = True, welcome.coordinator_id
                 self._session = session
                 await session.attend(welcome, instructions.receive)
+                sent_away = clock() - begun < _SENT_AWAY_SECONDS
             finally:
+                if self._session is session and not sent_away:
+                    backoff.reset()
                 self._session = None
                 await session.close()
 

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc.aio
 import structlog
 
 from potluck.client.decoding import decode_model
-from potluck.client.link import Link
+from potluck.client.link import Link, calling
 from potluck.client.model_cache import ModelCache
 from potluck.client.state_directory import storage_error
 from potluck.common.errors import (
@@ -23,7 +22,6 @@ from potluck.common.errors import (
     TransferError,
     TruncatedError,
     UnreachableError,
-    from_rpc_error,
 )
 from potluck.common.layout import Layout
 from potluck.common.protocol import FRAMING_VERSION
@@ -155,13 +153,9 @@ class Downloads:
         while True:
             try:
                 async with self._link.transfers:
-                    return await self._stream(rendition, path)
-            except grpc.aio.AioRpcError as error:
-                failure = from_rpc_error(error)
-                if not isinstance(failure, (UnreachableError, TruncatedError)):
-                    raise failure from error
-                log.info("download interrupted", file=rendition.sha256, error=failure.message)
-            except TruncatedError as error:
+                    with calling():
+                        return await self._stream(rendition, path)
+            except (UnreachableError, TruncatedError) as error:
                 log.info("download interrupted", file=rendition.sha256, error=error.message)
             except DigestMismatchError:
                 mismatches += 1

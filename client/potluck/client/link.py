@@ -5,14 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc.aio
 
 from potluck.client.backoff import Backoff
+from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.rpc.v1 import coordinator_pb2_grpc
 
-_CLOSE_GRACE_SECONDS = 60.0
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Turn what gRPC raises in the block into Potluck's exceptions.
+
+    Calls on a connection that is closed end as if the task that waits for them were cancelled;
+    here they end with UnreachableError, as others that break.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnreachableError("the connection was closed") from None
 
 
 class Link:
@@ -29,10 +46,13 @@ class Link:
         generator: random.Random,
         maximum_seconds: float,
         concurrent: int,
+        grace_seconds: float = 60.0,
     ) -> None:
+        """`grace_seconds`: how long transfers may go on over a connection that was renewed."""
         self._make_channel = make_channel
         self._generator = generator
         self._maximum_seconds = maximum_seconds
+        self._grace_seconds = grace_seconds
         self._channel = make_channel()
         self._closing: set[asyncio.Task[None]] = set()
         self._renewed = asyncio.Event()
@@ -43,9 +63,9 @@ class Link:
     def renew(self) -> None:
         """The coordinator can be reached again: connect at once, and end all pauses.
 
-        Transfers still going on over the old connection may end there.
+        Transfers still going on over the old connection may end there, if they do so soon.
         """
-        closing = asyncio.create_task(self._channel.close(_CLOSE_GRACE_SECONDS))
+        closing = asyncio.create_task(self._channel.close(self._grace_seconds))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         self._channel = self._make_channel()

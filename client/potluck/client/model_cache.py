@@ -43,7 +43,7 @@ class ModelCache:
 
     def holds(self, sha256: str) -> bool:
         """Whether a model is here."""
-        return sha256 in self._by_use
+        return sha256 in self._by_use and self.path(sha256).is_file()
 
     def verified(self, sha256: str) -> bool:
         """Whether a model that is here still has its digest; read once per process. Blocks."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc.aio
 import structlog
 
 from potluck.client.kept_updates import KeptUpdate
-from potluck.client.link import Link
+from potluck.client.link import Link, calling
 from potluck.common.errors import (
     DigestMismatchError,
     NotFoundError,
@@ -18,7 +17,6 @@ from potluck.common.errors import (
     TooLargeError,
     TransferError,
     UnreachableError,
-    from_rpc_error,
 )
 from potluck.common.protocol import FRAMING_VERSION
 from potluck.common.transfer import read_chunks
@@ -48,23 +46,25 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
     `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
     RoundClosedError when nobody waits for the update any more, UpdateError, IdentityError,
     ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
-    wrong digests.
+    wrong digests, StorageError if the file is gone.
     """
+    _require(path)
     backoff = link.backoff()
     mismatches = 0
     offset: int | None = 0 if fresh else None
     while True:
         try:
             async with link.transfers:
-                if offset is None:
-                    located = await _locate(link, update)
-                    if located.complete:
-                        return
-                    offset = min(located.offset, update.size)
-                await link.stub.SubmitUpdate(_frames(update, path, offset))
-                return
-        except grpc.aio.AioRpcError as error:
-            failure = from_rpc_error(error)
+                with calling():
+                    if offset is None:
+                        located = await _locate(link, update)
+                        if located.complete:
+                            return
+                        offset = min(located.offset, update.size)
+                    await link.stub.SubmitUpdate(_frames(update, path, offset))
+                    return
+        except PotluckError as error:
+            failure = error
         offset = None
         if isinstance(failure, DigestMismatchError):
             offset, mismatches = 0, mismatches + 1
@@ -72,6 +72,11 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
             raise failure
         log.info("upload interrupted", update=update.update_id, error=failure.message)
         await link.pause(backoff.next_seconds())
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise StorageError(f"the update {path} is gone; don't delete files of a running client")
 
 
 async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
