@@ -1,0 +1,68 @@
+"""Limits on selection: a cap on picks per client, and how lopsided the picks are.
+
+A flattering profile gets a client picked again and again (ALGORITHMS §4, integrity). Signatures say
+who sent it, not whether it is true; these bounds work whatever a client claims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Rows
+
+Picks = NDArray[np.int64]
+
+
+def below_cap(available: Rows, picks: Picks, cap: int) -> Rows:
+    """Those of `available` that have been picked fewer than `cap` times (picks: K, by row).
+
+    Rows beyond the end of `picks` are of clients that joined since and were never picked.
+    """
+    known = available[available < len(picks)]
+    joined = available[available >= len(picks)]
+    return np.concatenate([known[picks[known] < cap], joined])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lopsidedness:
+    """How unequal the picks of K clients are.
+
+    gini: 0 where all have equally many, near 1 where few have them all. busiest: the row with most
+    picks. times_fair: its picks over the mean, 1 where all are equal. unlikely: rows picked more
+    often than uniform selection would pick any client with the probability asked for.
+    """
+
+    gini: float
+    busiest: int
+    times_fair: float
+    unlikely: Rows
+
+
+def lopsidedness(picks: Picks, *, chance: float = 1e-3) -> Lopsidedness | None:
+    """Measures picks (K ≥ 1, by row); None before the first pick.
+
+    Under uniform selection a client's picks have a mean m = Σ picks / K and at most Poisson
+    spread, so P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely where K
+    times that bound is at most `chance`: with uniform selection, an alarm about any client at all
+    is then raised with probability `chance` at most.
+    """
+    total = int(picks.sum())
+    if total == 0:
+        return None
+    clients = len(picks)
+    mean = total / clients
+    ordered = np.sort(picks)
+    ranks = np.arange(1, clients + 1)
+    gini = float((2 * ranks - clients - 1) @ ordered) / (clients * total)
+    above = np.maximum(picks, mean)
+    log_bound = above - mean - above * np.log(above / mean)
+    busiest = int(picks.argmax())
+    return Lopsidedness(
+        gini=gini,
+        busiest=busiest,
+        times_fair=float(picks[busiest] / mean),
+        unlikely=np.flatnonzero(log_bound + np.log(clients) <= np.log(chance)),
+    )
