@@ -16,7 +16,8 @@ from potluck.deploy.operator_client import OperatorClient, connect
 from potluck.deploy.processes import TetheredProcess, stop_all
 from potluck.deploy.readable import readable_count
 from potluck.deploy.run_view import RunView
-from potluck.deploy.watch import Display, check_finished, display_for, follow
+from potluck.deploy.watch import Display, display_for, follow, is_finished
+from potluck.deploy.watch_lines import status_line
 from potluck.rpc.v1 import operator_pb2
 
 START_SECONDS = 120.0
@@ -53,9 +54,15 @@ async def run_demo(files: DemoFiles, console: Console) -> RunView:
         run_id = await client.start_run(files.run_file)
         with display_for(console, as_json=False) as display:
             view = await _follow(client, run_id, display, federation)
-        check_finished(view)
+        if not is_finished(view):
+            raise _unfinished(view, files)
         await download_model(client, run_id, files.model)
         return view
+
+
+def _unfinished(view: RunView, files: DemoFiles) -> RunError:
+    what = "the run ended early" if view.status is None else status_line(view.status)
+    return RunError(f"{what}; see the logs in {files.folder}", folder=files.folder)
 
 
 async def _start(files: DemoFiles, processes: list[TetheredProcess]) -> Federation:

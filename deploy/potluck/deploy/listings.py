@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.readable import readable_age
+from potluck.deploy.readable import natural_order, readable_age
 from potluck.deploy.run_view import run_state_name
 from potluck.rpc.v1 import operator_pb2
 
@@ -35,10 +35,10 @@ def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime) -> Table:
 
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
-    """All clients, as they come."""
+    """All clients, by id."""
     columns = ("client", "host", "state", "heard of", "device", "selected", "included")
     table = _table(columns, right={"selected", "included"})
-    for client in clients:
+    for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
         client_id, host_id, heard, device, selected, included = _texts(
             client.client_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -44,6 +45,12 @@ def readable_share(share: float | None) -> str:
 def readable_number(value: float | None) -> str:
     """A loss with four significant digits; a dash for None."""
     return "–" if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names with the numbers in them as numbers: client-2 before client-10."""
+    pieces = re.split(r"([0-9]+)", name)
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
 
 
 def readable_age(moment: datetime, now: datetime) -> str:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from potluck.common.command_line import FAILED
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.runfile import parse_run_file
 from potluck.deploy.connection import operator_command
@@ -21,7 +22,7 @@ from potluck.deploy.model_download import download_model
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_bytes
 from potluck.deploy.run_overrides import override
-from potluck.deploy.watch import check_finished, display_for, follow
+from potluck.deploy.watch import display_for, follow, is_finished
 from potluck.deploy.watch_lines import status_line
 
 RunId = Annotated[
@@ -194,7 +195,8 @@ def print_line(line: str) -> None:
 async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
     with display_for(Console(), as_json=as_json) as display:
         view = await follow(client, run_id, display)
-    check_finished(view)
+    if not is_finished(view):
+        raise typer.Exit(FAILED)  # the display has said why
 
 
 def _table_console() -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from potluck.deploy.readable import (
+    natural_order,
     readable_bytes,
     readable_count,
     readable_number,
@@ -67,7 +67,7 @@ def plot_run(summary: RunSummary, path: Path) -> None:
 def clients_of(summary: RunSummary) -> list[str]:
     """All clients that were ever selected, numbers in their ids counted as numbers."""
     chosen = {client for entry in summary.history for client in entry.cohort}
-    return sorted(chosen, key=_natural)
+    return sorted(chosen, key=natural_order)
 
 
 def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) -> np.ndarray:
@@ -78,11 +78,6 @@ def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) ->
         for client in entry.cohort:
             matrix[rows[client], column] = 1
     return matrix
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    pieces = re.split(r"([0-9]+)", text)
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
 
 
 def _plot_shares(axes: Axes, history: Sequence[RoundSummary]) -> None:

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from potluck.common.errors import RunError, UnreachableError
+from potluck.common.errors import UnreachableError
 from potluck.deploy.json_view import event_values, to_line
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_seconds
 from potluck.deploy.run_view import RunView, is_news, observe
-from potluck.deploy.watch_lines import event_line, status_line
+from potluck.deploy.watch_lines import event_line
 from potluck.deploy.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
@@ -162,7 +162,6 @@ def _lost(address: str, trouble: str) -> str:
     )
 
 
-def check_finished(view: RunView) -> None:
-    """Raise RunError unless the run committed all its rounds."""
-    if view.status is not None and view.status.state != RunState.RUN_STATE_FINISHED:
-        raise RunError(status_line(view.status), run=view.status.run_id)
+def is_finished(view: RunView) -> bool:
+    """Whether the run committed all its rounds."""
+    return view.status is not None and view.status.state == RunState.RUN_STATE_FINISHED
