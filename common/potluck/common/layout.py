@@ -25,6 +25,8 @@ LENGTH_BYTES: Final = 8
 ALIGNMENT: Final = 8
 MAXIMUM_DIMENSIONS: Final = 32
 _MAXIMUM_BYTES: Final = 2**63 - 1
+# A tensor opens three brackets and takes at least 49 characters; names may hold a few more.
+_CHARACTERS_PER_BRACKET: Final = 12
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "F64": np.dtype("<f8"),
@@ -172,6 +174,9 @@ def parse_header(text: bytes) -> Layout:
     """The layout that a header's JSON describes. Raises LayoutError, nothing else."""
     if not text.startswith(b"{"):
         _refuse("a tensor file's header must begin with '{'; this is no safetensors file")
+    if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
+        # Python would spend seconds and 20 times the header's memory on what can't be right.
+        _refuse("a tensor file's header nests more than descriptions of tensors do")
     try:
         described: object = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
