@@ -13,7 +13,6 @@ import structlog
 
 from potluck.client.backoff import Backoff
 from potluck.client.config import ClientConfig
-from potluck.client.diagnosis import diagnose
 from potluck.client.downloads import Downloads
 from potluck.client.instructions import Instructions
 from potluck.client.kept_updates import KeptUpdates
@@ -23,6 +22,7 @@ from potluck.client.session import Session
 from potluck.client.state_directory import StateDirectory
 from potluck.client.worker import Worker
 from potluck.common import plugins
+from potluck.common.connection_errors import connection_error
 from potluck.common.errors import (
     ConfigurationError,
     IdentityError,
@@ -121,6 +121,7 @@ class Agent:
 
     async def _attend_for_ever(self, instructions: Instructions, link: Link) -> None:
         backoff = Backoff(self._generator, maximum=self._config.reconnect_maximum_seconds)
+        told = ""
         while True:
             try:
                 await self._attend(instructions, link, backoff)
@@ -129,15 +130,14 @@ class Agent:
                     "the same certificate"
                 )
             except grpc.aio.AioRpcError as error:
-                trouble = from_rpc_error(error)
+                trouble = self._explain(error)
             except UnreachableError as error:
                 trouble = error
             if isinstance(trouble, _HOPELESS):
                 raise trouble
-            if not self._welcomed:
-                await self._diagnose()
             seconds = backoff.next_seconds()
-            write = log.warning if backoff.attempt == 1 else log.debug
+            write = log.warning if backoff.attempt == 1 or trouble.message != told else log.debug
+            told = trouble.message
             write(
                 "not connected, trying again",
                 coordinator=self._config.coordinator,
@@ -202,11 +202,17 @@ class Agent:
             )
         return hello
 
-    async def _diagnose(self) -> None:
-        """Raise what is wrong with the certificates, if that is why there is no connection."""
-        finding = await asyncio.to_thread(diagnose, self._config.coordinator, self._config.tls)
-        if finding is not None:
-            raise finding
+    def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
+        """What ended a control stream.
+
+        Certificates that don't fit end a process that has never attended. One that has goes on
+        trying: the coordinator's may have expired, and somebody will renew it.
+        """
+        trouble = connection_error(error, self._config.coordinator, self._config.tls)
+        told = from_rpc_error(error)
+        if self._welcomed and not isinstance(told, _HOPELESS):
+            return UnreachableError(trouble.message)
+        return trouble
 
 
 def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:
