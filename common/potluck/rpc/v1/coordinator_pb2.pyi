@@ -21,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Weighting:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WeightingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weighting.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WEIGHTING_UNSPECIFIED: _Weighting.ValueType  # 0
+    """As exact."""
+    WEIGHTING_EXACT: _Weighting.ValueType  # 1
+    """The number itself."""
+    WEIGHTING_BUCKETED: _Weighting.ValueType  # 2
+    """The power of two next to it."""
+    WEIGHTING_EQUAL: _Weighting.ValueType  # 3
+    """1, whatever the number is."""
+
+class Weighting(_Weighting, metaclass=_WeightingEnumTypeWrapper):
+    """How exactly a client reports its number of samples."""
+
+WEIGHTING_UNSPECIFIED: Weighting.ValueType  # 0
+"""As exact."""
+WEIGHTING_EXACT: Weighting.ValueType  # 1
+"""The number itself."""
+WEIGHTING_BUCKETED: Weighting.ValueType  # 2
+"""The power of two next to it."""
+WEIGHTING_EQUAL: Weighting.ValueType  # 3
+"""1, whatever the number is."""
+Global___Weighting: _TypeAlias = Weighting  # noqa: Y015
+
 @_typing.final
 class AttendRequest(_message.Message):
     """Host to coordinator on the control stream."""
@@ -108,12 +136,17 @@ class Hello(_message.Message):
     CLIENT_IDS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol the host speaks; 1."""
     software_version: _builtins.str
     """Version of the software, for people."""
     device: _builtins.str
     """Device it trains on, "cpu" or "cuda:N"."""
+    data_epoch: _builtins.int
+    """Version of its clients' data, counted up by the owner; what was disclosed of another version is
+    asked for anew.
+    """
     @_builtins.property
     def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The clients the host answers for; its certificate must allow each."""
@@ -130,10 +163,11 @@ class Hello(_message.Message):
         client_ids: _abc.Iterable[_builtins.str] | None = ...,
         device: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
+        data_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "device", b"device", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,6 +317,7 @@ class Answer(_message.Message):
     INSTRUCTION_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -293,18 +328,23 @@ class Answer(_message.Message):
     def evaluation(self) -> Global___EvaluationCounts:
         """The counts of an evaluation."""
 
+    @_builtins.property
+    def profile(self) -> Global___Profile:
+        """What the client discloses."""
+
     def __init__(
         self,
         *,
         instruction_id: _builtins.str = ...,
         failure: Global___Failure | None = ...,
         evaluation: Global___EvaluationCounts | None = ...,
+        profile: Global___Profile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -377,6 +417,44 @@ class EvaluationCounts(_message.Message):
 Global___EvaluationCounts: _TypeAlias = EvaluationCounts  # noqa: Y015
 
 @_typing.final
+class Profile(_message.Message):
+    """A one-time disclosure; asked for again, it is the same one, word for word."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    signal: _builtins.str
+    """What is disclosed: label_counts, triplet or interaction_matrix."""
+    parameters_json: _builtins.str
+    """How it was made (mode, epsilon, adjacency, task, model), as a canonical JSON object."""
+    payload_json: _builtins.str
+    """The disclosure as a JSON object."""
+    data_epoch: _builtins.int
+    """Version of the client's data it was made from."""
+    signature: _builtins.bytes
+    """Ed25519 signature by the client's member key; empty where it has none."""
+    def __init__(
+        self,
+        *,
+        signal: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        payload_json: _builtins.str = ...,
+        data_epoch: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "parameters_json", b"parameters_json", "payload_json", b"payload_json", "signal", b"signal", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Profile: _TypeAlias = Profile  # noqa: Y015
+
+@_typing.final
 class Instruction(_message.Message):
     """Something for a host to do. Re-sent after a reconnect until it is acknowledged and carried out."""
 
@@ -391,6 +469,7 @@ class Instruction(_message.Message):
     EVALUATE_FIELD_NUMBER: _builtins.int
     ABANDON_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
+    DISCLOSE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once."""
     client_id: _builtins.str
@@ -419,6 +498,10 @@ class Instruction(_message.Message):
     def settle(self) -> Global___Settle:
         """The round was committed."""
 
+    @_builtins.property
+    def disclose(self) -> Global___Disclose:
+        """Disclose something about the client's data and answer with it, within the client's policy."""
+
     def __init__(
         self,
         *,
@@ -431,12 +514,13 @@ class Instruction(_message.Message):
         evaluate: Global___Evaluate | None = ...,
         abandon: Global___Abandon | None = ...,
         settle: Global___Settle | None = ...,
+        disclose: Global___Disclose | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "evaluate", b"evaluate", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "evaluate", b"evaluate", "id", b"id", "round", b"round", "run_id", b"run_id", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "round", b"round", "run_id", b"run_id", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -482,6 +566,7 @@ class Train(_message.Message):
     ENCODING_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     COMPRESSED_FIELD_NUMBER: _builtins.int
+    WEIGHTING_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -492,6 +577,8 @@ class Train(_message.Message):
     """Whether to send the difference from the model instead of weights."""
     compressed: _builtins.bool
     """Whether to compress the update with Zstandard."""
+    weighting: Global___Weighting.ValueType
+    """How exactly to report the number of samples; a client whose policy allows less refuses."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model to begin with."""
@@ -515,10 +602,11 @@ class Train(_message.Message):
         encoding: _transfer_pb2.Encoding.ValueType = ...,
         delta: _builtins.bool = ...,
         compressed: _builtins.bool = ...,
+        weighting: Global___Weighting.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "seed", b"seed", "task", b"task", "training_json", b"training_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,6 +641,46 @@ class Evaluate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evaluate: _TypeAlias = Evaluate  # noqa: Y015
+
+@_typing.final
+class Disclose(_message.Message):
+    """Disclose something about the client's data, once for ever."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    signal: _builtins.str
+    """What: label_counts, triplet or interaction_matrix."""
+    parameters_json: _builtins.str
+    """What is asked for, as a JSON object: mode, and where the run is particular epsilon and
+    adjacency. The client's own configuration decides whether it complies.
+    """
+    @_builtins.property
+    def task(self) -> Global___Plugin:
+        """The task, installed on the host."""
+
+    @_builtins.property
+    def model(self) -> _transfer_pb2.ModelReference:
+        """The model that a triplet is estimated with."""
+
+    def __init__(
+        self,
+        *,
+        signal: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        task: Global___Plugin | None = ...,
+        model: _transfer_pb2.ModelReference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "parameters_json", b"parameters_json", "signal", b"signal", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Disclose: _TypeAlias = Disclose  # noqa: Y015
 
 @_typing.final
 class Abandon(_message.Message):

@@ -649,6 +649,8 @@ class ClientStatus(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
     INCLUDED_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -661,6 +663,10 @@ class ClientStatus(_message.Message):
     """How often it was selected, over all runs."""
     included: _builtins.int
     """How often its update became part of a model, over all runs."""
+    quarantined: _builtins.bool
+    """Whether it is in quarantine: never selected."""
+    quarantine_reason: _builtins.str
+    """Why it is in quarantine; empty otherwise."""
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """When that host was last heard of."""
@@ -675,14 +681,157 @@ class ClientStatus(_message.Message):
         device: _builtins.str = ...,
         selected: _builtins.int = ...,
         included: _builtins.int = ...,
+        quarantined: _builtins.bool = ...,
+        quarantine_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClientStatus: _TypeAlias = ClientStatus  # noqa: Y015
+
+@_typing.final
+class SetQuarantineRequest(_message.Message):
+    """Puts a client into quarantine, or readmits it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client; it need not have been met."""
+    quarantined: _builtins.bool
+    """Whether it may no longer be selected."""
+    reason: _builtins.str
+    """Why, one line for people; with quarantined only."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        quarantined: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "quarantined", b"quarantined", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetQuarantineRequest: _TypeAlias = SetQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class SetQuarantineResponse(_message.Message):
+    """It is so from the next selection on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetQuarantineResponse: _TypeAlias = SetQuarantineResponse  # noqa: Y015
+
+@_typing.final
+class FetchProfilesRequest(_message.Message):
+    """Asks for what a run's clients have disclosed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run; a unique beginning of its id suffices."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchProfilesRequest: _TypeAlias = FetchProfilesRequest  # noqa: Y015
+
+@_typing.final
+class FetchProfilesResponse(_message.Message):
+    """Some of a run's clients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """Classes of the run's task."""
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientProfile]:
+        """The next clients of the roster, in its order."""
+
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        clients: _abc.Iterable[Global___ClientProfile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "clients", b"clients"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchProfilesResponse: _TypeAlias = FetchProfilesResponse  # noqa: Y015
+
+@_typing.final
+class ClientProfile(_message.Message):
+    """What a client has disclosed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    LABEL_COUNTS_FIELD_NUMBER: _builtins.int
+    TRIPLET_FIELD_NUMBER: _builtins.int
+    INTERACTION_MATRIX_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Its id."""
+    samples: _builtins.int
+    """Training samples; 0 where it has not disclosed any."""
+    @_builtins.property
+    def label_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Label counts, possibly noisy, one for each class; empty where it sent none."""
+
+    @_builtins.property
+    def triplet(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Class imbalance, attribute imbalance and spurious correlation; empty where it sent none."""
+
+    @_builtins.property
+    def interaction_matrix(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Counts by class, and by attribute within a class; empty where it sent none."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        label_counts: _abc.Iterable[_builtins.float] | None = ...,
+        triplet: _abc.Iterable[_builtins.float] | None = ...,
+        interaction_matrix: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "interaction_matrix", b"interaction_matrix", "label_counts", b"label_counts", "samples", b"samples", "triplet", b"triplet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientProfile: _TypeAlias = ClientProfile  # noqa: Y015
 
 @_typing.final
 class OperatorServiceFetchModelRequest(_message.Message):

@@ -60,6 +60,16 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.SetQuarantine = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/SetQuarantine',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineResponse.FromString,
+                _registered_method=True)
+        self.FetchProfiles = channel.unary_stream(
+                '/potluck.rpc.v1.OperatorService/FetchProfiles',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.FromString,
+                _registered_method=True)
         self.FetchModel = channel.unary_stream(
                 '/potluck.rpc.v1.OperatorService/FetchModel',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.OperatorServiceFetchModelRequest.SerializeToString,
@@ -107,6 +117,20 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuarantine(self, request, context):
+        """Forbids or allows selecting a client, in all runs, from the next selection on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchProfiles(self, request, context):
+        """What a run's clients have disclosed, as its selector sees it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchModel(self, request, context):
         """The model of a run as float32 safetensors.
         """
@@ -141,6 +165,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'SetQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuarantine,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineResponse.SerializeToString,
+            ),
+            'FetchProfiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchProfiles,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.SerializeToString,
             ),
             'FetchModel': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchModel,
@@ -284,6 +318,60 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/ListClients',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/SetQuarantine',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.SetQuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchProfiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/FetchProfiles',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class OperatorServiceStub:
     """All runs, newest first."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]
     """All clients the coordinator has met."""
+    SetQuarantine: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetQuarantineRequest, _operator_pb2.SetQuarantineResponse]
+    """Forbids or allows selecting a client, in all runs, from the next selection on."""
+    FetchProfiles: _grpc.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]
+    """What a run's clients have disclosed, as its selector sees it."""
     FetchModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]
     """The model of a run as float32 safetensors."""
 
@@ -65,6 +69,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """All runs, newest first."""
     ListClients: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]  # type: ignore[assignment]
     """All clients the coordinator has met."""
+    SetQuarantine: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetQuarantineRequest, _operator_pb2.SetQuarantineResponse]  # type: ignore[assignment]
+    """Forbids or allows selecting a client, in all runs, from the next selection on."""
+    FetchProfiles: _aio.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]  # type: ignore[assignment]
+    """What a run's clients have disclosed, as its selector sees it."""
     FetchModel: _aio.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]  # type: ignore[assignment]
     """The model of a run as float32 safetensors."""
 
@@ -112,6 +120,22 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListClientsResponse, _abc.Awaitable[_operator_pb2.ListClientsResponse]]:
         """All clients the coordinator has met."""
+
+    @_abc_1.abstractmethod
+    def SetQuarantine(
+        self,
+        request: _operator_pb2.SetQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SetQuarantineResponse, _abc.Awaitable[_operator_pb2.SetQuarantineResponse]]:
+        """Forbids or allows selecting a client, in all runs, from the next selection on."""
+
+    @_abc_1.abstractmethod
+    def FetchProfiles(
+        self,
+        request: _operator_pb2.FetchProfilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.FetchProfilesResponse], _abc.AsyncIterator[_operator_pb2.FetchProfilesResponse]]:
+        """What a run's clients have disclosed, as its selector sees it."""
 
     @_abc_1.abstractmethod
     def FetchModel(
