@@ -1,0 +1,104 @@
+"""Discrete Laplace noise on counts: how a histogram leaves a client with differential privacy.
+
+Noise X has P(X = x) ∝ exp(−|x| · ε / Δ₁), where Δ₁ is how much the counts can differ (L1) between
+neighbouring data. Sampling is exact: whole numbers and fractions throughout, since the low bits of
+a floating-point Laplace sample give the true value away (Mironov, CCS 2012). The method is
+Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
+(NeurIPS 2020); its running time depends on the noise, so nobody but the client may time it.
+
+ε-differential privacy is of one release. Make it once, keep it, and never draw it anew: whoever
+averages T draws has seen T · ε. What is done to noisy counts afterwards (clipping, sums) is free.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, get_args
+
+from potluck.common.errors import ConfigurationError
+
+Adjacency = Literal["add-remove", "replace"]
+"""Which data are neighbours: with one sample more or less, or one sample exchanged for another.
+
+Under `replace` the number of samples is public; under `add-remove` it is protected as well.
+"""
+
+Epsilon = Fraction | float
+"""The privacy loss of a release, > 0; a float means the decimal number it is printed as."""
+
+
+def noisy_counts(
+    counts: Sequence[int], *, epsilon: Epsilon, adjacency: Adjacency, randomness: random.Random
+) -> list[int]:
+    """Counts of disjoint categories, each with its own discrete Laplace noise; may be negative.
+
+    ε-differentially private as a whole, for the single samples that were counted. `randomness`
+    must be `secrets.SystemRandom()` for anything that leaves a client; a seeded generator is for
+    tests. Unbiased: variance per count about 2(Δ₁/ε)². ALGORITHMS §4.
+
+    Raises ConfigurationError for an ε that is not a positive number, an unknown adjacency, or a
+    negative count.
+    """
+    rate = exact_epsilon(epsilon) / sensitivity(adjacency)
+    if any(count < 0 for count in counts):
+        raise ConfigurationError("a label count is negative; give whole numbers ≥ 0")
+    return [count + discrete_laplace(rate, randomness) for count in counts]
+
+
+def sensitivity(adjacency: Adjacency) -> int:
+    """Δ₁: the largest L1 distance between the counts of neighbouring data.
+
+    Raises ConfigurationError for an unknown adjacency.
+    """
+    if adjacency not in get_args(Adjacency):
+        raise ConfigurationError(
+            f"there is no adjacency '{adjacency}'; there are: {', '.join(get_args(Adjacency))}",
+            adjacency=adjacency,
+        )
+    return 1 if adjacency == "add-remove" else 2
+
+
+def exact_epsilon(epsilon: Epsilon) -> Fraction:
+    """ε as a fraction: 0.1 becomes 1/10, so that budgets add up without rounding.
+
+    Raises ConfigurationError unless it is a positive number.
+    """
+    if not math.isfinite(epsilon) or epsilon <= 0:
+        raise ConfigurationError(
+            f"epsilon is {epsilon}; give a positive number, such as 0.5", epsilon=epsilon
+        )
+    return Fraction(repr(float(epsilon))) if isinstance(epsilon, float) else Fraction(epsilon)
+
+
+def discrete_laplace(rate: Fraction, randomness: random.Random) -> int:
+    """A whole number x with probability tanh(rate / 2) · exp(−rate · |x|), exactly; rate > 0.
+
+    Canonne, Kamath and Steinke, Algorithm 2, with t and s the rate's denominator and numerator.
+    """
+    numerator, denominator = rate.numerator, rate.denominator
+    while True:
+        remainder = randomness.randrange(denominator)
+        if not _happens_exponentially(remainder, denominator, randomness):
+            continue
+        quotient = 0
+        while _happens_exponentially(1, 1, randomness):
+            quotient += 1
+        magnitude = (remainder + denominator * quotient) // numerator
+        negative = randomness.getrandbits(1)
+        if not (negative and magnitude == 0):  # zero has one sign, or it came twice as often
+            return -magnitude if negative else magnitude
+
+
+def _happens_exponentially(numerator: int, denominator: int, randomness: random.Random) -> bool:
+    """True with probability exp(−numerator / denominator), exactly; the fraction is in [0, 1].
+
+    Counts how long events of probability γ/1, γ/2, γ/3 … go on happening: the series of exp(−γ)
+    (Canonne, Kamath and Steinke, Algorithm 1; after von Neumann and Forsythe).
+    """
+    trial = 1
+    while randomness.randrange(denominator * trial) < numerator:
+        trial += 1
+    return trial % 2 == 1
