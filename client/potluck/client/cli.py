@@ -15,13 +15,13 @@ import structlog
 import typer
 
 from potluck.client.config import ClientConfig, example_config, load_config
-from potluck.common.command_line import INTERRUPTED, run_command_line
+from potluck.common.command_line import FAILED, INTERRUPTED, run_command_line
 from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 
 log = structlog.get_logger()
 
-_LAST_STEP_SECONDS = 3.0
+_LAST_STEP_SECONDS = 1.0
 
 app = typer.Typer(
     add_completion=False,
@@ -106,6 +106,9 @@ def _serve(config: ClientConfig) -> int:
 
     try:
         asyncio.run(main())
+    except Exception:
+        _end_with(FAILED)
+        raise
     finally:
         state.close()
     log.info("stopped", signal=signal.Signals(received[0]).name if received else None)
@@ -123,7 +126,8 @@ def _device(device: str) -> str:
 
 
 def _end_with(code: int) -> None:
-    """Leave now if a training step does not end: the process would wait for its thread.
+    """Leave soon: the process would wait for its thread, which may be amid a long step, or in the
+    seconds that importing torch takes.
 
     All files are written atomically, so nothing is lost.
     """
