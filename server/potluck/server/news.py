@@ -41,13 +41,17 @@ class News:
     def __init__(self) -> None:
         self._watchers: set[asyncio.Queue[Event | None]] = set()
         self._notices: list[Event] = []
+        self._closed = False
 
     def watch(self) -> asyncio.Queue[Event | None]:
         """Events from now on; None after the last one."""
         watcher: asyncio.Queue[Event | None] = asyncio.Queue()
         for notice in self._notices:
             watcher.put_nowait(notice)
-        self._watchers.add(watcher)
+        if self._closed:
+            watcher.put_nowait(None)
+        else:
+            self._watchers.add(watcher)
         return watcher
 
     def unwatch(self, watcher: asyncio.Queue[Event | None]) -> None:
@@ -73,6 +77,7 @@ class News:
 
     def close(self) -> None:
         """The run is over."""
+        self._closed = True
         for watcher in self._watchers:
             watcher.put_nowait(None)
         self._watchers.clear()
