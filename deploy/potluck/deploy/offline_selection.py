@@ -1,0 +1,101 @@
+"""Rounds of selection without a federation: whom a selector would choose from given profiles."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import (
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+    Signal,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRound:
+    """A round from 1, and the cohort as rows of the population."""
+
+    round: int
+    selection: Selection
+
+
+def select_offline(
+    selector: Selector, population: Population, *, rounds: int, count: int, seed: int
+) -> Iterator[OfflineRound]:
+    """Rounds 1 to `rounds`, with every client available and every update included.
+
+    Raises ConfigurationError if no client has a profile the selector needs, or if the selector asks
+    clients questions.
+    """
+    _check_profiles(selector, population)
+    state = selector.init(population)
+    everybody = np.arange(len(population))
+    for number in range(1, rounds + 1):
+        context = SelectionContext(
+            round=number, seed=seed, count=count, population=population, available=everybody
+        )
+        selection = selector.select(state, context)
+        if not isinstance(selection, Selection):
+            raise ConfigurationError(
+                "this selector asks clients questions in every round, which needs a federation; "
+                "choose one that selects by profile"
+            )
+        yield OfflineRound(round=number, selection=selection)
+        outcome = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows,
+            seconds=np.full(len(selection.rows), np.nan),
+        )
+        state = selector.observe(state, outcome)
+
+
+def _check_profiles(selector: Selector, population: Population) -> None:
+    columns = {
+        Signal.LABEL_COUNTS: population.label_counts,
+        Signal.TRIPLET: population.triplets,
+        Signal.INTERACTION_MATRIX: population.interaction_matrices,
+    }
+    missing = sorted(signal for signal in selector.needs if columns[signal] is None)
+    if missing:
+        raise ConfigurationError(
+            f"this selector needs the {missing[0]} of clients, and no client has one; "
+            f"add it, or choose another selector",
+            signal=missing[0],
+        )
+
+
+def parse_options(assignments: Sequence[str]) -> dict[str, Any]:
+    """Options from `key=value` texts; a value is TOML (`5`, `0.1`, `true`), or else plain text.
+
+    `on` and `off` mean true and false. Raises ConfigurationError for another form or a key twice.
+    """
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        key, sign, text = (part.strip() for part in assignment.partition("="))
+        if not sign or not key.isidentifier():
+            raise ConfigurationError(
+                f"-o {assignment!r} is not KEY=VALUE; write it like -o added=5"
+            )
+        if key in options:
+            raise ConfigurationError(f"-o {key} is given twice; give it once", option=key)
+        options[key] = _value(text)
+    return options
+
+
+def _value(text: str) -> Any:
+    if text in ("on", "off"):
+        return text == "on"
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

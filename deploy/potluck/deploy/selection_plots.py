@@ -1,0 +1,246 @@
+"""A picture of selection: who was chosen when, and how even the cohorts' labels were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from potluck.common.heterogeneity import entropy, triplets
+from potluck.deploy.ternary_plot import draw_triangle, ternary_points
+from potluck.server.selection import Population, Rows
+
+Floats = NDArray[np.float64]
+
+_INK = "#333333"
+_GREY = "#777777"
+# Okabe and Ito's palette, told apart by all common kinds of colour vision
+_GROUPS = (
+    ("class imbalance", "#0072B2"),
+    ("attribute imbalance", "#D55E00"),
+    ("spurious correlation", "#009E73"),
+    ("no heterogeneity", "#CC79A7"),
+    ("no triplet", "#555555"),
+)
+_MOST_NAMED_CLIENTS = 40
+_ROW_INCHES = 0.13
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortLabels:
+    """The labels of each round's cohort together; NaN where nobody has disclosed any.
+
+    entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
+    class, and to all clients' labels together.
+    """
+
+    entropy: Floats
+    to_balanced: Floats
+    to_federation: Floats
+
+
+def cohort_labels(label_counts: Floats, cohorts: Mapping[int, Rows]) -> CohortLabels:
+    """Measures each cohort by the label counts (K × classes; NaN rows count nothing)."""
+    known = np.nan_to_num(label_counts).clip(min=0.0)
+    sums = np.array([known[rows].sum(axis=0) for rows in cohorts.values()])
+    sums[sums.sum(axis=1) == 0] = np.nan
+    return CohortLabels(
+        entropy=np.where(np.isnan(sums[:, 0]), np.nan, entropy(np.nan_to_num(sums)) / np.log(2)),
+        to_balanced=_distances(sums, np.ones(known.shape[1])),
+        to_federation=_distances(sums, known.sum(axis=0)),
+    )
+
+
+def _distances(sums: Floats, target: Floats) -> Floats:
+    norms = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
+    result: Floats = 1 - (sums @ target) / np.where(norms > 0, norms, np.nan)
+    return result
+
+
+def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
+    """Per client the largest component of its triplet: 0, 1, 2; 3 where all are 0, 4 without one.
+
+    Triplets are taken from the interaction matrices where no client has disclosed one.
+    """
+    found = _triplets(population)
+    if found is None:
+        return np.full(len(population), 4)
+    missing = np.isnan(found[:, 0])
+    known = np.nan_to_num(found)
+    groups: NDArray[np.int64] = known.argmax(axis=1)
+    groups[known.max(axis=1) <= 0] = 3
+    groups[missing] = 4
+    return groups
+
+
+def plot_selection(
+    population: Population, cohorts: Mapping[int, Rows], path: Path, *, title: str
+) -> None:
+    """Write a PNG of at least one round: cohorts by round (rows of the population), in order."""
+    groups = dominant_heterogeneity(population)
+    found = _triplets(population)
+    height = float(np.clip(_ROW_INCHES * len(population), 1.8, 6.5))
+    labels = 0.0 if population.label_counts is None else 3.0
+    wide, narrow = 7.8, 0.0 if found is None else 4.2
+    figure = Figure(
+        figsize=(wide + narrow, 1.2 + max(height + labels, 1.2 * narrow)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    if found is None:
+        left: FigureBase = figure
+    else:
+        grid = figure.add_gridspec(1, 2, width_ratios=[wide, narrow])
+        left, right = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+        picks = _picks(len(population), cohorts)
+        above, below = right.subplots(2, 1, height_ratios=[1.5, 1])
+        _draw_ternary(above, found, groups, picks)
+        _draw_shares(below, groups, picks)
+    if population.label_counts is None:
+        raster = bottom = left.subplots()
+    else:
+        raster, entropies, bottom = left.subplots(
+            3, 1, sharex=True, height_ratios=[height, labels / 2, labels / 2]
+        )
+        _draw_labels(entropies, bottom, population.label_counts, cohorts)
+    _draw_raster(raster, population, cohorts, groups, height)
+    bottom.set_xlabel("round", color=_INK)
+    bottom.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    bottom.set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    figure.savefig(path, dpi=140, facecolor="white", metadata={"Software": "Potluck"})
+
+
+def _triplets(population: Population) -> Floats | None:
+    if population.triplets is not None:
+        return population.triplets
+    matrices = population.interaction_matrices
+    return None if matrices is None else triplets(matrices)
+
+
+def _picks(clients: int, cohorts: Mapping[int, Rows]) -> NDArray[np.int64]:
+    picks = np.zeros(clients, dtype=np.int64)
+    for rows in cohorts.values():
+        picks[rows] += 1
+    return picks
+
+
+def _draw_raster(
+    axes: Axes,
+    population: Population,
+    cohorts: Mapping[int, Rows],
+    groups: NDArray[np.int64],
+    height: float,
+) -> None:
+    order = np.argsort(groups, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    width = max(72 * height / len(order) * 0.72, 0.9)
+    for group in np.unique(groups).tolist():
+        name, colour = _GROUPS[group]
+        members = np.flatnonzero(groups == group)
+        low, high = place[members].min() - 0.5, place[members].max() + 0.5
+        axes.axhspan(low, high, color=colour, alpha=0.07, linewidth=0)
+        axes.annotate(
+            f"{name}\n{_clients(len(members))}", (1.0, (low + high) / 2),
+            xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
+            va="center", fontsize=8, color=colour,
+        )  # fmt: skip
+        lines = [
+            np.array([(number - 0.42, place[row]), (number + 0.42, place[row])])
+            for number, rows in cohorts.items()
+            for row in rows[groups[rows] == group].tolist()
+        ]
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, capstyle="butt"))
+    axes.set_ylim(len(order) - 0.5, -0.5)
+    if len(order) <= _MOST_NAMED_CLIENTS:
+        axes.set_yticks(range(len(order)), [str(population.ids[int(row)]) for row in order])
+    else:
+        axes.set_yticks([])
+    axes.set_ylabel("client", color=_INK)
+    axes.set_title("who was selected when", loc="left", fontsize=10, color=_INK)
+    _dress(axes)
+    axes.tick_params(axis="y", length=0, labelsize=7)
+
+
+def _draw_labels(
+    entropies: Axes, distances: Axes, label_counts: Floats, cohorts: Mapping[int, Rows]
+) -> None:
+    measured = cohort_labels(label_counts, cohorts)
+    numbers = list(cohorts)
+    marker = "o" if len(numbers) <= 60 else ""
+    most = np.log2(label_counts.shape[1])
+    entropies.axhline(most, color=_GREY, linewidth=1, linestyle="--")
+    entropies.annotate(
+        f"all classes\nequal: {most:.2f}", (1.0, most), xycoords=("axes fraction", "data"),
+        xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=_GREY,
+    )  # fmt: skip
+    entropies.plot(numbers, measured.entropy, color="#0072B2", marker=marker, markersize=3)
+    entropies.set_ylabel("bits", color=_INK)
+    entropies.set_title("entropy of the cohort's labels", loc="left", fontsize=10, color=_INK)
+    for values, name, colour, line in (
+        (measured.to_balanced, "to balanced classes", "#D55E00", "-"),
+        (measured.to_federation, "to the federation's mix", "#009E73", "--"),
+    ):
+        distances.plot(numbers, values, line, color=colour, marker=marker, markersize=3, label=name)
+    distances.set_ylim(bottom=0)
+    distances.set_ylabel("1 − cosine", color=_INK)
+    distances.set_title("distance of the cohort's labels", loc="left", fontsize=10, color=_INK)
+    distances.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=1.8
+    )
+    _dress(entropies)
+    _dress(distances)
+
+
+def _draw_ternary(
+    axes: Axes, found: Floats, groups: NDArray[np.int64], picks: NDArray[np.int64]
+) -> None:
+    axes.set_title("triplets, larger with more picks", loc="left", fontsize=10, color=_INK)
+    draw_triangle(axes)
+    shown = np.flatnonzero(groups < 4)
+    points = ternary_points(found[shown])
+    colours = np.array([colour for _, colour in _GROUPS])[groups[shown]]
+    sizes = 14 + 120 * picks[shown] / max(int(picks.max()), 1)
+    axes.scatter(
+        points[:, 0], points[:, 1], s=sizes, c=colours.tolist(), alpha=0.45,
+        edgecolors=_INK, linewidths=0.5, zorder=3,
+    )  # fmt: skip
+
+
+def _draw_shares(axes: Axes, groups: NDArray[np.int64], picks: NDArray[np.int64]) -> None:
+    present = np.unique(groups)
+    clients = np.array([(groups == group).mean() for group in present])
+    selected = np.array([picks[groups == group].sum() for group in present]) / picks.sum()
+    heights = np.arange(len(present))
+    colours = [_GROUPS[group][1] for group in present.tolist()]
+    axes.barh(heights - 0.19, selected, height=0.34, color=colours)
+    axes.barh(heights + 0.19, clients, height=0.34, color="white", edgecolor=colours, hatch="////")
+    for height, (share, base) in enumerate(zip(selected, clients, strict=True)):
+        axes.text(share + 0.01, height - 0.19, f"{share:.0%} of picks", va="center", fontsize=8)
+        axes.text(base + 0.01, height + 0.19, f"{base:.0%} of clients", va="center", fontsize=8)
+    axes.set_yticks(heights, [_GROUPS[group][0] for group in present.tolist()], fontsize=8)
+    axes.set_ylim(len(present) - 0.4, -0.6)
+    axes.set_xlim(0, 1.35 * max(float(selected.max()), float(clients.max())))
+    axes.set_xticks([])
+    axes.set_title("picks by what dominates", loc="left", fontsize=10, color=_INK)
+    _dress(axes)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _clients(number: int) -> str:
+    return "1 client" if number == 1 else f"{number:,} clients"
+
+
+def _dress(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=_INK, labelsize=8)
