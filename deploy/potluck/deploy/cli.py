@@ -77,8 +77,10 @@ def config(
     The coordinator's and the hosts' are printed by `potluck-server config` and
     `potluck-client config`.
 
-        potluck config > run.toml
-        potluck config operator > operator.toml
+    ```console
+    potluck config > run.toml
+    potluck config operator > operator.toml
+    ```
     """
     text = example_run_file() if what is Example.RUN else example_operator_config()
     typer.echo(text, nl=False)

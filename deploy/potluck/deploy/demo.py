@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from rich.console import Console
 
 from potluck.common.errors import RunError
-from potluck.deploy.demo_files import DemoFiles, program
+from potluck.deploy.demo_files import DemoFiles
+from potluck.deploy.local_federation import LocalFederation
 from potluck.deploy.model_download import download_model
-from potluck.deploy.operator_client import OperatorClient, connect
-from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_count
 from potluck.deploy.run_view import RunView
 from potluck.deploy.watch import Display, display_for, follow, is_finished
 from potluck.deploy.watch_lines import status_line
 from potluck.rpc.v1 import operator_pb2
-
-START_SECONDS = 120.0
-"""How long the coordinator may take to serve; importing torch is most of it."""
-
-LOOK_SECONDS = 0.03
-"""How often is looked whether it does."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Federation:
-    """The processes of a demo."""
-
-    coordinator: TetheredProcess
-    hosts: Sequence[TetheredProcess]
 
 
 async def run_demo(files: DemoFiles, console: Console) -> RunView:
@@ -41,22 +24,19 @@ async def run_demo(files: DemoFiles, console: Console) -> RunView:
     Shows everything on `console`. Whatever happens, no process is left behind. Raises RunError if
     the run fails or a process ends too early.
     """
-    async with AsyncExitStack() as stack:
-        processes: list[TetheredProcess] = []
-        stack.push_async_callback(stop_all, processes)
+    async with LocalFederation(files) as federation:
         with console.status(
             f"starting the coordinator and {readable_count(len(files.hosts), 'host')} "
             "(importing torch takes a moment)"
         ):
-            federation = await _start(files, processes)
-            await _until_ready(files, federation.coordinator)
-        client = await stack.enter_async_context(connect(files.operator))
-        run_id = await client.start_run(files.run_file)
-        with display_for(console, as_json=False) as display:
-            view = await _follow(client, run_id, display, federation)
-        if not is_finished(view):
-            raise _unfinished(view, files)
-        await download_model(client, run_id, files.model)
+            await federation.start()
+        async with federation.operator() as client:
+            run_id = await client.start_run(files.run_file)
+            with display_for(console, as_json=False) as display:
+                view = await _follow(client, run_id, display, federation)
+            if not is_finished(view):
+                raise _unfinished(view, files)
+            await download_model(client, run_id, files.model)
         return view
 
 
@@ -65,39 +45,8 @@ def _unfinished(view: RunView, files: DemoFiles) -> RunError:
     return RunError(f"{what}; see the logs in {files.folder}", folder=files.folder)
 
 
-async def _start(files: DemoFiles, processes: list[TetheredProcess]) -> Federation:
-    """Start all processes at once; each is in `processes` as soon as it runs."""
-    coordinator = [program("potluck-server"), "--config", str(files.coordinator)]
-    command = [*coordinator, "--ready-file", str(files.ready)]
-    processes.append(
-        await TetheredProcess.start("the coordinator", command, log=files.log("coordinator"))
-    )
-    for path in files.hosts:
-        command = [program("potluck-client"), "--config", str(path)]
-        log = files.log(path.stem)
-        processes.append(await TetheredProcess.start(path.stem, command, log=log))
-    return Federation(coordinator=processes[0], hosts=processes[1:])
-
-
-async def _until_ready(files: DemoFiles, coordinator: TetheredProcess) -> None:
-    ended = asyncio.create_task(coordinator.ended())
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while not files.ready.exists():
-                if ended.done():
-                    raise coordinator.obituary()
-                await asyncio.wait({ended}, timeout=LOOK_SECONDS)
-    except TimeoutError:
-        raise RunError(
-            f"the coordinator does not serve after {START_SECONDS:.0f} s; "
-            f"see {files.log('coordinator')}"
-        ) from None
-    finally:
-        ended.cancel()
-
-
 async def _follow(
-    client: OperatorClient, run_id: str, display: Display, federation: Federation
+    client: OperatorClient, run_id: str, display: Display, federation: LocalFederation
 ) -> RunView:
     """Follow the run while its processes live.
 
@@ -106,10 +55,7 @@ async def _follow(
     """
     witness = _Witness(display)
     following = asyncio.create_task(follow(client, run_id, witness))
-    lives = {
-        asyncio.create_task(process.ended()): process
-        for process in (federation.coordinator, *federation.hosts)
-    }
+    lives = {asyncio.create_task(process.ended()): process for process in federation.processes}
     try:
         while not following.done():
             await asyncio.wait({following, *lives}, return_when=asyncio.FIRST_COMPLETED)

@@ -61,8 +61,10 @@ def demo(
     they would be on many machines. The folder keeps the files, the logs, the model, a summary and
     a plot. Ctrl-C ends all processes at any time.
 
-        potluck demo
-        potluck demo --rounds 5 --count 4 -o training.epochs=2
+    ```console
+    potluck demo
+    potluck demo --rounds 5 --count 4 -o training.epochs=2
+    ```
     """
     options = DemoOptions(
         task=task,

@@ -24,6 +24,7 @@ from potluck.deploy.operator_config import FILE_NAME, OperatorConfig
 from potluck.deploy.run_overrides import override
 
 LOOPBACK = "127.0.0.1"
+_SPLITTABLE = {"digits", "colored-digits"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ def demo_run_file(options: DemoOptions) -> str:
         "count": options.count,
         "roster": options.clients,
         "seed": options.seed,
-        "task": {"name": options.task},
+        "task": {"name": options.task, **_split(options)},
         "selector": {"name": options.selector},
         "strategy": {"name": options.strategy},
     }
@@ -121,6 +122,11 @@ def demo_run_file(options: DemoOptions) -> str:
         if name not in installed(group):  # looked up without importing it, and torch with it
             find(group, name)
     return text
+
+
+def _split(options: DemoOptions) -> dict[str, int]:
+    """The built-in tasks split their images over as many clients as they are told."""
+    return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
 def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles:

@@ -40,6 +40,11 @@ class LocalFederation:
     async def __aexit__(self, *_: object) -> None:
         await stop_all(self._processes)
 
+    @property
+    def processes(self) -> tuple[TetheredProcess, ...]:
+        """All that were started, whether they still run or not."""
+        return tuple(self._processes)
+
     async def start_coordinator(self) -> TetheredProcess:
         """Start the coordinator; see `until_ready`."""
         self.files.ready.unlink(missing_ok=True)

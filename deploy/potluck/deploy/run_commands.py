@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from potluck.common.command_line import FAILED
-from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.runfile import parse_run_file
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import client_values, status_values, to_line
@@ -29,6 +29,14 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN", help="The run's id, or a unique beginning of it.", show_default=False
+    ),
+]
+RunOrNewest = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, or a unique beginning of it; the newest run if left out.",
+        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -61,8 +69,10 @@ async def run(
     The file is checked here first, then by the coordinator, which knows the plug-ins. Without
     --watch the run goes on by itself; `potluck watch` shows it.
 
-        potluck config > run.toml
-        potluck run run.toml -o rounds=5 --watch
+    ```console
+    potluck config > run.toml
+    potluck run run.toml -o rounds=5 --watch
+    ```
     """
     text = override(_read(file), assignments or [], source=str(file))
     parse_run_file(text, source=str(file))
@@ -74,14 +84,7 @@ async def run(
 
 async def watch(
     client: OperatorClient,
-    run_id: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="The run's id, or a unique beginning of it; the newest run if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    run_id: RunOrNewest = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run until it ends: its rounds, what each is doing, what went wrong.
@@ -90,14 +93,12 @@ async def watch(
     that goes away is waited for. The exit code is 0 if the run finishes, 1 if it fails or is
     stopped. Ctrl-C ends the watching, not the run.
 
-        potluck watch
-        potluck watch 3f9a --json
+    ```console
+    potluck watch
+    potluck watch 3f9a --json
+    ```
     """
-    if run_id is None:
-        runs = await client.list_runs()
-        if not runs:
-            raise RunError("there is no run to watch; start one with `potluck run FILE`")
-        run_id = runs[0].run_id
+    run_id = run_id or await _newest_run(client)
     await _watch(client, run_id, as_json=as_json)
 
 
@@ -106,7 +107,9 @@ async def runs(client: OperatorClient, as_json: AsJson = False) -> None:
 
     Other commands take a run's id from here, or a unique beginning of it.
 
+    ```console
     potluck runs
+    ```
     """
     found = await client.list_runs()
     if as_json:
@@ -123,7 +126,9 @@ async def clients(client: OperatorClient, as_json: AsJson = False) -> None:
     Their host, whether they attend, how often they were selected, and how often their update
     became part of a model.
 
-        potluck clients
+    ```console
+    potluck clients
+    ```
     """
     found = await client.list_clients()
     if as_json:
@@ -139,7 +144,9 @@ async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -
 
     Prints where the run stands then.
 
+    ```console
     potluck stop 3f9a
+    ```
     """
     status = await client.stop_run(run_id)
     print_line(to_line(status_values(status)) if as_json else status_line(status))
@@ -147,13 +154,13 @@ async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -
 
 async def model(
     client: OperatorClient,
-    run_id: RunId,
     output: Annotated[
         Path,
         typer.Option(
             "--output", "-o", metavar="FILE", help="Where to write it.", show_default=False
         ),
     ],
+    run_id: RunOrNewest = None,
     round_number: Annotated[
         int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
     ] = 0,
@@ -163,8 +170,12 @@ async def model(
 
     A broken download goes on where it stopped when the command is given again.
 
-        potluck model 3f9a -o model.safetensors
+    ```console
+    potluck model -o model.safetensors
+    potluck model 3f9a --round 12 -o round-12.safetensors
+    ```
     """
+    run_id = run_id or await _newest_run(client)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     with Progress(
@@ -190,6 +201,13 @@ async def model(
 def print_line(line: str) -> None:
     """One line on standard output, whole however wide the terminal is."""
     typer.echo(line)
+
+
+async def _newest_run(client: OperatorClient) -> str:
+    runs = await client.list_runs()
+    if not runs:
+        raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
+    return runs[0].run_id
 
 
 async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:

@@ -1,0 +1,81 @@
+"""The federation started by hand works as README.md says, word for word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from potluck.deploy.demo_files import reserved_port
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+PORT = "7443"
+PATIENCE_SECONDS = 120.0
+
+
+def blocks(label: str) -> list[str]:
+    """The shell commands below each comment with that label."""
+    return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+async def shell(folder: Path, commands: str, log: Path) -> asyncio.subprocess.Process:
+    with log.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
+            *("bash", "-e", "-c", commands),
+            cwd=folder,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+async def to_its_end(folder: Path, commands: str) -> tuple[int, str]:
+    log = folder / "commands.log"
+    log.write_bytes(b"")
+    process = await shell(folder, commands, log)
+    return await asyncio.wait_for(process.wait(), PATIENCE_SECONDS), log.read_text()
+
+
+def use_port(folder: Path, port: int) -> None:
+    """The only thing that is not as in the README: its port may be taken."""
+    for file in folder.glob("*.toml"):
+        file.write_text(file.read_text().replace(PORT, str(port)))
+
+
+@asynccontextmanager
+async def in_terminals(folder: Path, *commands: str) -> AsyncIterator[None]:
+    """Each in a terminal of its own; all are told to end afterwards, and do."""
+    log = folder / "terminals.log"
+    terminals = [await shell(folder, command, log) for command in commands]
+    try:
+        yield
+    finally:
+        for terminal in terminals:
+            os.killpg(terminal.pid, signal.SIGTERM)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(terminal.wait() for terminal in terminals))
+
+
+async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
+    [setup], [coordinator], hosts = blocks("setup"), blocks("coordinator"), blocks("host")
+    [operator] = blocks("operator")
+    assert len(hosts) == 2
+    with reserved_port() as port:
+        code, said = await to_its_end(tmp_path, setup)
+        assert code == 0, said
+        use_port(tmp_path, port)
+        async with in_terminals(tmp_path, coordinator, *hosts):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (await to_its_end(tmp_path, "potluck clients"))[0] != 0:
+                    pass
+            code, said = await to_its_end(tmp_path, operator)
+    assert code == 0, said + (tmp_path / "terminals.log").read_text()
+    assert "round 10/10" in said
+    assert "is finished; 10 of 10 rounds committed" in said
+    assert (tmp_path / "model.safetensors").stat().st_size > 100_000
