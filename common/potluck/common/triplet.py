@@ -1,0 +1,58 @@
+"""Settings of the triplet estimate: what the coordinator asks clients to do to describe their data.
+
+The estimate is FedDiverse's (§4, Alg. 2–4; ALGORITHMS §1.6). Values marked "ours" are not in the
+paper: it leaves them open.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from potluck.common.configuration import Settings
+
+
+class TripletSettings(Settings):
+    """How triplets are estimated; the same for all clients of a run. Travels as JSON."""
+
+    pretraining_rounds: int = Field(
+        default=1,
+        ge=0,
+        description="Rounds of FedAvg before the estimate (T0): enough to pick up what is easy to\n"
+        "learn, which is what the estimate looks for.",
+    )
+    pretraining_participation: Literal["cohort", "all"] = Field(
+        default="cohort",
+        description="Who trains in these rounds: as many random clients as in any round (Alg. 1),\n"
+        "or all (App. C).",
+    )
+    bias_steps: int = Field(
+        default=50,
+        ge=1,
+        description="Steps of the biased model: more fit samples that go against the bias too.",
+    )
+    attribute_steps: int = Field(
+        default=10,
+        ge=1,
+        description="Steps of the head that tells the attribute apart.",
+    )
+    q: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="Of the generalized cross-entropy: near 0 it is cross-entropy, towards 1 it\n"
+        "ignores samples that the model finds hard.",
+    )
+    learning_rate: float = Field(
+        default=1e-3,
+        gt=0,
+        allow_inf_nan=False,
+        description="Length of a step of both trainings; small, since the paper starts from a\n"
+        "network pre-trained on ImageNet. The optimiser is ours: SGD without momentum.",
+    )
+    batch_size: int = Field(default=28, ge=1, description="Samples per step of both trainings.")
+    head: Literal["random", "zero"] = Field(
+        default="random",
+        description="Where the attribute head starts; ours: random, as layers usually do.",
+    )
