@@ -1,0 +1,127 @@
+"""How long selectors take for one round.
+
+    python benchmarks/selection.py --clients 1000000 --count 100 --json
+    python benchmarks/selection.py
+
+The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. Ten
+classes; making the profiles is not counted, the best of a few rounds is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from potluck.common.heterogeneity import triplets
+from potluck.common.plugins import SELECTORS, create
+from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext, Selector
+
+CLASSES = 10
+ADDED = 0.9
+"""Share of the cohort that the dc selectors choose by target."""
+BUDGETS = {"fedentopt": 5.0, "dc-balanced": 5.0, "dc-real": 5.0}
+"""Seconds for 100 of a million clients; 1 for all others."""
+
+NAMES = (
+    "uniform",
+    "round-robin",
+    "feddiverse",
+    "known-matrix",
+    "fedentopt",
+    "kl",
+    "dc-real",
+    "dc-balanced",
+    "dc-random",
+)
+
+
+def profiles(clients: int) -> Population:
+    """Clients with labels by Dirichlet(0.3) and two attributes, 20 to 500 samples each."""
+    generator = np.random.default_rng(0)
+    samples = generator.integers(20, 500, clients)
+    shares = generator.standard_gamma(0.3, (clients, CLASSES)) + 1e-12
+    counts = np.floor(shares / shares.sum(axis=1, keepdims=True) * samples[:, None])
+    with_attribute = np.floor(counts * generator.random((clients, CLASSES)))
+    matrices = np.stack([with_attribute, counts - with_attribute], axis=2)
+    return Population(
+        ids=[f"k{row}" for row in range(clients)],
+        classes=CLASSES,
+        samples=counts.sum(axis=1).astype(np.int64),
+        label_counts=counts,
+        triplets=triplets(matrices),
+        interaction_matrices=matrices,
+    )
+
+
+def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:
+    """The shortest time of select and observe together, of a few successive rounds."""
+    everybody = np.arange(len(population))
+    state = selector.init(population)
+    times = []
+    for number in range(1, rounds + 1):
+        context = SelectionContext(
+            round=number, seed=1, count=count, population=population, available=everybody
+        )
+        begin = time.perf_counter()
+        selection = selector.select(state, context)
+        assert isinstance(selection, Selection)
+        outcome = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows,
+            seconds=np.ones(len(selection.rows)),
+        )
+        state = selector.observe(state, outcome)
+        times.append(time.perf_counter() - begin)
+        assert len(selection.rows) == min(count, len(population))
+    return min(times)
+
+
+def measure(clients: int, count: int, names: Sequence[str]) -> dict[str, float]:
+    """Seconds per round by selector."""
+    population = profiles(clients)
+    rounds = 2 if clients >= 100_000 else 5
+    result = {}
+    for name in names:
+        options = {"added": round(ADDED * count)} if name.startswith("dc-") else {}
+        selector: Selector = create(SELECTORS, name, options)
+        result[name] = seconds_per_round(selector, population, count, rounds)
+    return result
+
+
+def print_growth(count: int, names: Sequence[str]) -> None:
+    """A table of milliseconds per round from 10^3 to 10^6 clients."""
+    sizes = [10**power for power in range(3, 7)]
+    columns = {size: measure(size, count, names) for size in sizes}
+    print(f"ms per round, {count} clients selected, {CLASSES} classes")
+    print(f"{'':14}" + "".join(f"{size:>12,}" for size in sizes) + f"{'budget':>12}")
+    for name in names:
+        cells = "".join(f"{1000 * columns[size][name]:12,.1f}" for size in sizes)
+        print(f"{name:14}{cells}{1000 * BUDGETS.get(name, 1.0):12,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Seconds that selectors take for one round.")
+    parser.add_argument("--clients", type=int, help="how many; a table of growth if not given")
+    parser.add_argument("--count", type=int, default=100, help="clients selected (100)")
+    parser.add_argument("--selector", action="append", choices=NAMES, help="only these")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    arguments = parser.parse_args()
+    names = arguments.selector or NAMES
+    if arguments.clients is None:
+        print_growth(arguments.count, names)
+        return
+    seconds = measure(arguments.clients, arguments.count, names)
+    if arguments.json:
+        print(json.dumps({"seconds": seconds}))
+    else:
+        for name, value in seconds.items():
+            print(f"{name:14}{value:10.4f} s")
+
+
+if __name__ == "__main__":
+    main()
