@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.client.objectives import Batch, LocalContext, Objective
+from potluck.client.optimizers import StochasticGradientDescent
 from potluck.common.errors import RoundClosedError, TrainingError
 from potluck.common.task import Examples
 from potluck.common.training import LocalTraining
@@ -105,9 +106,9 @@ class _Loop:
             parameters=parameters,
             received=received,
         )
-        self.optimizer = torch.optim.SGD(
+        self.optimizer = StochasticGradientDescent(
             parameters,
-            lr=settings.learning_rate_in(round_number),
+            learning_rate=settings.learning_rate_in(round_number),
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
         )
@@ -148,7 +149,7 @@ class _Loop:
             labels=self.data.labels.index_select(0, indices),
             indices=indices,
         )
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.clear_gradients()
         loss = self.objective.loss(self.model(batch.inputs), batch, self.local)
         torch.autograd.backward(loss)
         if self.settings.gradient_clip is not None:
@@ -159,7 +160,7 @@ class _Loop:
     def _require_finite(self, loss_sum: Tensor, epoch: int) -> None:
         sums = torch.stack([loss_sum, *(tensor.sum().double() for tensor in self.local.parameters)])
         if not bool(sums.isfinite().all()):
-            rate = self.optimizer.param_groups[0]["lr"]
+            rate = self.optimizer.learning_rate
             raise TrainingError(
                 f"training diverged in epoch {epoch}: loss or weights are NaN or infinite at "
                 f"learning rate {rate:g}; lower training.learning_rate or set "

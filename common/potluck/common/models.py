@@ -43,5 +43,7 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            # a copy, one tensor at a time: torch warns of read-only memory
-            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+            if tensor.device.type == "cpu":
+                np.copyto(tensor.numpy(), arrays[name])  # straight from the mapped file
+            else:  # torch warns of read-only memory, so one tensor at a time is copied first
+                tensor.copy_(torch.from_numpy(np.array(arrays[name])))
