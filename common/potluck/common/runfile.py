@@ -43,36 +43,40 @@ class RoundPolicy(Settings):
     """How long a round waits, and for whom."""
 
     deadline_seconds: float = Field(
-        600.0, gt=0, description="A client that has not answered this long after selection is late."
+        default=600.0,
+        gt=0,
+        description="A client that has not answered this long after selection is late.",
     )
     quorum: float = Field(
-        0.5,
+        default=0.5,
         gt=0,
         le=1,
         description="Share of the cohort whose updates a round needs; below it the round is\n"
         "abandoned at its deadline, and tried again with a new cohort.",
     )
     attempts: int = Field(
-        3, ge=1, description="How often a round is tried before the run fails for want of a quorum."
+        default=3,
+        ge=1,
+        description="How often a round is tried before the run fails for want of a quorum.",
     )
     over_selection: int = Field(
-        0,
+        default=0,
         ge=0,
         description="Clients selected beyond `count`; the round closes at `count` answers.\n"
         "Who is in time then decides who is included, so runs are no longer reproducible.",
     )
     late_joiners: LateJoiners = Field(
-        LateJoiners.NEXT_ROUND,
+        default=LateJoiners.NEXT_ROUND,
         description="A client that first attends after round 1 began: next-round (it may be\n"
         "selected from the next round on) or refuse (this run never selects it).",
     )
     leavers: Leavers = Field(
-        Leavers.WAIT,
+        default=Leavers.WAIT,
         description="A selected client whose host goes away: drop (lost at once) or wait (lost\n"
         "unless the host is back within grace_seconds; it then goes on where it was).",
     )
     grace_seconds: float = Field(
-        5.0, ge=0, description="How long `wait` waits for a host to come back."
+        default=5.0, ge=0, description="How long `wait` waits for a host to come back."
     )
 
     def needed(self, cohort: int) -> int:
@@ -84,35 +88,41 @@ class Direction(Settings):
     """How models travel one way."""
 
     encoding: Encoding = Field(
-        Encoding.FLOAT32, description="float32 (exact), bfloat16 (half) or int8 (a quarter)."
+        default=Encoding.FLOAT32,
+        description="float32 (exact), bfloat16 (half) or int8 (a quarter).",
     )
     delta: bool = Field(
-        False, description="Send the difference from the model the other side has, not weights."
+        default=False,
+        description="Send the difference from the model the other side has, not weights.",
     )
-    compress: bool = Field(False, description="Compress with Zstandard; pays for int8 deltas.")
+    compress: bool = Field(
+        default=False, description="Compress with Zstandard; pays for int8 deltas."
+    )
 
 
 class Transport(Settings):
     """How models and updates travel."""
 
-    down: Direction = Field(Direction(), description="From the coordinator to hosts.")
-    up: Direction = Field(Direction(), description="From hosts to the coordinator.")
+    down: Direction = Field(default=Direction(), description="From the coordinator to hosts.")
+    up: Direction = Field(default=Direction(), description="From hosts to the coordinator.")
 
 
 class Evaluation(Settings):
     """When the model is evaluated."""
 
     every: int = Field(
-        1, ge=0, description="Evaluate after every so many rounds and after the last; 0: never."
+        default=1,
+        ge=0,
+        description="Evaluate after every so many rounds and after the last; 0: never.",
     )
 
 
 class Retention(Settings):
     """Which model versions stay on the coordinator's disk."""
 
-    keep_last: int = Field(2, ge=1, description="The newest so many models are kept.")
+    keep_last: int = Field(default=2, ge=1, description="The newest so many models are kept.")
     keep_every: int = Field(
-        0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
+        default=0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
     )
 
 
@@ -122,42 +132,46 @@ _EXAMPLES = {"task.name": '"colored-digits"'}
 class RunFile(Settings):
     """One training job: a task, a selector, a strategy, so many rounds."""
 
-    name: Annotated[str, Field(max_length=80)] = Field("run", description="A name for people.")
-    rounds: int = Field(30, ge=1, le=1_000_000, description="Rounds to commit.")
-    count: int = Field(9, ge=1, description="Clients selected in each round.")
+    name: Annotated[str, Field(max_length=80)] = Field(
+        default="run", description="A name for people."
+    )
+    rounds: int = Field(default=30, ge=1, le=1_000_000, description="Rounds to commit.")
+    count: int = Field(default=9, ge=1, description="Clients selected in each round.")
     roster: int = Field(
-        0,
+        default=0,
         ge=0,
         description="Clients to wait for before round 1; with 0 the run starts as soon as\n"
         "`count` clients attend.",
     )
     roster_timeout_seconds: float = Field(
-        300.0, gt=0, description="How long to wait for them before the run fails."
+        default=300.0, gt=0, description="How long to wait for them before the run fails."
     )
     seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
+        default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
     )
     task: PluginTable = Field(description="What is learned; other keys are the task's options.")
     selector: PluginTable = Field(
-        PluginTable(name="uniform"),
+        default=PluginTable(name="uniform"),
         description="Who trains; other keys are the selector's options.",
     )
     strategy: PluginTable = Field(
-        PluginTable(name="fedavg"),
+        default=PluginTable(name="fedavg"),
         description="How updates combine; other keys are the strategy's options.",
     )
     objective: PluginTable = Field(
-        PluginTable(name="cross-entropy"),
+        default=PluginTable(name="cross-entropy"),
         description="The clients' local loss; other keys are the objective's options.",
     )
     training: dict[str, Any] = Field(
         default_factory=dict,
         description="Local training; what is not set here is what the task recommends.",
     )
-    round: RoundPolicy = Field(RoundPolicy(), description="How long a round waits, and for whom.")
-    transport: Transport = Field(Transport(), description="How models and updates travel.")
-    evaluation: Evaluation = Field(Evaluation(), description="When the model is evaluated.")
-    retention: Retention = Field(Retention(), description="Which model versions are kept.")
+    round: RoundPolicy = Field(
+        default=RoundPolicy(), description="How long a round waits, and for whom."
+    )
+    transport: Transport = Field(default=Transport(), description="How models and updates travel.")
+    evaluation: Evaluation = Field(default=Evaluation(), description="When the model is evaluated.")
+    retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 
     @field_validator("name")
     @classmethod

@@ -15,7 +15,7 @@ class CoordinatorConfig(Settings):
     """What a coordinator needs to know of its machine; what it trains comes from run files."""
 
     listen: str = Field(
-        "127.0.0.1:7443",
+        default="127.0.0.1:7443",
         pattern=r"^.+:\d{1,5}$",
         description="Address hosts and operators connect to; 0.0.0.0 for every interface,\n"
         "port 0 for any free one.",
@@ -24,31 +24,35 @@ class CoordinatorConfig(Settings):
         description="Where runs, models and updates are kept; one coordinator at a time uses it."
     )
     database: str = Field(
-        "",
+        default="",
         description="Where runs are recorded: empty for SQLite in the state directory, or a URL\n"
         "such as postgresql+psycopg://user@host/potluck.",
     )
     data_directory: Path | None = Field(
-        None, description="Where tasks find the coordinator's own held-out data, if they need it."
+        default=None,
+        description="Where tasks find the coordinator's own held-out data, if they need it.",
     )
     heartbeat_seconds: float = Field(
-        2.0, gt=0, le=60, description="How often hosts report their progress."
+        default=2.0, gt=0, le=60, description="How often hosts report their progress."
     )
     maximum_model_bytes: int = Field(
-        4 << 30, gt=0, description="No model or update may be larger than this."
+        default=4 << 30, gt=0, description="No model or update may be larger than this."
     )
     concurrent_transfers: int = Field(
-        32, ge=1, description="Transfers served at once; further ones wait their turn."
+        default=32, ge=1, description="Transfers served at once; further ones wait their turn."
     )
     threads: int = Field(
-        1, ge=1, description="Threads torch evaluates with; another number may change last digits."
+        default=1,
+        ge=1,
+        description="Threads torch evaluates with; another number may change last digits.",
     )
     log_level: LogLevel = Field(
-        LogLevel.INFO,
+        default=LogLevel.INFO,
         description="Least important messages logged: debug, info, warning or error.",
     )
     log_format: LogFormat = Field(
-        LogFormat.AUTO, description="auto (console on a terminal, else json), console or json."
+        default=LogFormat.AUTO,
+        description="auto (console on a terminal, else json), console or json.",
     )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 
