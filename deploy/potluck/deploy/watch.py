@@ -13,7 +13,6 @@ from rich.text import Text
 from potluck.common.errors import UnreachableError
 from potluck.deploy.json_view import event_values, to_line
 from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.readable import readable_seconds
 from potluck.deploy.run_view import RunView, is_news, observe
 from potluck.deploy.watch_lines import event_line
 from potluck.deploy.watch_table import RunScreen
@@ -132,7 +131,6 @@ async def follow(client: OperatorClient, run_id: str, display: Display) -> RunVi
     """
     view, failures = RunView(), 0
     while not view.ended:
-        trouble = "the stream ended"
         try:
             async for event in client.watch_run(run_id):
                 if failures:
@@ -141,25 +139,18 @@ async def follow(client: OperatorClient, run_id: str, display: Display) -> RunVi
                 if is_news(view, event):
                     view = observe(view, event)
                     display.show(view, event)
-        except UnreachableError as error:
+        except UnreachableError:
             if view.status is None:
                 raise
-            trouble = error.message
         if view.ended:
             break
         failures += 1
         pause = pause_seconds(failures)
         if failures == 1:
-            display.connection(_lost(client.address, trouble), lost=True)
+            text = f"lost the coordinator at {client.address}; trying to reach it again"
+            display.connection(text, lost=True)
         await asyncio.sleep(pause)
     return view
-
-
-def _lost(address: str, trouble: str) -> str:
-    return (
-        f"lost the coordinator at {address}; trying again at least every "
-        f"{readable_seconds(LONGEST_PAUSE_SECONDS)} ({trouble})"
-    )
 
 
 def is_finished(view: RunView) -> bool:
