@@ -14,6 +14,7 @@ from potluck.deploy.demo_command import demo
 from potluck.deploy.operator_config import example_operator_config
 from potluck.deploy.pki_cli import app as pki_app
 from potluck.deploy.run_commands import COMMANDS
+from potluck.deploy.select_cli import select
 
 PROGRAM = "potluck"
 
@@ -89,6 +90,7 @@ def config(
 app.command("demo")(demo)
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.command("select")(select)
 app.add_typer(pki_app, name="pki")
 
 
