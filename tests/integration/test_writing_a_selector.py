@@ -1,0 +1,108 @@
+"""docs/writing-a-selector.md, carried out: its package is built, installed and selected with."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "writing-a-selector.md"
+
+PROGRAM = """
+import sys, typer
+from potluck.common.command_line import run_command_line
+from potluck.deploy.select_cli import select
+app = typer.Typer()
+app.command()(select)
+run_command_line(app, program="potluck")
+"""
+
+PROFILES = {
+    "classes": 2,
+    "clients": [
+        {"id": "a", "label_counts": [90, 10]},
+        {"id": "b", "label_counts": [50, 50]},
+        {"id": "c", "label_counts": [100, 0]},
+        {"id": "d", "label_counts": [80, 20]},
+        {"id": "late"},
+    ],
+}
+
+
+def written_files(page: str) -> dict[str, str]:
+    """The page's code blocks that begin with a comment naming their file."""
+    blocks = re.findall(
+        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
+    return {name: text for text, name in blocks}
+
+
+@pytest.fixture(scope="module")
+def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, target = tmp_path_factory.mktemp("rare-first"), tmp_path_factory.mktemp("installed")
+    files = written_files(PAGE.read_text(encoding="utf-8"))
+    assert sorted(files) == ["pyproject.toml", "rare_first.py"]
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", *options]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True)
+    return target
+
+
+def select(path: Path, profiles: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`potluck select` in a process that finds packages in `path` too."""
+    command = [sys.executable, "-c", PROGRAM, "--selector", "rare-first", "--profiles"]
+    return subprocess.run(
+        [*command, str(profiles), *arguments],
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
+    path = tmp_path / "profiles.json"
+    path.write_text(json.dumps(PROFILES))
+    return path
+
+
+def test_the_package_on_the_page_installs_and_selects(
+    installed_package: Path, profiles: Path
+) -> None:
+    options = ("--rounds", "3", "--count", "2", "-o", "rest=1", "--json")
+    finished = select(installed_package, profiles, *options)
+    assert finished.returncode == 0, finished.stderr
+    lines: list[dict[str, Any]] = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert lines[0] == {
+        "round": 1,
+        "cohort": ["b", "d"],
+        "reasons": {"b": "50% of class 1", "d": "20% of class 1"},
+    }
+    assert lines[1]["cohort"][0] == "a"  # b and d rest for a round
+    assert lines[1]["cohort"][1] in ("c", "late")  # equals, drawn
+    assert lines[2]["cohort"] == ["b", "d"]
+
+
+def test_its_options_are_checked(installed_package: Path, profiles: Path) -> None:
+    refused = select(installed_package, profiles, "--count", "2", "-o", "rest=-1")
+    assert refused.returncode == 1
+    assert "'rest' is -1; give 0 or more rounds" in refused.stderr
+    unknown = select(installed_package, profiles, "--count", "2", "-o", "nap=1")
+    assert unknown.returncode == 1
+    assert "its options: rest" in unknown.stderr
+
+
+def test_without_the_package_the_look_up_lists_what_is_installed(
+    tmp_path: Path, profiles: Path
+) -> None:
+    finished = select(tmp_path, profiles, "--count", "2")
+    assert finished.returncode == 1
+    assert "'rare-first' is not installed; installed: dc-balanced" in finished.stderr
