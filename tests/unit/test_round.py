@@ -51,6 +51,7 @@ def make_machine(line: str) -> RoundMachine:
             roster=tuple(values.pop("clients").split(",")),
             committed=int(values.pop("committed", "0")),
             attempt=int(values.pop("attempt", "1")),
+            spent=int(values.pop("spent", "0")),
             available=tuple(filter(None, values.pop("available", "").split(","))),
             cohort=tuple((client, MemberState(state)) for client, state in cohort),
         )

@@ -62,6 +62,11 @@ class OperatorClient:
         request = operator_pb2.StopRunRequest(run_id=run_id)
         return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
 
+    async def resume_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Go on with a stopped or failed run; where it stands then."""
+        request = operator_pb2.ResumeRunRequest(run_id=run_id)
+        return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
+
     async def watch_run(self, run_id: str) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
         """What happens in a run: its committed rounds first, then events until it ends."""
         call = self._stub.WatchRun(operator_pb2.WatchRunRequest(run_id=run_id))

@@ -1,4 +1,4 @@
-"""`potluck run`, `runs`, `watch`, `stop`, `model` and `clients`."""
+"""`potluck run`, `runs`, `watch`, `stop`, `resume`, `model` and `clients`."""
 
 from __future__ import annotations
 
@@ -152,6 +152,24 @@ async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -
     print_line(to_line(status_values(status)) if as_json else status_line(status))
 
 
+async def resume(
+    client: OperatorClient,
+    run_id: RunId,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped or has failed, after its last committed round.
+
+    A run that a crash or a restart of the coordinator interrupted goes on by itself.
+
+        potluck resume 3f9a --watch
+    """
+    status = await client.resume_run(run_id)
+    print_line(to_line(status_values(status)) if as_json else status_line(status))
+    if watch:
+        await _watch(client, status.run_id, as_json=as_json)
+
+
 async def model(
     client: OperatorClient,
     output: Annotated[
@@ -242,6 +260,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": operator_command(runs),
     "clients": operator_command(clients),
     "stop": operator_command(stop),
+    "resume": operator_command(resume),
     "model": operator_command(model),
 }
 """The commands by name, for typer."""

@@ -55,6 +55,7 @@ class Coordinator:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, set[str]] = {}  # model files, by run
         self._upload_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._resuming = asyncio.Lock()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -181,6 +182,29 @@ class Coordinator:
         engine.post(StopRequested())
         await asyncio.wait([task])
         return await self.in_store(lambda store: store.run(row.run_id))
+
+    async def resume_run(self, run_id: str) -> RunRow:
+        """Go on with a stopped or failed run after its last committed round.
+
+        Raises NotFoundError, RunError where it is under way or finished, ConfigurationError or
+        PluginError where its run file can't be used any more.
+        """
+        async with self._resuming:  # two calls at once must not drive one run twice
+            row = await self.run(run_id)
+            if row.state not in (RunState.STOPPED, RunState.FAILED) or row.run_id in self._engines:
+                raise RunError(
+                    f"run {row.run_id} is {row.state}; only a stopped or failed run can be resumed",
+                    run=row.run_id,
+                    state=row.state,
+                )
+            blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+            await self.in_store(
+                lambda store: store.set_run_state(row.run_id, RunState.WAITING, "", utc())
+            )
+            row = await self.run(row.run_id)
+            log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
+            self._begin_driving(row, blueprint)
+            return row
 
     async def runs(self) -> list[RunRow]:
         """All runs, newest first."""

@@ -345,7 +345,7 @@ class RunEngine:
             last = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
             await asyncio.to_thread(self.spool.remove)
             resumption = rounds.Resumption(
-                roster=tuple(self._roster), committed=committed, attempt=last + 1
+                roster=tuple(self._roster), committed=committed, attempt=last + 1, spent=last
             )
         else:
             resumption = await self._resume_attempt(attempt, committed)
@@ -386,11 +386,12 @@ class RunEngine:
 
     async def _admit(self, clients: tuple[str, ...]) -> None:
         run_id = self.row.run_id
+        first = not self._roster
         await self._environment.in_store(lambda store: store.append_to_roster(run_id, clients))
         for client in clients:
             self._row_of[client] = len(self._roster)
             self._roster.append(client)
-        if self._state is RunState.WAITING:
+        if first:
             await self._set_state(RunState.RUNNING, "")
             self._states = States(
                 selector=self.blueprint.selector.init(self._population()),
@@ -513,11 +514,11 @@ class RunEngine:
             counts = await evaluate_on_clients(
                 self._environment.attendance,
                 self.blueprint,
-                self.row.run_id,
-                self._machine.round,
+                self._key,
                 model,
-                list(self._roster),
+                self._machine.available(now()),
                 seconds=self.blueprint.run_file.round.deadline_seconds,
+                present=lambda client: self._machine.is_present(client, now()),
             )
         self._facts.metrics = None if counts is None else counts.metrics()
         self.post(rounds.Evaluated())
@@ -622,13 +623,13 @@ class RunEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._slow
         run_id = self.row.run_id
+        await asyncio.to_thread(self.spool.remove)  # first: where the disk is full, it makes room
         attempt = await self._environment.in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None:
             reason = action.reason or "the run ended"
             await self._environment.in_store(
                 lambda store: store.abandon_attempt(attempt.key, reason)
             )
-        await asyncio.to_thread(self.spool.remove)
         self._log.info("run ended", state=state.value, reason=action.reason)
         await self._set_state(state, action.reason)
 

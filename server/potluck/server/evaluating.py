@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
@@ -15,9 +16,13 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import Published
+from potluck.server.store.records import AttemptKey
 from potluck.server.wire import evaluate_instruction, model_reference
 
 log = structlog.get_logger()
+
+_PRESENCE_SECONDS = 0.5
+"""How often is looked whether clients that have not answered may still come back."""
 
 
 async def gather(
@@ -25,20 +30,20 @@ async def gather(
     instructions: Sequence[coordinator_pb2.Instruction],
     *,
     seconds: float,
+    present: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, coordinator_pb2.Answer]:
     """Have hosts carry out instructions; their answers by client.
 
-    Waits until every one of them has answered, or for so many seconds. Clients that do not
-    answer in time are absent.
+    Waits for every client that is `present` (its host may be away for a moment), but not longer
+    than so many seconds. Clients that do not answer in time are absent.
     """
     answers: dict[str, coordinator_pb2.Answer] = {}
-    complete = asyncio.Event()
+    changed = asyncio.Event()
 
     def take(client: str, answer: coordinator_pb2.Answer) -> None:
         answers.setdefault(client, answer)
         attendance.retire([answer.instruction_id])
-        if len(answers) == len(instructions):
-            complete.set()
+        changed.set()
 
     for instruction in instructions:
         client = instruction.client_id
@@ -47,10 +52,13 @@ async def gather(
             deadline=time.monotonic() + seconds,
             on_answer=partial(take, client),
         )
+    waiting = [instruction.client_id for instruction in instructions]
     try:
-        if instructions:
-            async with asyncio.timeout(seconds):
-                await complete.wait()
+        async with asyncio.timeout(seconds):
+            while waiting := [c for c in waiting if c not in answers and present(c)]:
+                changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), _PRESENCE_SECONDS)
     except TimeoutError:
         pass
     finally:
@@ -61,14 +69,14 @@ async def gather(
 async def evaluate_on_clients(
     attendance: Attendance,
     blueprint: Blueprint,
-    run_id: str,
-    round_number: int,
+    key: AttemptKey,
     model: Published,
     clients: Sequence[str],
     *,
     seconds: float,
+    present: Callable[[str], bool],
 ) -> EvaluationCounts | None:
-    """Summed counts of the attending clients, in the order given; None if nobody holds any out.
+    """Summed counts of the clients, in the order given; None if nobody holds any out.
 
     Counts add up exactly, so the metrics are those of all held-out samples together.
     """
@@ -76,16 +84,16 @@ async def evaluate_on_clients(
     instructions = [
         evaluate_instruction(
             blueprint,
-            f"{run_id}/{round_number}/evaluate/{client}",
-            run_id,
-            round_number,
+            # With the attempt: a run that is resumed may ask about another model.
+            f"{key.run_id}/{key.round}.{key.attempt}/evaluate/{client}",
+            key.run_id,
+            key.round,
             client,
             reference,
         )
         for client in clients
-        if attendance.session_of(client) is not None
     ]
-    answers = await gather(attendance, instructions, seconds=seconds)
+    answers = await gather(attendance, instructions, seconds=seconds, present=present)
     task = blueprint.task
     total: EvaluationCounts | None = None
     for client in clients:

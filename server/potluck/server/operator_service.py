@@ -1,4 +1,4 @@
-"""The service operators call: start, watch, stop and list runs; list clients; fetch models."""
+"""The service operators call: runs, clients, models."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """Stop a run."""
         row = await self._coordinator.stop_run(request.run_id)
         return operator_pb2.StopRunResponse(status=run_status(row))
+
+    async def ResumeRun(
+        self, request: operator_pb2.ResumeRunRequest, context: Context
+    ) -> operator_pb2.ResumeRunResponse:
+        """Go on with a stopped or failed run."""
+        row = await self._coordinator.resume_run(request.run_id)
+        return operator_pb2.ResumeRunResponse(status=run_status(row))
 
     async def ListRuns(
         self, request: operator_pb2.ListRunsRequest, context: Context

@@ -268,12 +268,14 @@ class Resumption:
     """Where a run stood when its coordinator went down.
 
     available and cohort are those of the attempt that was under way; cohort maps clients in the
-    order chosen to how their part had ended. Both empty if none was under way.
+    order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
+    this round that no longer count; those of a run that has failed don't.
     """
 
     roster: tuple[str, ...] = ()
     committed: int = 0
     attempt: int = 1
+    spent: int = 0
     available: tuple[str, ...] = ()
     cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
 
@@ -287,6 +289,7 @@ class RoundMachine:
         self.phase = Phase.WAITING
         self.round = was.committed + 1
         self.attempt = was.attempt
+        self._spent = was.spent
         self.members: dict[str, Member] = {
             client: Member(state=state) for client, state in was.cohort
         }
@@ -307,7 +310,14 @@ class RoundMachine:
 
     def available(self, now: float) -> tuple[str, ...]:
         """Clients that may be selected, in roster order."""
-        return tuple(client for client in self.roster if self._is_present(client, now))
+        return tuple(client for client in self.roster if self.is_present(client, now))
+
+    def is_present(self, client: str, now: float) -> bool:
+        """Whether a client attends, or may still come back in time."""
+        if client in self._attending:
+            return True
+        since = self._away_since.get(client)
+        return since is not None and now < since + self._grace
 
     def next_wakeup(self) -> float | None:
         """When the machine wants a Ticked if nothing else happens; None: not at all."""
@@ -533,7 +543,7 @@ class RoundMachine:
         }
         troubles = sorted({m.trouble for m in self.members.values() if m.trouble})
         self.members = {}
-        if self.attempt >= self.plan.policy.attempts:
+        if self.attempt - self._spent >= self.plan.policy.attempts:
             return actions + self._end(Ending.FAILED, f"{reason}; {'; '.join(troubles)}")
         self.attempt += 1
         self._waiting_until = now + self.plan.roster_timeout_seconds
@@ -561,6 +571,7 @@ class RoundMachine:
             return self._end(Ending.FINISHED, "")
         self.round += 1
         self.attempt = 1
+        self._spent = 0
         self.members = {}
         self._spared.clear()
         self._waiting_until = max(self._waiting_until, now + self.plan.roster_timeout_seconds)
@@ -580,12 +591,6 @@ class RoundMachine:
     def _grace(self) -> float:
         policy = self.plan.policy
         return policy.grace_seconds if policy.leavers is Leavers.WAIT else 0.0
-
-    def _is_present(self, client: str, now: float) -> bool:
-        if client in self._attending:
-            return True
-        since = self._away_since.get(client)
-        return since is not None and now < since + self._grace
 
     def _is_pending(self, client: str) -> bool:
         member = self.members.get(client)

@@ -50,6 +50,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunResponse.FromString,
                 _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/ResumeRun',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/potluck.rpc.v1.OperatorService/ListRuns',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListRunsRequest.SerializeToString,
@@ -98,6 +103,13 @@ class OperatorServiceServicer:
 
     def StopRun(self, request, context):
         """Stops a run after abandoning its current round; the last committed model stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Goes on with a stopped or failed run after its last committed round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +167,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.StopRun,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -264,6 +281,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/StopRun',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/ResumeRun',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class OperatorServiceStub:
     """
     StopRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StopRunRequest, _operator_pb2.StopRunResponse]
     """Stops a run after abandoning its current round; the last committed model stays."""
+    ResumeRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ResumeRunRequest, _operator_pb2.ResumeRunResponse]
+    """Goes on with a stopped or failed run after its last committed round."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]
     """All runs, newest first."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]
@@ -65,6 +67,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
     StopRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.StopRunRequest, _operator_pb2.StopRunResponse]  # type: ignore[assignment]
     """Stops a run after abandoning its current round; the last committed model stays."""
+    ResumeRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.ResumeRunRequest, _operator_pb2.ResumeRunResponse]  # type: ignore[assignment]
+    """Goes on with a stopped or failed run after its last committed round."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]  # type: ignore[assignment]
     """All runs, newest first."""
     ListClients: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]  # type: ignore[assignment]
@@ -104,6 +108,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.StopRunResponse, _abc.Awaitable[_operator_pb2.StopRunResponse]]:
         """Stops a run after abandoning its current round; the last committed model stays."""
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _operator_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ResumeRunResponse, _abc.Awaitable[_operator_pb2.ResumeRunResponse]]:
+        """Goes on with a stopped or failed run after its last committed round."""
 
     @_abc_1.abstractmethod
     def ListRuns(

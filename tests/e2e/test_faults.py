@@ -1,0 +1,182 @@
+"""Killed at any phase of a round, a coordinator goes on to the very model it would have made.
+
+Hosts are never restarted. All tests share them: each starts a run of its own, always with the
+same seed, so that each must end with the same model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+
+from potluck.common.errors import RunError
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(tmp_path_factory.mktemp("faults")) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Federation) -> list[operator_pb2.CommittedRound]:
+    """The history of a run that nothing happened to."""
+    run_id = await shared.start_run()
+    await shared.finished(run_id)
+    return await shared.history(run_id)
+
+
+async def same_run(
+    federation: Federation, run_id: str, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    """Wait for the end; it must be that of the undisturbed run, by the same hosts."""
+    assert await federation.finished(run_id) == undisturbed[-1].model_sha256
+    history = await federation.history(run_id)
+    assert [entry.model_sha256 for entry in history] == [
+        entry.model_sha256 for entry in undisturbed
+    ]
+    assert [[m.client_id for m in entry.members] for entry in history] == [
+        [m.client_id for m in entry.members] for entry in undisturbed
+    ]
+    assert [entry.metrics for entry in history] == [entry.metrics for entry in undisturbed]
+    assert {member.state for entry in history for member in entry.members} == {INCLUDED}
+    assert not list(federation.state.glob("spool/*")), "the spool is not emptied"
+    assert len(await federation.attending_hosts()) == len(federation.files.hosts)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "select",  # the available are stored, the cohort is not
+        "weigh",  # all updates are spooled
+        "apply",  # they are reduced, the model is not on disk
+        "evaluate",  # the model is on disk
+        "observe",  # it is evaluated, and about to be committed
+    ],
+)
+async def test_a_coordinator_killed_by_itself(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound], point: str
+) -> None:
+    federation.points.kill(point)
+    run_id = await federation.start_run()
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    await same_run(federation, run_id, undisturbed)
+
+
+async def test_a_coordinator_killed_when_the_cohort_is_at_work(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    trainings = [f"train-client-{number}" for number in range(6)]
+    federation.points.hold(*trainings)
+    run_id = await federation.start_run()
+    cohort = [member.client_id for member in await federation.cohort(run_id)]
+    await until(lambda: any(federation.points.reached(f"train-{each}") for each in cohort))
+    await federation.kill_coordinator()
+    federation.points.release()
+    await federation.restart_coordinator()
+    await same_run(federation, run_id, undisturbed)
+
+
+async def test_a_coordinator_killed_when_some_updates_are_spooled(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    held = f"train-{undisturbed[0].members[0].client_id}"
+    federation.points.hold(held)
+    run_id = await federation.start_run()
+    await until(lambda: bool(federation.spooled()) and federation.points.reached(held))
+    before = federation.spooled()
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    await federation.until_attending()
+    assert set(before) <= set(federation.spooled()), "updates that had arrived are lost"
+    federation.points.release()
+    await same_run(federation, run_id, undisturbed)
+
+
+async def test_a_coordinator_killed_when_a_round_is_committed(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    run_id = await federation.start_run()
+    await federation.until_committed(run_id, 1)
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    await same_run(federation, run_id, undisturbed)
+
+
+async def test_a_stopped_run_goes_on_when_it_is_resumed(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    run_id = await federation.start_run()
+    federation.points.hold("select")
+    await until(lambda: federation.points.reached("select"))
+    federation.points.release()
+    stopped = await federation.operator.stop_run(run_id)
+    assert stopped.state == operator_pb2.RUN_STATE_STOPPED
+    assert stopped.committed_rounds < stopped.rounds
+    with pytest.raises(RunError, match="is not under way"):
+        await federation.operator.stop_run(run_id)
+    resumed = await federation.operator.resume_run(run_id)
+    assert (resumed.run_id, resumed.reason) == (run_id, "")
+    with pytest.raises(RunError, match="only a stopped or failed run can be resumed"):
+        await federation.operator.resume_run(run_id)
+    await same_run(federation, run_id, undisturbed)
+    with pytest.raises(RunError, match="is finished"):
+        await federation.operator.resume_run(run_id)
+
+
+async def test_a_run_that_failed_for_want_of_clients_can_be_resumed(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    await federation.kill_host(2)
+    await federation.until_attending(2)
+    run_id = await federation.start_run("roster_timeout_seconds=0.5")
+    failed = await federation.ended(run_id)
+    assert failed.state == operator_pb2.RUN_STATE_FAILED
+    assert "4 of 6 clients attended after 0.5 s; start more hosts" in failed.reason
+    await federation.processes.start_host(2)
+    await federation.until_attending()
+    await federation.operator.resume_run(run_id)
+    await same_run(federation, run_id, undisturbed)
+
+
+async def test_several_runs_at_once_share_the_clients(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    run_ids = await asyncio.gather(*(federation.start_run() for _ in range(4)))
+    federation.points.kill("weigh")
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    for run_id in run_ids:
+        await federation.finished(run_id)
+    for run_id in run_ids:
+        await same_run(federation, run_id, undisturbed)
+
+
+async def test_the_clients_evaluate_after_a_restart(federation: Federation) -> None:
+    runs = [await federation.start_run("task.central=false")]
+    await federation.finished(runs[0])
+    federation.points.hold("forward")
+    runs.append(await federation.start_run("task.central=false", "rounds=1"))
+    await until(lambda: federation.points.reached("forward"))
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    federation.points.release()
+    await federation.finished(runs[1])
+    undisturbed, disturbed = [await federation.history(run_id) for run_id in runs]
+    assert disturbed[0].metrics == undisturbed[0].metrics
+    assert disturbed[0].metrics.HasField("accuracy")

@@ -1,0 +1,102 @@
+"""A task that stops, or kills, the process it runs in at a point a test has named.
+
+What a process does at a point is said by files in the folder that POTLUCK_POINTS names:
+`kill-POINT` (deleted, then SIGKILL) and `hold-POINT` (wait until it is gone). `at-POINT` is made
+whenever a point is reached. So what is tested holds nothing made for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Examples
+
+_LOOK_SECONDS = 0.005
+
+
+def reach(point: str) -> None:
+    """Say that this point is reached, and do there what the test wants."""
+    folder = Path(os.environ["POTLUCK_POINTS"])
+    (folder / f"at-{point}").touch()
+    fuse = folder / f"kill-{point}"
+    if fuse.exists():
+        fuse.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while (folder / f"hold-{point}").exists():
+        time.sleep(_LOOK_SECONDS)
+
+
+class _Network(nn.Module):
+    """A small classifier beside a parameter that makes the file as large as one likes."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.ballast = nn.Parameter(torch.rand(parameters))
+        self.classifier = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            reach("forward")
+        outputs: Tensor = self.classifier(inputs)
+        return outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched(Examples):
+    """Samples that are moved to the device when a training begins."""
+
+    point: str
+
+    def to(self, device: torch.device) -> Examples:
+        reach(self.point)
+        return super().to(device)
+
+
+def _examples(seed: int) -> Examples:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(32, 4, generator=generator)
+    return Examples(inputs=inputs, labels=inputs[:, :3].argmax(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Three classes; every client has its own 32 samples.
+
+    Points: `train-CLIENT` on hosts, `evaluate` on the coordinator, `forward` where the model is
+    evaluated. parameters: of the ballast. central: whether the coordinator evaluates, or else the
+    clients.
+    """
+
+    parameters: int = 1000
+    central: bool = True
+
+    classes = 3
+    groups = 0
+
+    def model(self) -> nn.Module:
+        """The classifier with its ballast."""
+        return _Network(self.parameters)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """Samples that the number at the end of the client's id seeds."""
+        number = int(client.rpartition("-")[2])
+        train = _examples(number)
+        return ClientData(
+            train=_Watched(point=f"train-{client}", inputs=train.inputs, labels=train.labels),
+            held_out=None if self.central else _examples(1000 + number),
+        )
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """Nobody's samples, if the coordinator evaluates."""
+        if not self.central:
+            return None
+        reach("evaluate")
+        return _examples(999)

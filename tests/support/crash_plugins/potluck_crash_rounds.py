@@ -1,0 +1,39 @@
+"""A selector and a strategy with points where a test may stop or kill the coordinator."""
+
+from __future__ import annotations
+
+from potluck_crash import reach
+
+from potluck.server.selection import RoundOutcome, Selection, SelectionContext
+from potluck.server.selectors.uniform import Uniform
+from potluck.server.state import State
+from potluck.server.strategies.fedavg import FedAvg
+from potluck.server.strategy import Combine, UpdateStatistics, Weights
+
+
+class Selector(Uniform):
+    """Uniform. Points: `select`, before the cohort is known, and `observe`, before the commit."""
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """As Uniform does."""
+        reach("select")
+        return super().select(state, context)
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """As Uniform does."""
+        reach("observe")
+        return super().observe(state, outcome)
+
+
+class Strategy(FedAvg):
+    """FedAvg. Points: `weigh`, before the reduction, and `apply`, after it."""
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """As FedAvg does."""
+        reach("weigh")
+        return super().weigh(statistics)
+
+    def apply(self, state: State, model: Weights, combined: Weights) -> tuple[Weights, State]:
+        """As FedAvg does."""
+        reach("apply")
+        return super().apply(state, model, combined)

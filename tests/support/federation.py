@@ -1,0 +1,264 @@
+"""A federation of real processes that a test kills, stops and starts again.
+
+Its task, selector and strategy are those of `crash_plugins`, so that a test can say at which
+point of a round a process is to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import UnreachableError
+from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local_federation import LocalFederation, kill
+from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.processes import TetheredProcess
+from potluck.rpc.v1 import operator_pb2
+
+PLUGINS = Path(__file__).parent / "crash_plugins"
+PATIENCE_SECONDS = 90.0
+_LOOK_SECONDS = 0.01
+
+OVER = (
+    operator_pb2.RUN_STATE_FINISHED,
+    operator_pb2.RUN_STATE_STOPPED,
+    operator_pb2.RUN_STATE_FAILED,
+)
+
+
+async def until(condition: Callable[[], bool], what: str = "condition") -> None:
+    """Wait until something that other processes do has happened."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110  # other processes give no signal
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s") from None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where processes are to stop; see `crash_plugins/potluck_crash.py`."""
+
+    folder: Path
+
+    def kill(self, point: str) -> None:
+        """The next process that reaches this point kills itself."""
+        (self.folder / f"kill-{point}").touch()
+
+    def hold(self, *points: str) -> None:
+        """Processes wait where they reach one of these points."""
+        for point in points:
+            (self.folder / f"at-{point}").unlink(missing_ok=True)
+            (self.folder / f"hold-{point}").touch()
+
+    def release(self, *points: str) -> None:
+        """They go on; without names, all do."""
+        for path in self.folder.glob("hold-*"):
+            if not points or path.name.removeprefix("hold-") in points:
+                path.unlink(missing_ok=True)
+
+    def reached(self, point: str) -> bool:
+        """Whether a process has been there since it was last held there."""
+        return (self.folder / f"at-{point}").exists()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for path in self.folder.iterdir():
+            path.unlink()
+
+
+@contextlib.contextmanager
+def plugins_installed(points: Path) -> Iterator[Points]:
+    """The crash plug-ins, here and in processes started meanwhile."""
+    points.mkdir(exist_ok=True)
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(PLUGINS), *filter(None, [before.get("PYTHONPATH")])]
+    )
+    os.environ["POTLUCK_POINTS"] = str(points)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(PLUGINS))
+    try:
+        yield Points(points)
+    finally:
+        sys.path.remove(str(PLUGINS))
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@dataclass(kw_only=True)
+class Federation:
+    """Processes, and what a test wants to know of them."""
+
+    files: DemoFiles
+    processes: LocalFederation
+    operator: OperatorClient
+    points: Points
+    options: DemoOptions
+    _pids: list[int] = field(default_factory=list)
+
+    @property
+    def state(self) -> Path:
+        """The coordinator's state directory."""
+        return self.files.folder / "coordinator"
+
+    @property
+    def coordinator(self) -> TetheredProcess:
+        """The coordinator that was started last."""
+        assert self.processes.coordinator is not None
+        return self.processes.coordinator
+
+    def spooled(self) -> list[Path]:
+        """Updates in the spool that are complete."""
+        return sorted(self.state.glob("spool/*/*/*.safetensors"))
+
+    async def start_hosts(self) -> None:
+        """Start all hosts."""
+        for number in range(len(self.files.hosts)):
+            await self.processes.start_host(number)
+
+    async def until_attending(self, hosts: int | None = None) -> None:
+        """Wait until so many hosts attend; all by default."""
+        wanted = len(self.files.hosts) if hosts is None else hosts
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(await self.attending_hosts()) != wanted:  # noqa: ASYNC110  # as in `until`
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def attending_hosts(self) -> set[str]:
+        """Hosts that are connected."""
+        clients = await self.operator.list_clients()
+        return {client.host_id for client in clients if client.attending}
+
+    async def restart_coordinator(self) -> None:
+        """Start it again and wait until it serves."""
+        await self.processes.start_coordinator()
+        await self.processes.until_ready()
+
+    async def kill_coordinator(self) -> None:
+        """SIGKILL."""
+        await kill(self.coordinator)
+
+    async def kill_host(self, number: int) -> None:
+        """SIGKILL."""
+        await kill(self.processes.hosts[number])
+
+    async def start_run(self, *assignments: str) -> str:
+        """Start the run of the demo's files, with some values replaced."""
+        from potluck.deploy.run_overrides import override
+
+        text = override(self.files.run_file, assignments, source="test")
+        return await self.operator.start_run(text)
+
+    async def status(self, run_id: str) -> operator_pb2.RunStatus:
+        """Where a run stands."""
+        runs = await self.operator.list_runs()
+        return next(status for status in runs if status.run_id == run_id)
+
+    async def ended(self, run_id: str) -> operator_pb2.RunStatus:
+        """Wait until a run is over, over restarts of the coordinator."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                with contextlib.suppress(UnreachableError):
+                    status = await self.status(run_id)
+                    if status.state in OVER:
+                        return status
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def finished(self, run_id: str) -> str:
+        """Wait until a run has finished; the digest of its last model."""
+        status = await self.ended(run_id)
+        assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
+        assert status.committed_rounds == status.rounds
+        return status.model_sha256
+
+    async def history(self, run_id: str) -> list[operator_pb2.CommittedRound]:
+        """The committed rounds of a run, as a watcher is told them."""
+        rounds: list[operator_pb2.CommittedRound] = []
+        events = self.operator.watch_run(run_id)
+        statuses = 0
+        async for event in events:
+            kind = event.WhichOneof("event")
+            if kind == "committed":
+                rounds.append(event.committed)
+            statuses += kind == "status"
+            if kind == "progress" or statuses > 1:
+                break
+        await events.aclose()
+        return rounds
+
+    async def until_committed(self, run_id: str, rounds: int) -> None:
+        """Wait until so many rounds are committed."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await self.status(run_id)).committed_rounds < rounds:  # noqa: ASYNC110  # likewise
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def cohort(self, run_id: str) -> list[operator_pb2.Member]:
+        """The cohort of the round under way, once it is chosen."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            events = self.operator.watch_run(run_id)
+            async for event in events:
+                if event.WhichOneof("event") == "progress" and event.progress.members:
+                    await events.aclose()
+                    return list(event.progress.members)
+        raise AssertionError("the run ended before it had chosen anybody")
+
+
+@contextlib.asynccontextmanager
+async def crash_federation(
+    folder: Path,
+    *,
+    clients: int = 6,
+    hosts: int = 3,
+    count: int = 4,
+    rounds: int = 3,
+    assignments: Sequence[str] = (),
+    coordinator: dict[str, Any] | None = None,
+    start_hosts: bool = True,
+) -> AsyncIterator[Federation]:
+    """A federation under way. `coordinator`: settings of its configuration file."""
+    options = DemoOptions(
+        task="crash",
+        selector="crash",
+        strategy="crash",
+        clients=clients,
+        hosts=hosts,
+        count=count,
+        rounds=rounds,
+        seed=7,
+        device="cpu",
+        assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
+    )
+    with plugins_installed(folder / "points") as points, reserved_port() as port:
+        files = write_demo_files(folder / "federation", options, port)
+        set_values(files.coordinator, {"heartbeat_seconds": 0.2} | (coordinator or {}))
+        for path in files.hosts:
+            set_values(path, {"reconnect_maximum_seconds": 0.3})
+        async with LocalFederation(files) as processes, processes.operator() as operator:
+            federation = Federation(
+                files=files, processes=processes, operator=operator, points=points, options=options
+            )
+            try:
+                await processes.start_coordinator()
+                if start_hosts:
+                    await federation.start_hosts()
+                await processes.until_ready()
+                yield federation
+            finally:
+                points.clear()
+
+
+def set_values(path: Path, values: dict[str, Any]) -> None:
+    """Change values of a TOML file."""
+    document = tomlkit.parse(path.read_text())
+    document.update(values)
+    path.write_text(tomlkit.dumps(document))
