@@ -13,6 +13,8 @@ import structlog
 
 from potluck.client.backoff import Backoff
 from potluck.client.config import ClientConfig
+from potluck.client.disclosing import Asker, Discloser, key_of
+from potluck.client.disclosure_ledger import DisclosureLedger
 from potluck.client.downloads import Downloads
 from potluck.client.instructions import Instructions
 from potluck.client.kept_updates import KeptUpdates
@@ -97,6 +99,7 @@ class Agent:
             ),
             kept=KeptUpdates(self._state.updates, now=time.time()),
             worker=worker,
+            discloser=self._make_discloser(),
             say=self._say,
         )
         try:
@@ -105,6 +108,24 @@ class Agent:
             await instructions.close()
             worker.close()
             await link.close()
+
+    def _make_discloser(self) -> Discloser:
+        config = self._config
+        identity = config.tls.load(Role.HOST).identity
+        if config.member_key is not None:
+            for client in self._clients:
+                key_of(config.member_key, client)  # better now than when one is asked for
+        if config.disclosure.undermined:
+            log.warning(
+                'noise under adjacency = "add-remove" hides little where the number of samples is '
+                'told: set weighting = "equal" in [disclosure], or adjacency = "replace"'
+            )
+        return Discloser(
+            policy=config.disclosure,
+            ledger=DisclosureLedger(self._state.disclosures),
+            asker=Asker(federation=identity.federation, coordinator=config.coordinator),
+            member_key=config.member_key,
+        )
 
     def _make_workbench(self) -> Workbench:
         from potluck.client.workbench import Workbench
@@ -193,6 +214,7 @@ class Agent:
             client_ids=self._clients,
             device=self._device,
             tasks=plugins.installed(plugins.TASKS),
+            data_epoch=self._config.disclosure.data_epoch,
         )
         if hello.ByteSize() > MAXIMUM_MESSAGE_BYTES - _FRAME_BYTES:
             raise ConfigurationError(

@@ -83,6 +83,28 @@ def print_example() -> None:
     typer.echo(example_config(), nl=False)
 
 
+@app.command("disclosures")
+def show_disclosures(
+    config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what the clients of this host have disclosed: what, when, to whom, at what cost.
+
+    Also while the host runs; nothing is changed. Exact numbers of samples go with every update
+    as `weighting` of the [disclosure] table allows; they are not listed here.
+    """
+    from potluck.client.disclosure_report import disclosure_lines, disclosure_values
+    from potluck.client.state_directory import DISCLOSURES
+
+    settings = load_config(config, {})
+    folder = settings.state_directory / DISCLOSURES
+    if as_json:
+        typer.echo(disclosure_values(folder, settings.disclosure))
+    else:
+        for line in disclosure_lines(folder, settings.disclosure):
+            typer.echo(line)
+
+
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
     from potluck.client.agent import Agent, attend_until

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.common.configuration import Settings, annotated_example, load
 from potluck.common.identity import expand_clients
 from potluck.common.logs import LogFormat, LogLevel
@@ -45,35 +46,49 @@ class ClientConfig(Settings):
         "Each client process needs its own."
     )
     data_directory: Path | None = Field(
-        None, description="Where tasks find the clients' data; it never leaves this host."
+        default=None, description="Where tasks find the clients' data; it never leaves this host."
     )
     device: str = Field(
-        "auto", description="What to train on: auto (a GPU if there is one), cpu or cuda:N."
+        default="auto", description="What to train on: auto (a GPU if there is one), cpu or cuda:N."
     )
     threads: int = Field(
-        1,
+        default=1,
         ge=1,
         le=1024,
         description="CPU threads of PyTorch; the same number gives the same result bit for bit.",
     )
     maximum_model_bytes: int = Field(
-        4 * 2**30, ge=1, description="A model announced as larger than this is refused."
+        default=4 * 2**30, ge=1, description="A model announced as larger than this is refused."
     )
     concurrent_transfers: int = Field(
-        4, ge=1, le=256, description="Models and updates on their way at once; the others wait."
+        default=4,
+        ge=1,
+        le=256,
+        description="Models and updates on their way at once; the others wait.",
     )
     cached_models: int = Field(
-        4,
+        default=4,
         ge=1,
         description="Models kept on disk, those used last; one that is here is not fetched again.",
     )
     reconnect_maximum_seconds: float = Field(
-        5.0, gt=0, le=3600, description="The longest pause between two attempts to connect."
+        default=5.0, gt=0, le=3600, description="The longest pause between two attempts to connect."
     )
     log_format: LogFormat = Field(
-        LogFormat.AUTO, description="auto (console on a terminal, else json), console or json."
+        default=LogFormat.AUTO,
+        description="auto (console on a terminal, else json), console or json.",
     )
-    log_level: LogLevel = Field(LogLevel.INFO, description="debug, info, warning or error.")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="debug, info, warning or error.")
+    member_key: Path | None = Field(
+        default=None,
+        description="The clients' Ed25519 key, or a folder with CLIENT.key for each: what they\n"
+        "disclose is signed with it. Made by `potluck pki member`; not needed where the\n"
+        "federation has no root.",
+    )
+    disclosure: DisclosurePolicy = Field(
+        default=DisclosurePolicy(),
+        description="What may leave this host besides updates; a request beyond it is refused.",
+    )
     tls: TlsFiles = Field(description="Who this host is; files made by `potluck pki issue`.")
 
     @field_validator("clients", mode="before")

@@ -13,10 +13,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from potluck.client.disclosing import Discloser, noised
+from potluck.client.disclosure_policy import check_held_out, check_weighting
 from potluck.client.downloads import Downloads
 from potluck.client.kept_updates import KeptUpdate, KeptUpdates
 from potluck.client.ledger import Entry, Ledger, Reception, Standing
@@ -25,6 +27,13 @@ from potluck.client.model_cache import ModelCache
 from potluck.client.state_directory import storage_error
 from potluck.client.uploads import deliver
 from potluck.client.worker import Worker
+from potluck.common.disclosure import (
+    INTERACTION_MATRIX,
+    LABEL_COUNTS,
+    TRIPLET,
+    Parameters,
+    Weighting,
+)
 from potluck.common.errors import (
     IdentityError,
     PotluckError,
@@ -73,6 +82,7 @@ class Instructions:
         downloads: Downloads,
         kept: KeptUpdates,
         worker: Worker[Workbench],
+        discloser: Discloser,
         say: Callable[[rpc.AttendRequest], None],
     ) -> None:
         """`say` sends a message to the coordinator, or drops it while there is no connection:
@@ -84,6 +94,7 @@ class Instructions:
         self._downloads = downloads
         self._kept = kept
         self._worker = worker
+        self._discloser = discloser
         self._say = say
         self._jobs: dict[str, _Job] = {}
 
@@ -217,6 +228,8 @@ class Instructions:
             return None
         if kind == "evaluate":
             return await self._evaluate(job)
+        if kind == "disclose":
+            return await self._disclose(job)
         raise ProtocolError(
             "this host's software does not know what the instruction asks for; update it"
         )
@@ -232,6 +245,8 @@ class Instructions:
 
     async def _make_update(self, job: _Job) -> KeptUpdate:
         instruction, work = job.instruction, job.instruction.train
+        weighting = _weighting(work)
+        check_weighting(self._discloser.policy, instruction.client_id, weighting)
         path = self._kept.path(instruction.id)
 
         def progress(fraction: float) -> None:
@@ -262,9 +277,9 @@ class Instructions:
             size=trained.file.size,
             encoding=work.encoding,
             delta=work.delta,
-            compressed=False,
-            samples=result.samples,
-            steps=result.steps,
+            compressed=work.compressed,
+            samples=weighting.tell(result.samples),
+            steps=trained.settings.planned_steps(weighting.tell(result.samples)),
             seconds=result.seconds,
             loss=result.loss,
             expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
@@ -274,6 +289,7 @@ class Instructions:
 
     async def _evaluate(self, job: _Job) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.evaluate
+        check_held_out(self._discloser.policy, instruction.client_id)
 
         def compute(bench: Workbench) -> EvaluationCounts:
             self._started(job)
@@ -289,6 +305,34 @@ class Instructions:
             group_correct=counts.group_correct.tolist(),
         )
         return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
+
+    async def _disclose(self, job: _Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.disclose
+        client = ClientId(instruction.client_id)
+
+        def count(bench: Workbench, parameters: Parameters) -> dict[str, Any]:
+            self._started(job)
+            if work.signal == LABEL_COUNTS:
+                counts = bench.label_counts(work.task, client)
+                return {LABEL_COUNTS: noised(counts, parameters)}
+            return {INTERACTION_MATRIX: bench.interaction_matrix(work.task, client)}
+
+        async def measure(parameters: Parameters) -> dict[str, Any]:
+            if work.signal != TRIPLET:
+                return await self._worker.run(lambda bench: count(bench, parameters))
+
+            def estimate(bench: Workbench) -> dict[str, Any]:
+                self._started(job)
+                return bench.triplet(
+                    work.task, parameters, client, model=model, cancelled=job.cancelled.is_set
+                )
+
+            with self._cache.pinned(work.model.sha256):
+                model = await self._model(job, work.model, work.task)
+                return await self._worker.run(estimate)
+
+        profile = await self._discloser.answer(instruction, measure)
+        return rpc.Answer(instruction_id=instruction.id, profile=profile)
 
     async def _model(
         self, job: _Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
@@ -306,6 +350,23 @@ class Instructions:
         if job.cancelled.is_set():
             raise RoundClosedError("cancelled before it began")
         job.entry.standing = Standing.COMPUTING
+
+
+_WEIGHTINGS = {
+    rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
+    rpc.WEIGHTING_EXACT: Weighting.EXACT,
+    rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
+    rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
+}
+
+
+def _weighting(work: rpc.Train) -> Weighting:
+    weighting = _WEIGHTINGS.get(work.weighting)
+    if weighting is None:
+        raise ProtocolError(
+            f"this host's software does not know weighting {work.weighting}; update it"
+        )
+    return weighting
 
 
 def _deadline(instruction: rpc.Instruction) -> float | None:

@@ -4,6 +4,7 @@ lock                     held while the process runs
 models/SHA256            models, by the digest of their float32 file
 fetched/SHA256[.part]    files on their way down
 updates/…                updates until their round is over; see `kept_updates`
+disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import shutil
 from pathlib import Path
 
 from potluck.common.errors import ConfigurationError, StorageError
+
+DISCLOSURES = "disclosures"
+"""The folder of ledgers within a state directory."""
 
 
 class StateDirectory:
@@ -28,8 +32,9 @@ class StateDirectory:
         self.models = path / "models"
         self.fetched = path / "fetched"
         self.updates = path / "updates"
+        self.disclosures = path / DISCLOSURES
         try:
-            for folder in (path, self.models, self.fetched, self.updates):
+            for folder in (path, self.models, self.fetched, self.updates, self.disclosures):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

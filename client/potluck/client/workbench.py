@@ -6,20 +6,25 @@ the host connects.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from potluck.client.decoding import encoding_of, write_update
 from potluck.client.objectives import Objective
+from potluck.client.signals import interaction_matrix, label_counts
 from potluck.client.training import TrainingResult, train
+from potluck.client.triplet import LocalPrivacy, estimate_triplet
 from potluck.common import plugins
+from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
@@ -28,7 +33,8 @@ from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
 from potluck.common.task import ClientData, Task
 from potluck.common.tensors import FileDigest, open_tensors
-from potluck.common.training import training_for
+from potluck.common.training import LocalTraining, training_for
+from potluck.common.triplet import TripletSettings
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _TASKS_KEPT = 4
@@ -41,6 +47,7 @@ class Trained:
 
     file: FileDigest
     result: TrainingResult
+    settings: LocalTraining
 
 
 @dataclass(kw_only=True)
@@ -113,9 +120,10 @@ class Workbench:
             state_arrays(loaded.model),
             encoding=encoding,
             base=model if work.delta else None,
+            compressed=work.compressed,
             seed=work.seed,
         )
-        return Trained(file=written, result=result)
+        return Trained(file=written, result=result, settings=settings)
 
     def evaluate(self, work: rpc.Evaluate, *, client_id: ClientId, model: Path) -> EvaluationCounts:
         """Counts of the file `model` on a client's held-out samples.
@@ -140,6 +148,52 @@ class Workbench:
             device=self._device,
         )
 
+    def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
+        """A client's training samples by class. Raises PluginError, TrainingError."""
+        loaded = self._load(plugin)
+        return label_counts(self._data(loaded, client_id).train, loaded.task.classes)
+
+    def interaction_matrix(self, plugin: rpc.Plugin, client_id: ClientId) -> list[list[int]]:
+        """A client's training samples by class and attribute. Raises PluginError, TrainingError."""
+        loaded = self._load(plugin)
+        task = loaded.task
+        return interaction_matrix(self._data(loaded, client_id).train, task.classes, task.groups)
+
+    def triplet(
+        self,
+        plugin: rpc.Plugin,
+        parameters: Parameters,
+        client_id: ClientId,
+        *,
+        model: Path,
+        cancelled: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """A client's triplet, estimated with the file `model`, as it is sent.
+
+        Raises PluginError, LayoutError, TrainingError, and RoundClosedError when cancelled.
+        """
+        loaded = self._load(plugin)
+        privacy = None
+        if parameters.epsilon is not None and parameters.adjacency is not None:
+            privacy = LocalPrivacy(
+                epsilon=parameters.epsilon,
+                adjacency=parameters.adjacency,
+                randomness=secrets.SystemRandom(),
+            )
+        with open_tensors(model) as file:
+            estimate = estimate_triplet(
+                loaded.model,
+                file.arrays,
+                self._data(loaded, client_id).train,
+                classes=loaded.task.classes,
+                settings=parameters.settings or TripletSettings(),
+                seed=_own_seed(client_id, parameters.model or ""),
+                device=self._device,
+                privacy=privacy,
+                cancelled=cancelled,
+            )
+        return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
+
     def _load(self, plugin: rpc.Plugin) -> _LoadedTask:
         key = (plugin.name, plugin.options_json)
         loaded = self._tasks.get(key)
@@ -163,6 +217,11 @@ class Workbench:
         while len(loaded.data) > _CLIENTS_KEPT:
             loaded.data.popitem(last=False)
         return data
+
+
+def _own_seed(client_id: ClientId, model: str) -> int:
+    """Seed of a client's estimate: not the coordinator's to choose, so it can't try several."""
+    return int.from_bytes(hashlib.sha256(f"{client_id}/{model}".encode()).digest()[:8], "big") >> 1
 
 
 def resolve_device(device: str) -> str:

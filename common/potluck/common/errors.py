@@ -17,6 +17,7 @@
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
+    ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
 
@@ -158,6 +159,13 @@ class TrainingError(PotluckError):
 
     reason = "TRAINING_FAILED"
     code = grpc.StatusCode.ABORTED
+
+
+class DisclosureRefusedError(PotluckError):
+    """A client's own policy, or its privacy budget, forbids what it is asked to disclose."""
+
+    reason = "DISCLOSURE_REFUSED"
+    code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class StorageError(PotluckError):

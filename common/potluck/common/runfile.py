@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from potluck.common.configuration import Settings, annotated_example, parse
+from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.encoding import Encoding
+from potluck.common.triplet import TripletSettings
 
 
 class PluginTable(BaseModel):
@@ -117,6 +119,66 @@ class Evaluation(Settings):
     )
 
 
+class MissingProfiles(StrEnum):
+    """What becomes of a client that does not disclose what the selector needs."""
+
+    FAIL = "fail"
+    EXCLUDE = "exclude"
+    INCLUDE = "include"
+
+
+class Profiles(Settings):
+    """What clients are asked to disclose, once, before the first round that needs it."""
+
+    missing: MissingProfiles = Field(
+        default=MissingProfiles.FAIL,
+        description="A client that refuses what the selector needs, or sends nonsense: fail (the\n"
+        "run fails; once round 1 is committed, only exclude), exclude (it is never selected) or\n"
+        "include (the selector does as it states for a client without a profile).",
+    )
+    deadline_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        description="How long to wait for an answer; who has not answered by then is not\n"
+        "available in this round, and asked again before the next.",
+    )
+    disclosure: Literal["dp-once", "exact"] = Field(
+        default="dp-once",
+        description="How label counts are disclosed: dp-once (with noise, once) or exact (the\n"
+        "counts themselves; only clients whose owner allows it).",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        ge=LEAST_EPSILON,
+        allow_inf_nan=False,
+        description="Privacy loss of each noisy disclosure; unset, each client's own choice.",
+    )
+    adjacency: Adjacency | None = Field(
+        default=None,
+        description="What the noise hides: replace or add-remove; unset, each client's own choice.",
+    )
+    triplet_mode: Literal["ldp", "plain"] = Field(
+        default="ldp",
+        description="Triplets from noisy counts (ldp), or without noise (plain): with two classes\n"
+        "that discloses each client's counts but for the names of classes and attributes.",
+    )
+    triplet: TripletSettings = Field(
+        default=TripletSettings(), description="How clients estimate their triplet."
+    )
+
+
+class SelectorLimits(Settings):
+    """Bounds on selection, whatever a selector or a flattering profile says."""
+
+    maximum_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="No client is in more than this share of a run's cohorts so far, rounded up;\n"
+        "where too few others are available, those selected least are.",
+    )
+
+
 class Retention(Settings):
     """Which model versions stay on the coordinator's disk."""
 
@@ -171,6 +233,18 @@ class RunFile(Settings):
     )
     transport: Transport = Field(default=Transport(), description="How models and updates travel.")
     evaluation: Evaluation = Field(default=Evaluation(), description="When the model is evaluated.")
+    weighting: Weighting = Field(
+        default=Weighting.EXACT,
+        description="How exactly clients tell their number of samples, by which updates are\n"
+        "weighted: exact, bucketed (a power of two) or equal (all count the same).",
+    )
+    profiles: Profiles = Field(
+        default=Profiles(),
+        description="What clients are asked to disclose, if the selector needs it.",
+    )
+    selector_limits: SelectorLimits = Field(
+        default=SelectorLimits(), description="Bounds on how often a client is selected."
+    )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 
     @field_validator("name")

@@ -1,0 +1,169 @@
+"""What clients may disclose, as both sides speak of it: modes, parameters, how samples are told.
+
+A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
+which travel back with the disclosure and are half of its key: a client discloses something once
+for each data epoch, signal and parameters. Formats: docs/profiles.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.common.errors import ProtocolError
+from potluck.common.triplet import TripletSettings
+
+LABEL_COUNTS: Final = "label_counts"
+TRIPLET: Final = "triplet"
+INTERACTION_MATRIX: Final = "interaction_matrix"
+
+SignalName = Literal["label_counts", "triplet", "interaction_matrix"]
+Adjacency = Literal["add-remove", "replace"]
+
+LEAST_EPSILON = 1e-6
+"""Noise for less is larger than any data set."""
+
+
+class Mode(StrEnum):
+    """How a signal is made. `noisy` and `ldp` add discrete Laplace noise, the others add none."""
+
+    NOISY = "noisy"
+    EXACT = "exact"
+    LDP = "ldp"
+    PLAIN = "plain"
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether it costs privacy budget instead of being a plain disclosure."""
+        return self in (Mode.NOISY, Mode.LDP)
+
+
+MODES: Mapping[str, tuple[Mode, ...]] = {
+    LABEL_COUNTS: (Mode.NOISY, Mode.EXACT),
+    TRIPLET: (Mode.LDP, Mode.PLAIN),
+    INTERACTION_MATRIX: (Mode.EXACT,),
+}
+"""The modes that each signal has."""
+
+
+class Weighting(StrEnum):
+    """How exactly a number of samples is told, from all to nothing."""
+
+    EXACT = "exact"
+    BUCKETED = "bucketed"
+    EQUAL = "equal"
+
+    def permits(self, asked: Weighting) -> bool:
+        """Whether somebody who tells this much tells `asked`."""
+        order = list(Weighting)
+        return order.index(asked) >= order.index(self)
+
+    def tell(self, samples: int) -> int:
+        """What is told of a number of samples (≥ 1): it, the nearest power of two, or 1."""
+        if self is Weighting.EXACT:
+            return samples
+        if self is Weighting.EQUAL:
+            return 1
+        below = 1 << (samples.bit_length() - 1)
+        return below if samples * samples < 2 * below * below else 2 * below
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Request(_Message):
+    """What a coordinator asks for. What it leaves out, the client's configuration decides.
+
+    settings: of the estimate, for a triplet.
+    """
+
+    mode: Mode
+    epsilon: float | None = Field(default=None, ge=LEAST_EPSILON, allow_inf_nan=False)
+    adjacency: Adjacency | None = None
+    settings: TripletSettings | None = None
+
+    def canonical(self) -> str:
+        """The one text for this request."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
+
+
+class TaskReference(_Message):
+    """The task whose data are meant."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Parameters(_Message):
+    """How a disclosure was made. epsilon and adjacency: with noise only. model: SHA-256 of the
+    model that a triplet was estimated with; settings: of that estimate."""
+
+    mode: Mode
+    task: TaskReference
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    adjacency: Adjacency | None = None
+    model: str | None = None
+    settings: TripletSettings | None = None
+
+    def canonical(self) -> str:
+        """The one text for these parameters."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
+
+    def satisfies(self, request: Request) -> bool:
+        """Whether a disclosure made like this is what was asked for."""
+        return (
+            self.mode is request.mode
+            and request.epsilon in (None, self.epsilon)
+            and request.adjacency in (None, self.adjacency)
+            and request.settings == self.settings
+        )
+
+
+def canonical_json(value: Mapping[str, Any]) -> str:
+    """Sorted keys, no spaces, ASCII, no NaN: equal objects give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def parse_request(signal: str, text: str) -> Request:
+    """A request as it came. Raises ProtocolError for one that is malformed or unknown."""
+    modes = MODES.get(signal)
+    if modes is None:
+        raise ProtocolError(
+            f"there is no signal {signal[:40]!r}; this software knows: {', '.join(MODES)}"
+        )
+    try:
+        request = Request.model_validate_json(text)
+    except ValidationError as error:
+        raise ProtocolError(f"parameters of a {signal} request: {_first(error)}") from None
+    if request.mode not in modes:
+        raise ProtocolError(
+            f"{signal} has no mode '{request.mode}'; it has: {', '.join(modes)}", signal=signal
+        )
+    if (request.settings is None) == (signal == TRIPLET):
+        raise ProtocolError(f"a {signal} request must have settings if it is for a triplet only")
+    return request
+
+
+def parse_parameters(text: str) -> Parameters:
+    """Parameters as they came. Raises ProtocolError unless they are well-formed and canonical."""
+    try:
+        parameters = Parameters.model_validate_json(text)
+        if parameters.canonical() == text:
+            return parameters
+        why = "no canonical JSON"
+    except ValidationError as error:
+        why = _first(error)
+    except ValueError as error:  # options with NaN
+        why = str(error)
+    raise ProtocolError(f"parameters of a profile: {why}")
+
+
+def _first(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    return f"{place}: {fault['msg']}" if place else str(fault["msg"])
