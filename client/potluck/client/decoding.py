@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.compression import compress_file, decompress_file
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.errors import DigestMismatchError, ProtocolError
 from potluck.common.layout import Layout
@@ -41,16 +42,23 @@ def decode_model(
     *,
     sha256: str,
     encoding: int,
+    compressed: bool,
     base: Path | None,
     layout: Layout | None,
+    maximum_bytes: int,
 ) -> None:
     """Write the model that `source` carries to `target`, as float32. Blocks.
 
     `base`: the model that it is a difference from. `layout`: the model's, if there is no base.
+    A compressed file that holds more than `maximum_bytes` is refused with TooLargeError.
     Raises DigestMismatchError unless the result is the model announced as `sha256`, LayoutError,
     ProtocolError or StorageError.
     """
     with contextlib.ExitStack() as stack:
+        if compressed:
+            packed, source = source, source.with_name(source.name + ".plain")
+            stack.callback(source.unlink, missing_ok=True)
+            decompress_file(packed, source, maximum=maximum_bytes)
         file = stack.enter_context(open_tensors(source))
         base_file = None if base is None else stack.enter_context(open_tensors(base))
         model_layout = base_file.layout if base_file is not None else layout
@@ -74,17 +82,26 @@ def write_update(
     *,
     encoding: Encoding,
     base: Path | None,
+    compressed: bool,
     seed: int,
 ) -> FileDigest:
-    """Write trained arrays as an update file. Blocks.
+    """Write trained arrays as an update file, compressed if so wished. Blocks.
 
     `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
     roundings. Raises LayoutError, NotFiniteError or StorageError.
     """
     layout = encoded_layout(Layout.of(arrays), encoding)
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
+    plain = path.with_name(path.name + ".plain") if compressed else path
     if base is None:
-        return write_tensors(path, encode(arrays, encoding, generator=generator), layout=layout)
-    with open_tensors(base) as file:
-        encoded = encode(arrays, encoding, base=file.arrays, generator=generator)
-        return write_tensors(path, encoded, layout=layout)
+        digest = write_tensors(plain, encode(arrays, encoding, generator=generator), layout=layout)
+    else:
+        with open_tensors(base) as file:
+            encoded = encode(arrays, encoding, base=file.arrays, generator=generator)
+            digest = write_tensors(plain, encoded, layout=layout)
+    if not compressed:
+        return digest
+    try:
+        return compress_file(plain, path)
+    finally:
+        plain.unlink()

@@ -23,6 +23,7 @@ from potluck.common.errors import (
     TruncatedError,
     UnreachableError,
 )
+from potluck.common.frames import require
 from potluck.common.layout import Layout
 from potluck.common.protocol import FRAMING_VERSION
 from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
@@ -94,7 +95,7 @@ class Downloads:
         for rendition in reference.renditions:
             base = rendition.base_sha256
             with self._cache.pinned(base or sha256):
-                if rendition.compressed or (base and not await self._held(base)):
+                if base and not await self._held(base):
                     continue
                 try:
                     return await self._fetch(reference, rendition, layout)
@@ -105,7 +106,7 @@ class Downloads:
                     trouble = error
         raise trouble or ProtocolError(
             f"none of the {len(reference.renditions)} files offered for model {sha256[:12]}… can "
-            "be used here; the last must be a whole model, not compressed",
+            "be used here; the last must be a whole model",
             sha256=sha256,
         )
 
@@ -138,6 +139,8 @@ class Downloads:
                     target,
                     sha256=reference.sha256,
                     encoding=rendition.encoding,
+                    compressed=rendition.compressed,
+                    maximum_bytes=self._maximum,
                     base=self._cache.path(base) if base else None,
                     layout=None if base else await layout(),
                 )
@@ -170,21 +173,22 @@ class Downloads:
         """One attempt, from where the last one broke off."""
         offset = min(held_bytes(path), rendition.size)
         request = rpc.CoordinatorServiceFetchModelRequest(sha256=rendition.sha256, offset=offset)
-        call = self._link.stub.FetchModel(request)
+        call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
         try:
             async for response in call:
-                part = response.frame.WhichOneof("part")
                 if receiver is None:
-                    header = _checked_header(response.frame, rendition)
+                    header = _checked_header(require(response, "a header").frame, rendition)
                     # Going on means hashing what is there.
                     receiver = await asyncio.to_thread(self._receiver, path, header)
-                elif part == "chunk":
-                    receiver.write(response.frame.chunk)
-                elif part == "trailer":
-                    return receiver.finish(response.frame.trailer.sha256)
+                elif isinstance(response, memoryview):
+                    receiver.write(response)
                 else:
-                    raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
+                    frame = require(response, "a chunk or a trailer").frame
+                    part = frame.WhichOneof("part")
+                    if part != "trailer":
+                        raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
+                    return receiver.finish(frame.trailer.sha256)
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
         finally:
             call.cancel()

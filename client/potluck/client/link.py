@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from potluck.client.backoff import Backoff
 from potluck.common.errors import UnreachableError, from_rpc_error
-from potluck.rpc.v1 import coordinator_pb2_grpc
+from potluck.common.frames import FrameDecoder, encode_frame
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+_SERVICE = "/potluck.rpc.v1.CoordinatorService"
 
 
 @contextlib.contextmanager
@@ -82,6 +87,26 @@ class Link:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._renewed.wait()
+
+    def fetch_model(self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> Any:
+        """Call FetchModel: chunks come as views of their bytes (see `frames.py`)."""
+        method = self._channel.unary_stream(
+            f"{_SERVICE}/FetchModel",
+            request_serializer=encode_frame,
+            response_deserializer=FrameDecoder(
+                coordinator_pb2.CoordinatorServiceFetchModelResponse
+            ),
+        )
+        return method(request)
+
+    def submit_update(self, frames: AsyncIterator[Message | bytes]) -> Any:
+        """Call SubmitUpdate: chunks go encoded already (see `frames.py`)."""
+        method = self._channel.stream_unary(
+            f"{_SERVICE}/SubmitUpdate",
+            request_serializer=encode_frame,
+            response_deserializer=coordinator_pb2.SubmitUpdateResponse.FromString,
+        )
+        return method(frames)
 
     async def close(self) -> None:
         """End all calls."""

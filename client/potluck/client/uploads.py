@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
+from google.protobuf.message import Message
 
 from potluck.client.kept_updates import KeptUpdate
 from potluck.client.link import Link, calling
@@ -18,8 +19,8 @@ from potluck.common.errors import (
     TransferError,
     UnreachableError,
 )
+from potluck.common.frames import file_messages
 from potluck.common.protocol import FRAMING_VERSION
-from potluck.common.transfer import read_chunks
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -61,7 +62,7 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
                         if located.complete:
                             return
                         offset = min(located.offset, update.size)
-                    await link.stub.SubmitUpdate(_frames(update, path, offset))
+                    await link.submit_update(_frames(update, path, offset))
                     return
         except PotluckError as error:
             failure = error
@@ -86,13 +87,11 @@ async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
     return await link.stub.LocateUpload(request)
 
 
-async def _frames(
-    update: KeptUpdate, path: Path, offset: int
-) -> AsyncIterator[rpc.SubmitUpdateRequest]:
+async def _frames(update: KeptUpdate, path: Path, offset: int) -> AsyncIterator[Message | bytes]:
     """One header, the file from `offset` in chunks, one trailer."""
     yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
-    for chunk in read_chunks(path, offset):
-        yield _request(transfer_pb2.UpdateFrame(chunk=chunk))
+    for message in file_messages(path, offset):
+        yield message
     trailer = transfer_pb2.FileTrailer(sha256=update.sha256)
     yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
 

@@ -1,4 +1,4 @@
-"""Files on their way: read in chunks on one side, received and verified on the other.
+"""Files arriving: received, verified, resumed.
 
 A file being received is `PATH.part`; it gets its name only when its length and SHA-256 are what
 was announced. A broken transfer leaves the part behind, and the next one may go on from there.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.common.errors import (
@@ -30,14 +29,6 @@ def check_digest(text: str) -> str:
             f"a SHA-256 is 64 lower-case hexadecimal digits, not {text[:80]!r}", sha256=text[:80]
         )
     return text
-
-
-def read_chunks(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """The bytes of a file from `offset` to its end, in pieces."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while chunk := file.read(chunk_bytes):
-            yield chunk
 
 
 class FileReceiver:

@@ -16,6 +16,7 @@ from potluck.common.errors import (
     ProtocolError,
     ProtocolVersionError,
     RoundClosedError,
+    TooLargeError,
     TruncatedError,
     UpdateError,
 )
@@ -33,6 +34,7 @@ from potluck.server.model_files import Published
 from potluck.server.outgoing import send_file
 from potluck.server.round_work import SpooledUpdate
 from potluck.server.store.records import UpdateRow
+from potluck.server.wire import ENCODINGS
 
 log = structlog.get_logger()
 
@@ -151,6 +153,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(engine, client, header.update_id)
         _check_report(header)
+        _check_form(header, engine)
         async with self._coordinator.uploading(header.update_id), self._coordinator.transfers:
             model = engine.model
             _check_expected(engine, client, header.update_id)
@@ -202,8 +205,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.SubmitUpdateResponse:
         client = header.client_id
         try:
-            await asyncio.to_thread(engine.work.check_update, path, model)
-        except UpdateError as error:
+            await asyncio.to_thread(
+                engine.work.check_update, path, model, compressed=header.compressed
+            )
+        except (UpdateError, TooLargeError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if engine.expects(client, header.update_id):
                 engine.fail(client, f"{error.message} ({error.reason})")
@@ -259,6 +264,20 @@ def _header(first: Any) -> transfer_pb2.UpdateHeader:
         )
     check_digest(header.sha256)
     return header
+
+
+def _check_form(header: transfer_pb2.UpdateHeader, engine: RunEngine) -> None:
+    up = engine.blueprint.run_file.transport.up
+    if (
+        header.encoding != ENCODINGS[up.encoding]
+        or header.delta != up.delta
+        or (header.compressed and not up.compress)
+    ):
+        raise LayoutError(
+            f"this run wants updates as {up.encoding}{' delta' if up.delta else ''}, "
+            f"{'compressed or not' if up.compress else 'not compressed'}; the update announced "
+            "is in another form"
+        )
 
 
 def _check_report(header: transfer_pb2.UpdateHeader) -> None:

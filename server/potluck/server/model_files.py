@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from potluck.common.compression import compress_file
 from potluck.common.encoding import Encoding
 from potluck.common.errors import NotFoundError
 from potluck.common.layout import Layout
@@ -78,6 +79,14 @@ class ModelFiles:
         finally:
             temporary.unlink(missing_ok=True)
         return digest
+
+    def compress(self, digest: FileDigest) -> FileDigest:
+        """Compress a file that was just written; the file itself is not needed any more."""
+        source = self.existing(digest.sha256)
+        temporary = self._folder / f".compressing-{digest.sha256[:16]}"
+        packed = compress_file(source, temporary)
+        temporary.replace(self.path(packed.sha256))
+        return packed
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
         """Note, on disk, which files a model can be had as."""

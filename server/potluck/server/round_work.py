@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from potluck.common.compression import decompress_file
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.errors import LayoutError, RunError, StorageError
 from potluck.common.evaluation import evaluate
@@ -96,7 +97,7 @@ class RoundWork:
         the model, so that everybody trains from the same one."""
         down = self._blueprint.run_file.transport.down
         with_base = down.delta and base is not None
-        if down.encoding is Encoding.FLOAT32 and not with_base:
+        if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
             digest = self._files.write(arrays, self.layout)
             return self._files.publish(digest, [Rendition.whole(digest)])
         base_file = self._files.open(base.sha256) if with_base and base is not None else None
@@ -123,19 +124,23 @@ class RoundWork:
         )
         encoded_digest = self._files.write(encoded, encoded_layout(self.layout, down.encoding))
         del encoded
-        with self._files.open(encoded_digest.sha256) as file:
+        layout = encoded_layout(self.layout, down.encoding)
+        with self._files.open(encoded_digest.sha256, layout) as file:
             update = EncodedUpdate(file, self.layout, down.encoding, base_file)
             digest = self._files.write(update.decode_to_arrays(), self.layout)
+        if down.compress:
+            encoded_digest = self._files.compress(encoded_digest)
         renditions = [
             Rendition(
                 sha256=encoded_digest.sha256,
                 size=encoded_digest.size,
                 encoding=down.encoding,
                 base_sha256="" if base_file is None or base is None else base.sha256,
+                compressed=down.compress,
             )
         ]
-        if base_file is not None:
-            renditions.append(Rendition.whole(digest))  # for a host that lacks the base
+        if base_file is not None or down.compress:
+            renditions.append(Rendition.whole(digest))  # for a host that can't use the other
         return self._files.publish(digest, renditions)
 
     # Updates ----------------------------------------------------------------------------------
@@ -145,13 +150,24 @@ class RoundWork:
         layout = encoded_layout(self.layout, self._blueprint.run_file.transport.up.encoding)
         return 2 * layout.file_bytes + (1 << 20)
 
-    def check_update(self, path: Path, model: Published) -> None:
+    def check_update(self, path: Path, model: Published, *, compressed: bool) -> None:
         """Whether a received file is an update of the model: layout and numbers.
 
-        Raises LayoutError, NotFiniteError.
+        Raises LayoutError, NotFiniteError, TooLargeError.
         """
-        with open_tensors(path) as file:
+        with self._open_update(path, compressed=compressed) as file:
             self._read_update(file, model, check_only=True)
+
+    def _open_update(self, path: Path, *, compressed: bool) -> TensorFile:
+        up = self._blueprint.run_file.transport.up
+        if compressed:
+            packed, path = path, path.with_suffix(".plain")
+            if not path.exists():
+                decompress_file(packed, path, maximum=self.largest_upload())
+        try:
+            return open_tensors(path, expected=encoded_layout(self.layout, up.encoding))
+        except LayoutError as error:
+            raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
 
     def _read_update(
         self, file: TensorFile, model: Published, *, check_only: bool = False
@@ -162,8 +178,6 @@ class RoundWork:
             update = EncodedUpdate(file, self.layout, up.encoding, base)
             if check_only:
                 update.check_finite()
-        except LayoutError as error:
-            raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
         finally:
             if base is not None and check_only:
                 base.close()
@@ -180,7 +194,7 @@ class RoundWork:
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
         strategy = self._blueprint.strategy
-        files = [open_tensors(update.path) for update in updates]
+        files = [self._open_update(u.path, compressed=u.row.compressed) for u in updates]
         try:
             with self._files.open(model.sha256, self.layout) as current:
                 encoded = [self._read_update(file, model) for file in files]
