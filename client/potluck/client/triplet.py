@@ -57,13 +57,18 @@ class MatrixEstimate:
     """An estimated interaction matrix. It stays on the client.
 
     matrix: classes × 2, int64; rows sum to the label counts; which attribute comes first has no
-    meaning. degenerate: no class could be split, so all samples count as of one attribute.
-    pivot: the class that the attribute was learned from; None where degenerate.
+    meaning. attributes: n, int64, 0 or 1: of each sample. degenerate: no class could be split, so
+    all samples count as of one attribute. pivot: the class that the attribute was learned from;
+    None where degenerate. head_accuracy: how well the head that carries the attribute to the other
+    classes tells the pivot class's own two parts apart, on average of the two; near ½ it has
+    learned nothing, and needs more or longer steps. None where there was nothing to learn.
     """
 
     matrix: NDArray[np.int64]
+    attributes: NDArray[np.int64]
     degenerate: bool
     pivot: int | None
+    head_accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +156,17 @@ def estimate_matrix(
         if pivot is None or split.gap < pivot.gap:
             pivot = split
     labels = data.labels.cpu()
-    if pivot is None or not splittable:
-        attributes = torch.zeros_like(labels)
-        return MatrixEstimate(
-            matrix=_matrix(labels, attributes, classes), degenerate=True, pivot=None
-        )
-    attributes = _attributes(pivot, labels, trainer)
+    found = None if pivot is None or not splittable else pivot
+    attributes, head_accuracy = torch.zeros_like(labels), None
+    if found is not None:
+        attributes, head_accuracy = _attributes(found, labels, trainer)
+    cells = torch.bincount(labels * 2 + attributes, minlength=2 * classes)
     return MatrixEstimate(
-        matrix=_matrix(labels, attributes, classes), degenerate=False, pivot=pivot.label
+        matrix=cells.numpy().reshape(classes, 2),
+        attributes=attributes.numpy(),
+        degenerate=found is None,
+        pivot=None if found is None else found.label,
+        head_accuracy=head_accuracy,
     )
 
 
@@ -272,22 +280,27 @@ def _splits(
         yield _Split(label=label, minority=wrong[labels == label], features=features)
 
 
-def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> Tensor:
-    """n, int64, 0 or 1: known in the pivot class, predicted by a head for all others."""
+def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tensor, float | None]:
+    """Attributes (n, int64, 0 or 1) and the head's accuracy.
+
+    The attribute is known in the pivot class and predicted by a head for all others; a head that
+    saw a single attribute would know no other.
+    """
     known = pivot.minority.long()
     members = labels == pivot.label
-    if pivot.has_both:
-        head = _head(pivot.features.shape[1], trainer)
-        examples = Examples(inputs=pivot.features[members], labels=known)
-        steps = trainer.settings.attribute_steps
-        trainer.train(head, examples, CrossEntropy(), steps=steps, stage=0)
-        with torch.inference_mode():
-            logits: Tensor = head.cpu()(pivot.features)
-        attributes = logits.argmax(dim=1).clone()
-    else:  # a head that saw one attribute knows no other
-        attributes = known[:1].expand(len(labels)).clone()
+    if not pivot.has_both:
+        return known[:1].expand(len(labels)).clone(), None
+    head = _head(pivot.features.shape[1], trainer)
+    examples = Examples(inputs=pivot.features[members], labels=known)
+    steps = trainer.settings.attribute_steps
+    trainer.train(head, examples, CrossEntropy(), steps=steps, stage=0)
+    with torch.inference_mode():
+        logits: Tensor = head.cpu()(pivot.features)
+    attributes = logits.argmax(dim=1).clone()
+    right = (attributes[members] == known).double()
+    accuracy = float(right[known == 0].mean() + right[known == 1].mean()) / 2
     attributes[members] = known
-    return attributes
+    return attributes, accuracy
 
 
 def _head(width: int, trainer: _Trainer) -> nn.Linear:
@@ -300,8 +313,3 @@ def _head(width: int, trainer: _Trainer) -> nn.Linear:
         for parameter in head.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
     return head
-
-
-def _matrix(labels: Tensor, attributes: Tensor, classes: int) -> NDArray[np.int64]:
-    cells = torch.bincount(labels * 2 + attributes, minlength=2 * classes)
-    return cells.numpy().reshape(classes, 2).astype(np.int64)
