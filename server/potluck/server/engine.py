@@ -269,11 +269,15 @@ class RunEngine:
                 self._begin_slow(self._select(action))
             case rounds.Train(client):
                 self._train(client)
-            case rounds.Abandon(clients):
-                ids = [self._instruction_id(client) for client in clients]
+            case rounds.Abandon():
+                run_id = self.row.run_id
+                ids = [
+                    train_instruction_id(run_id, action.round, action.attempt, client)
+                    for client in action.clients
+                ]
                 self._environment.attendance.retire(ids, abandon=True)
-            case rounds.MarkMember(client, state, trouble):
-                await self._mark(client, state, trouble)
+            case rounds.MarkMember():
+                await self._mark(action)
             case rounds.GiveUpAttempt():
                 await self._give_up(action)
             case rounds.Reduce(clients):
@@ -481,10 +485,10 @@ class RunEngine:
         self._environment.attendance.retire([self._instruction_id(client)])
         self.post(rounds.ClientFailed(client, trouble[:500]))
 
-    async def _mark(self, client: str, state: MemberState, trouble: str) -> None:
-        key = self._key
+    async def _mark(self, action: rounds.MarkMember) -> None:
+        key = AttemptKey(self.row.run_id, action.round, action.attempt)
         await self._environment.in_store(
-            lambda store: store.set_member(key, client, state, trouble=trouble)
+            lambda store: store.set_member(key, action.client, action.state, trouble=action.trouble)
         )
 
     async def _give_up(self, action: rounds.GiveUpAttempt) -> None:

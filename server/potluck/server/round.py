@@ -156,13 +156,17 @@ class Train:
 class Abandon:
     """Tell clients to stop; nobody waits for them."""
 
+    round: int
+    attempt: int
     clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MarkMember:
-    """Record how a client's part in the round ended."""
+    """Record how a client's part in an attempt ended."""
 
+    round: int
+    attempt: int
     client: str
     state: MemberState
     trouble: str
@@ -497,11 +501,11 @@ class RoundMachine:
         self.members[client].trouble = trouble
         verb = {MemberState.LOST: "was lost", MemberState.LATE: "is late"}.get(state, "failed")
         actions: list[Action] = [
-            MarkMember(client, state, trouble),
+            MarkMember(self.round, self.attempt, client, state, trouble),
             Say(f"round {self.round}: {client} {verb}: {trouble}", warning=True),
         ]
         if state is not MemberState.FAILED:
-            actions.append(Abandon((client,)))
+            actions.append(Abandon(self.round, self.attempt, (client,)))
         return actions
 
     def _close_if_settled(self, now: float) -> list[Action]:
@@ -522,9 +526,9 @@ class RoundMachine:
         for client in spare:
             self.members[client].state = MemberState.LATE
             trouble = "the round had enough updates without it"
-            actions.append(MarkMember(client, MemberState.LATE, trouble))
+            actions.append(MarkMember(self.round, self.attempt, client, MemberState.LATE, trouble))
         if spare:
-            actions.append(Abandon(tuple(spare)))
+            actions.append(Abandon(self.round, self.attempt, tuple(spare)))
         self.phase = Phase.REDUCING
         return [*actions, Reduce(tuple(sorted(self.answered)))]
 
@@ -535,7 +539,7 @@ class RoundMachine:
         )
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
         if self.pending:
-            actions.append(Abandon(tuple(self.pending)))
+            actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
         self._spared |= {
             client
             for client, member in self.members.items()
@@ -581,7 +585,7 @@ class RoundMachine:
     def _end(self, ending: Ending, reason: str) -> list[Action]:
         actions: list[Action] = []
         if self.pending:
-            actions.append(Abandon(tuple(self.pending)))
+            actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
         self.phase = Phase.ENDED
         return [*actions, End(ending, reason)]
 
