@@ -26,7 +26,7 @@ from potluck.common.names import is_name
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
 from potluck.common.transfer import FileReceiver, check_digest, held_bytes
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
-from potluck.server.attendance import Session
+from potluck.server.attendance import LARGEST_EPOCH, Session
 from potluck.server.coordinator import Coordinator
 from potluck.server.engine import RunEngine
 from potluck.server.guard import Context, identity_of
@@ -91,6 +91,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             client_ids=clients,
             device=hello.device[:64],
             tasks=frozenset(name[:64] for name in hello.tasks[:1000]),
+            data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
         )
 
     async def _listen(
@@ -123,8 +124,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         async with self._coordinator.transfers:
             reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
             for message in send_file(path, sha256, request.offset, reply):
+                if isinstance(message, bytes):
+                    self._coordinator.count_down(sha256, len(message))
                 yield message
-            self._coordinator.count_down(sha256, path.stat().st_size - request.offset)
 
     # Updates up -------------------------------------------------------------------------------
 
