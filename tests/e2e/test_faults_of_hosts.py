@@ -1,0 +1,114 @@
+"""Hosts killed at any moment of their work: a round waits for those that come back, and no longer.
+
+All tests share the processes; every run has the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+LOST = operator_pb2.MEMBER_STATE_LOST
+
+LARGE = "task.parameters=16000000"  # 64 MB, so that a transfer takes a while
+ONE_ROUND = "rounds=1"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("faults-of-hosts")
+    async with crash_federation(folder, clients=3, hosts=3, count=3, rounds=2) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    await shared.until_attending()
+    return shared
+
+
+async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
+    """How each client's part in each committed round ended."""
+    history = await federation.history(run_id)
+    return [{member.client_id: member.state for member in entry.members} for entry in history]
+
+
+async def test_a_host_killed_while_it_trains(federation: Federation) -> None:
+    undisturbed = await federation.finished(await federation.start_run())
+    federation.points.kill("train-client-1")
+    run_id = await federation.start_run()
+    assert await federation.processes.hosts[1].ended() == 137
+    await federation.processes.start_host(1)
+    assert await federation.finished(run_id) == undisturbed
+    everybody = {f"client-{number}": INCLUDED for number in range(3)}
+    assert await states(federation, run_id) == [everybody] * 2
+
+
+async def test_a_host_killed_while_files_are_on_their_way(federation: Federation) -> None:
+    undisturbed = await federation.finished(await federation.start_run(LARGE, ONE_ROUND))
+    for path in federation.files.folder.glob("host-*/models/*"):
+        path.unlink()  # what a host holds, it would not fetch again
+
+    def downloading() -> bool:
+        return has_bytes(federation.files.folder / "host-2", "fetched/*.part")
+
+    def uploading() -> bool:
+        return has_bytes(federation.state, "spool/*/*/client-2@*.part")
+
+    run_id = await federation.start_run(LARGE, ONE_ROUND)
+    for under_way in (downloading, uploading):
+        await killed_when(federation, under_way)
+        await federation.processes.start_host(2)
+    assert await federation.finished(run_id) == undisturbed
+    assert await states(federation, run_id) == [{f"client-{k}": INCLUDED for k in range(3)}]
+
+
+def has_bytes(folder: Path, pattern: str) -> bool:
+    return any(path.stat().st_size for path in folder.glob(pattern))
+
+
+async def killed_when(federation: Federation, under_way: Callable[[], bool]) -> None:
+    await until(under_way, f"{under_way.__name__}")
+    await federation.kill_host(2)
+    assert under_way(), f"no longer {under_way.__name__} when it was killed"
+
+
+async def test_a_host_that_stays_away_is_lost_and_welcome_later(federation: Federation) -> None:
+    federation.points.hold("train-client-2")
+    run_id = await federation.start_run("round.leavers=drop", "rounds=3")
+    await until(lambda: federation.points.reached("train-client-2"))
+    federation.points.hold("select")
+    await federation.kill_host(2)
+    federation.points.release("train-client-2")
+    await federation.until_committed(run_id, 1)  # the round did not wait for it
+    await until(lambda: federation.points.reached("select"))
+    await federation.processes.start_host(2)
+    await federation.until_attending()
+    federation.points.release("select")
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    [lost] = [member for member in history[0].members if member.state != INCLUDED]
+    assert (lost.client_id, lost.state) == ("client-2", LOST)
+    assert lost.trouble == "its host went away and did not come back in time"
+    assert {m.client_id: m.state for m in history[2].members}["client-2"] == INCLUDED
+
+
+async def test_a_missed_quorum_is_tried_again(federation: Federation) -> None:
+    undisturbed = await federation.finished(await federation.start_run())
+    federation.points.hold("train-client-2")
+    run_id = await federation.start_run("round.leavers=drop", "round.quorum=1.0")
+    await until(lambda: federation.points.reached("train-client-2"))
+    await federation.kill_host(2)
+    federation.points.release()
+    await federation.processes.start_host(2)
+    assert await federation.finished(run_id) == undisturbed
+    assert await states(federation, run_id) == [{f"client-{k}": INCLUDED for k in range(3)}] * 2
