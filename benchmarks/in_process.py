@@ -1,0 +1,93 @@
+"""FedAvg without a network: the rounds that benchmarks look into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.client.objectives import CrossEntropy
+from potluck.client.training import train
+from potluck.common.models import load_arrays, state_arrays
+from potluck.common.names import ClientId
+from potluck.common.task import Examples, Task
+from potluck.common.training import training_for
+
+Weights = Mapping[str, NDArray[Any]]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedRound:
+    """received: the model that all trained from. results: each trained client's, by number.
+
+    steps: that each took. model: the mean, weighted by samples.
+    """
+
+    received: Weights
+    results: Mapping[int, Weights]
+    steps: Mapping[int, int]
+    model: Weights
+
+
+def initial(task: Task, seed: int) -> tuple[nn.Module, Weights]:
+    """A new model, and its weights."""
+    torch.manual_seed(seed)
+    model = task.model()
+    return model, copied(model)
+
+
+def copied(model: nn.Module) -> dict[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in state_arrays(model).items()}
+
+
+def client_data(task: Task, client: int) -> Examples:
+    return task.client_data(ClientId(f"client-{client}"), None).train
+
+
+def fedavg(
+    task: Task, *, clients: int, count: int, rounds: int, seed: int
+) -> Iterator[PlayedRound]:
+    """Rounds with `count` of so many clients, drawn uniformly, and the task's own settings."""
+    model, weights = initial(task, seed)
+    settings = training_for(task, {}, source="benchmark")
+    generator = np.random.default_rng(seed)
+    for number in range(1, rounds + 1):
+        results, steps, samples = dict[int, Weights](), dict[int, int](), dict[int, int]()
+        for client in sorted(generator.permutation(clients)[:count].tolist()):
+            load_arrays(model, weights)
+            result = train(
+                model,
+                client_data(task, client),
+                CrossEntropy(),
+                settings,
+                classes=task.classes,
+                seed=(seed * 1000 + number) * 1000 + client,
+                round_number=number,
+                device=CPU,
+            )
+            results[client], steps[client] = copied(model), result.steps
+            samples[client] = result.samples
+        played = PlayedRound(
+            received=weights, results=results, steps=steps, model=mean(results, samples)
+        )
+        weights = played.model
+        yield played
+
+
+def mean(results: Mapping[int, Weights], samples: Mapping[int, int]) -> Weights:
+    """Weighted by samples; sums in float64."""
+    shares = np.array([samples[client] for client in results], dtype=np.float64)
+    shares /= shares.sum()
+    [first, *_] = results.values()
+    return {
+        name: np.tensordot(
+            shares, np.stack([result[name] for result in results.values()]).astype(np.float64), 1
+        ).astype(array.dtype)
+        for name, array in first.items()
+    }

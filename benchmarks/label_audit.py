@@ -1,0 +1,182 @@
+"""How often the audit of claimed label counts is wrong about honest clients, and right about liars.
+
+FedAvg on the task digits, played without a network. Honest clients claim what they hold, exactly
+or with noise (add-remove). Liars do so as well, but of other counts: `uniform` ones claim as many
+samples of every class (a flattering histogram), `hiding` ones claim none of the class they hold
+most of, and as many more of the class they hold least of.
+
+    python benchmarks/label_audit.py [--seeds 3] [--rounds 12] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from in_process import client_data, fedavg, initial
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from potluck.client.noise import noisy_counts
+from potluck.common.tasks.digits import Digits
+from potluck.common.training import training_for
+from potluck.server.label_audit import BiasUpdates, Verdict, audit_labels, output_bias
+
+Counts = NDArray[np.int64]
+
+CLIENTS = 24
+ALPHAS = (0.5, 0.1)
+COHORTS = (24, 9)
+EPSILONS = (math.inf, 1.0, 0.5, 0.1, 0.01)
+DRAWS = 20
+"""Draws of the noise for each training."""
+
+
+def exactly(counts: Counts) -> Counts:
+    return counts
+
+
+def uniform(counts: Counts) -> Counts:
+    claimed = np.full_like(counts, counts.sum() // len(counts))
+    claimed[: counts.sum() % len(counts)] += 1
+    return claimed
+
+
+def hiding(counts: Counts) -> Counts:
+    claimed = counts.copy()
+    most, least = counts.argmax(), counts.argmin()
+    claimed[least] += claimed[most]
+    claimed[most] = 0
+    return claimed
+
+
+CLAIMS: dict[str, Callable[[Counts], Counts]] = {
+    "honest": exactly,
+    "uniform": uniform,
+    "hiding": hiding,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The share of clients called suspicious, over seeds and draws of the noise."""
+
+    alpha: float
+    cohort: int
+    epsilon: float
+    claim: str
+    knows_reach: bool
+    suspicious: float
+
+
+def played(alpha: float, cohort: int, rounds: int, seed: int) -> tuple[Counts, list[BiasUpdates]]:
+    """The clients' true label counts, and what the coordinator sees."""
+    task = Digits(clients=CLIENTS, alpha=alpha, seed=seed)
+    counts = np.stack(
+        [
+            np.bincount(client_data(task, client).labels.numpy(), minlength=task.classes)
+            for client in range(CLIENTS)
+        ]
+    )
+    name = output_bias(initial(task, seed)[1], task.classes)
+    settings = training_for(task, {}, source="benchmark")
+    length = settings.learning_rate / (1 - settings.momentum)
+    seen: list[BiasUpdates] = []
+    for one in fedavg(task, clients=CLIENTS, count=cohort, rounds=rounds, seed=seed):
+        changes, reach = np.full(counts.shape, np.nan), np.zeros(CLIENTS)
+        for client, result in one.results.items():
+            changes[client] = result[name].astype(np.float64) - one.received[name]
+            reach[client] = length * one.steps[client]
+        seen.append(BiasUpdates(changes=changes, reach=reach))
+    return counts, seen
+
+
+def claims(truth: Counts, epsilon: float, seed: int) -> NDArray[np.float64]:
+    if math.isinf(epsilon):
+        return truth.astype(np.float64)
+    noisy = noisy_counts(
+        truth.ravel().tolist(),
+        epsilon=epsilon,
+        adjacency="add-remove",
+        randomness=random.Random(seed),
+    )
+    return np.array(noisy, dtype=np.float64).reshape(truth.shape)
+
+
+def suspicious(
+    counts: Counts, seen: list[BiasUpdates], claim: str, epsilon: float
+) -> tuple[float, float]:
+    """The shares of clients called suspicious with the reach known, and from signs alone."""
+    told = np.stack([CLAIMS[claim](row) for row in counts])
+    signs = [BiasUpdates(changes=updates.changes) for updates in seen]
+    found: dict[bool, list[bool]] = {True: [], False: []}
+    for draw in range(1 if math.isinf(epsilon) else DRAWS):
+        table = claims(told, epsilon, draw)
+        for knows_reach, updates in ((True, seen), (False, signs)):
+            audits = audit_labels(table, updates, noise_rates=np.full(CLIENTS, epsilon))
+            found[knows_reach] += [audit.verdict is Verdict.SUSPICIOUS for audit in audits]
+    return float(np.mean(found[True])), float(np.mean(found[False]))
+
+
+def measure(seeds: int, rounds: int) -> list[Rate]:
+    rates: list[Rate] = []
+    for alpha in ALPHAS:
+        for cohort in COHORTS:
+            runs = [played(alpha, cohort, rounds, seed) for seed in range(seeds)]
+            for claim in CLAIMS:
+                for epsilon in EPSILONS:
+                    found = np.array([suspicious(*run, claim, epsilon) for run in runs])
+                    rates += [
+                        Rate(
+                            alpha=alpha,
+                            cohort=cohort,
+                            epsilon=epsilon,
+                            claim=claim,
+                            knows_reach=knows_reach,
+                            suspicious=float(found[:, column].mean()),
+                        )
+                        for column, knows_reach in enumerate((True, False))
+                    ]
+    return rates
+
+
+def show(rates: list[Rate]) -> None:
+    table = Table("alpha", "cohort", "claim", "bound", *(f"ε = {value:g}" for value in EPSILONS))
+    rows: dict[tuple[float, int, str, bool], list[str]] = {}
+    for rate in rates:
+        key = (rate.alpha, rate.cohort, rate.claim, rate.knows_reach)
+        rows.setdefault(key, []).append(f"{rate.suspicious:.3f}")
+    for (alpha, cohort, claim, knows_reach), cells in rows.items():
+        bound = "from reach" if knows_reach else "from sign"
+        table.add_row(f"{alpha}", f"{cohort} of {CLIENTS}", claim, bound, *cells)
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rates = measure(arguments.seeds, arguments.rounds)
+    if arguments.json:
+        exact = [asdict(rate) | {"epsilon": _finite(rate.epsilon)} for rate in rates]
+        print(json.dumps({"suspicious": exact}))
+    else:
+        show(rates)
+
+
+def _finite(epsilon: float) -> float | None:
+    return None if math.isinf(epsilon) else epsilon
+
+
+if __name__ == "__main__":
+    main()

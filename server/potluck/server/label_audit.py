@@ -1,0 +1,244 @@
+"""The cheap audit of claimed label counts: do they fit how clients' updates move the last bias?
+
+With softmax and cross-entropy, a step changes the output bias of class c by learning rate × (share
+of c in the batch − the model's mean probability of c). So without samples of c it can only fall,
+and a client whose bias of c has risen holds some: how many at least follows from how far it rose
+(`BiasUpdates.reach`). One whose bias of c never rises holds at most few; that is no theorem but
+what honest clients were measured to do (docs/label-audit.md). Claims outside these bounds are held
+against the noise that the client is known to have added (ALGORITHMS §4).
+
+It needs updates in the clear, so it says nothing under secure aggregation; objectives that balance
+classes, and weight decay on a large bias, break its reasoning. It accuses; it does not prove.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasUpdates:
+    """One round. changes: K × C, float64, the output bias after local training − before; a row of
+    NaN for a client that took no part. reach: K, float64, learning rate × steps / (1 − momentum),
+    or None where unknown: then a bias that rose tells of at least one sample, not of how many.
+    """
+
+    changes: Floats
+    reach: Floats | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """significance: how often an honest client may be called suspicious, per audit.
+
+    least_rounds: rounds without a rise before that counts as evidence. unseen_samples and
+    unseen_share: what a client whose bias never rose may hold at most, in samples or as a share of
+    all it claims, whichever is more.
+    """
+
+    significance: float = 0.01
+    least_rounds: int = 5
+    unseen_samples: int = 3
+    unseen_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.significance < 1:
+            raise ConfigurationError(
+                f"the audit's significance is {self.significance}; give a share in (0, 1)"
+            )
+        if self.least_rounds < 1 or self.unseen_samples < 0 or not 0 <= self.unseen_share < 1:
+            raise ConfigurationError(
+                "the audit's least_rounds must be ≥ 1, unseen_samples ≥ 0, unseen_share in [0, 1)"
+            )
+
+
+class Contradiction(StrEnum):
+    """How a claim and the updates differ."""
+
+    HIDDEN = "holds more of the class than claimed"
+    INVENTED = "holds less of the class than claimed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """One class of one client. bound: the least (HIDDEN) or most (INVENTED) it holds, in samples.
+
+    rounds, rises: in how many rounds the client took part, and the bias rose. probability: of such
+    a claim or a more extreme one, had the client added its noise to `bound`; 0 without noise.
+    """
+
+    label: int
+    contradiction: Contradiction
+    claimed: float
+    bound: int
+    rounds: int
+    rises: int
+    probability: float
+
+
+class Verdict(StrEnum):
+    """CONSISTENT also where little was seen; UNKNOWN where nothing was, or nothing claimed."""
+
+    CONSISTENT = "consistent"
+    SUSPICIOUS = "suspicious"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientAudit:
+    """What the audit says of a client. row: its row in the table. rounds: that it took part in.
+
+    suspicions: the classes that make it suspicious, least probable first.
+    """
+
+    row: int
+    verdict: Verdict
+    rounds: int
+    suspicions: tuple[Suspicion, ...]
+
+
+def audit_labels(
+    claimed: Floats,
+    rounds: Sequence[BiasUpdates],
+    *,
+    noise_rates: Floats,
+    settings: AuditSettings | None = None,
+) -> list[ClientAudit]:
+    """An audit of every client, in order of rows.
+
+    claimed: K × C, float64, as disclosed; a row of NaN where a client disclosed nothing.
+    noise_rates: K, float64, ε / Δ₁ of each client's discrete Laplace noise; infinite where the
+    counts are exact. A class is suspicious where its probability, times the number of classes that
+    there is evidence on (Bonferroni), is below `settings.significance`.
+
+    Raises ConfigurationError where shapes don't fit, or a rate is not positive.
+    """
+    chosen = settings or AuditSettings()
+    _check(claimed, rounds, noise_rates)
+    return [
+        _audit(row, claimed[row], _evidence(row, rounds), float(noise_rates[row]), chosen)
+        for row in range(len(claimed))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """Of one client. rises: C, in how many rounds the bias rose. shares: C, in [0, 1], the least
+    share of its samples that each class must have for that; 0 where the reach is unknown."""
+
+    rounds: int
+    rises: NDArray[np.int64]
+    shares: Floats
+
+
+def _evidence(row: int, rounds: Sequence[BiasUpdates]) -> _Evidence:
+    classes = rounds[0].changes.shape[1] if rounds else 0
+    rises = np.zeros(classes, dtype=np.int64)
+    shares = np.zeros(classes)
+    taken = 0
+    for updates in rounds:
+        change = updates.changes[row]
+        if np.isnan(change).any():
+            continue
+        taken += 1
+        rises += change > 0
+        if updates.reach is not None and updates.reach[row] > 0:
+            shares = np.maximum(shares, change / updates.reach[row])
+    return _Evidence(rounds=taken, rises=rises, shares=shares.clip(max=1.0))
+
+
+def _audit(
+    row: int, claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
+) -> ClientAudit:
+    if evidence.rounds == 0 or np.isnan(claims).any():
+        return ClientAudit(row=row, verdict=Verdict.UNKNOWN, rounds=evidence.rounds, suspicions=())
+    tested = list(_tests(claims, evidence, rate, settings))
+    threshold = settings.significance / max(1, len(tested))
+    suspicions = tuple(
+        sorted(
+            (suspicion for suspicion in tested if suspicion.probability < threshold),
+            key=lambda suspicion: (suspicion.probability, suspicion.label),
+        )
+    )
+    verdict = Verdict.SUSPICIOUS if suspicions else Verdict.CONSISTENT
+    return ClientAudit(row=row, verdict=verdict, rounds=evidence.rounds, suspicions=suspicions)
+
+
+def _tests(
+    claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
+) -> Iterator[Suspicion]:
+    """One for each class that the updates say something about."""
+    samples = max(0.0, float(claims.sum()))  # clipping each would add noise up
+    unseen = max(settings.unseen_samples, math.floor(settings.unseen_share * samples))
+    for label, claim in enumerate(claims.tolist()):
+        rises = int(evidence.rises[label])
+        if rises:
+            least = max(1, math.floor(samples * float(evidence.shares[label])))
+            contradiction, bound = Contradiction.HIDDEN, least
+            probability = noise_at_most(math.floor(claim) - least, rate)
+        elif evidence.rounds >= settings.least_rounds:
+            contradiction, bound = Contradiction.INVENTED, unseen
+            probability = noise_at_most(unseen - math.ceil(claim), rate)
+        else:
+            continue
+        yield Suspicion(
+            label=label,
+            contradiction=contradiction,
+            claimed=claim,
+            bound=bound,
+            rounds=evidence.rounds,
+            rises=rises,
+            probability=probability,
+        )
+
+
+def noise_at_most(value: int, rate: float) -> float:
+    """P(X ≤ value) of discrete Laplace noise, P(X = x) ∝ exp(−rate · |x|); rate in (0, ∞]."""
+    decay = math.exp(-rate)
+    if value < 0:
+        return decay**-value / (1 + decay)
+    return 1 - decay ** (value + 1) / (1 + decay)
+
+
+def output_bias(model: Mapping[str, NDArray[Any]], classes: int) -> str:
+    """The name of the output layer's bias: the last tensor of `classes` numbers, in the model's
+    order. Raises ConfigurationError if there is none."""
+    names = [name for name, array in model.items() if array.shape == (classes,)]
+    if not names:
+        raise ConfigurationError(
+            f"the model has no bias of {classes} classes, so claimed label counts can't be "
+            "audited; give its last layer a bias",
+            classes=classes,
+        )
+    return names[-1]
+
+
+def _check(claimed: Floats, rounds: Sequence[BiasUpdates], noise_rates: Floats) -> None:
+    if claimed.ndim != 2:
+        raise ConfigurationError(
+            f"claimed label counts have shape {claimed.shape}; give clients × classes"
+        )
+    shapes = {"noise rates": noise_rates.shape}
+    fitting = noise_rates.shape == claimed.shape[:1]
+    for updates in rounds:
+        fitting &= updates.changes.shape == claimed.shape
+        fitting &= updates.reach is None or updates.reach.shape == claimed.shape[:1]
+        shapes["bias updates"] = updates.changes.shape
+    if not fitting:
+        raise ConfigurationError(
+            f"claimed label counts of shape {claimed.shape} don't fit {shapes}; give one row per "
+            "client in each"
+        )
+    if not (noise_rates > 0).all():
+        raise ConfigurationError("a noise rate is not positive; give ε / Δ₁, or inf for no noise")
