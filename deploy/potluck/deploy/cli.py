@@ -10,9 +10,12 @@ import typer
 from potluck.common.command_line import run_command_line
 from potluck.common.protocol import SOFTWARE_VERSION
 from potluck.common.runfile import example_run_file
+from potluck.deploy.client_commands import app as clients_app
+from potluck.deploy.data_commands import app as data_app
 from potluck.deploy.demo_command import demo
 from potluck.deploy.operator_config import example_operator_config
 from potluck.deploy.pki_cli import app as pki_app
+from potluck.deploy.profile_commands import COMMANDS as PROFILE_COMMANDS
 from potluck.deploy.run_commands import COMMANDS
 from potluck.deploy.select_cli import select
 
@@ -88,9 +91,11 @@ def config(
 
 
 app.command("demo")(demo)
-for name, command in COMMANDS.items():
+for name, command in {**COMMANDS, **PROFILE_COMMANDS}.items():
     app.command(name)(command)
 app.command("select")(select)
+app.add_typer(clients_app, name="clients")
+app.add_typer(data_app, name="data")
 app.add_typer(pki_app, name="pki")
 
 

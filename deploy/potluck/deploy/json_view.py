@@ -48,6 +48,7 @@ def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
         "device": client.device,
         "selected": client.selected,
         "included": client.included,
+        "quarantine": client.quarantine_reason if client.quarantined else None,
     }
 
 

@@ -40,6 +40,8 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
     table = _table(columns, right={"selected", "included"})
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        if client.quarantined:
+            state = Text(f"in quarantine: {client.quarantine_reason}", style="red")
         client_id, host_id, heard, device, selected, included = _texts(
             client.client_id,
             client.host_id,

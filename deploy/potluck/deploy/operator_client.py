@@ -57,6 +57,33 @@ class OperatorClient:
         answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
         return list(answer.clients)
 
+    async def set_quarantine(self, client_id: str, reason: str | None) -> None:
+        """Forbid selecting a client, or allow it again where there is no reason."""
+        request = operator_pb2.SetQuarantineRequest(
+            client_id=client_id, quarantined=reason is not None, reason=reason or ""
+        )
+        await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
+
+    async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
+        """Classes of a run's task, and what its clients have disclosed, in roster order."""
+        call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))
+        classes, clients = 0, list[operator_pb2.ClientProfile]()
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                async for answer in call:
+                    classes = answer.classes
+                    clients += answer.clients
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator at {self._address} did not send all profiles within "
+                f"{STALL_SECONDS:.0f} s; see its log"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+        return classes, clients
+
     async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
         """Stop a run; where it stands then."""
         request = operator_pb2.StopRunRequest(run_id=run_id)

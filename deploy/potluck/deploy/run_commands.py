@@ -16,8 +16,8 @@ from potluck.common.command_line import FAILED
 from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.runfile import parse_run_file
 from potluck.deploy.connection import operator_command
-from potluck.deploy.json_view import client_values, status_values, to_line
-from potluck.deploy.listings import clients_table, runs_table
+from potluck.deploy.json_view import status_values, to_line
+from potluck.deploy.listings import runs_table
 from potluck.deploy.model_download import download_model
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_bytes
@@ -115,28 +115,9 @@ async def runs(client: OperatorClient, as_json: AsJson = False) -> None:
     if as_json:
         print_line(to_line({"runs": [status_values(status) for status in found]}))
     elif found:
-        _table_console().print(runs_table(found, datetime.now(UTC)))
+        table_console().print(runs_table(found, datetime.now(UTC)))
     else:
         print_line("no runs yet; start one with `potluck run FILE`")
-
-
-async def clients(client: OperatorClient, as_json: AsJson = False) -> None:
-    """List all clients the coordinator has met.
-
-    Their host, whether they attend, how often they were selected, and how often their update
-    became part of a model.
-
-    ```console
-    potluck clients
-    ```
-    """
-    found = await client.list_clients()
-    if as_json:
-        print_line(to_line({"clients": [client_values(entry) for entry in found]}))
-    elif found:
-        _table_console().print(clients_table(found, datetime.now(UTC)))
-    else:
-        print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")
 
 
 async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
@@ -235,7 +216,8 @@ async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
         raise typer.Exit(FAILED)  # the display has said why
 
 
-def _table_console() -> Console:
+def table_console() -> Console:
+    """A console that suits tables, also where they are piped."""
     console = Console()
     # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
     return console if console.is_terminal else Console(width=240)
@@ -258,7 +240,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": operator_command(run),
     "watch": operator_command(watch),
     "runs": operator_command(runs),
-    "clients": operator_command(clients),
     "stop": operator_command(stop),
     "resume": operator_command(resume),
     "model": operator_command(model),

@@ -19,6 +19,9 @@ log = structlog.get_logger()
 
 Clock = Callable[[], float]
 
+LARGEST_EPOCH = 1 << 53
+"""Versions of data are counted up by people."""
+
 
 @dataclass(kw_only=True, eq=False)
 class Session:
@@ -28,6 +31,8 @@ class Session:
     client_ids: tuple[str, ...]
     device: str
     tasks: frozenset[str]
+    data_epoch: int = 0
+    """Version of its clients' data."""
     serial: int = 0
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
     """Instructions to send; None ends the stream."""

@@ -54,6 +54,15 @@ class CoordinatorConfig(Settings):
         default=LogFormat.AUTO,
         description="auto (console on a terminal, else json), console or json.",
     )
+    federation_root: Path | None = Field(
+        default=None,
+        description="The federation root's public key, root.pub; with it only profiles signed by\n"
+        "members are accepted. The root itself belongs elsewhere.",
+    )
+    members: Path | None = Field(
+        default=None,
+        description="The members' records, members.json; made by `potluck pki member`.",
+    )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 
     def database_url(self) -> str:

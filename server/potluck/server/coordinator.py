@@ -22,6 +22,9 @@ from potluck.common.errors import (
     RunError,
     StorageError,
 )
+from potluck.common.identity import Role
+from potluck.common.membership import load_members
+from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance, Session
@@ -29,8 +32,11 @@ from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
 from potluck.server.engine import Environment, RunEngine, now, utc
 from potluck.server.model_files import ModelFiles
+from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
+from potluck.server.profiling import Trust, stored_population
 from potluck.server.round import StopRequested
 from potluck.server.round_work import RoundWork
+from potluck.server.selection import Population
 from potluck.server.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, RunRow, RunState
@@ -51,6 +57,7 @@ class Coordinator:
         self.maximum_model_bytes = config.maximum_model_bytes
         self._store = store
         self._thread = thread
+        self._trust = _trust(config)
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, set[str]] = {}  # model files, by run
@@ -179,7 +186,9 @@ class Coordinator:
         engine, task = self._engines.get(row.run_id), self._tasks.get(row.run_id)
         if engine is None or task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
-        engine.post(StopRequested())
+        for each in (engine, self._engines.get(pretraining_id(row.run_id))):
+            if each is not None:
+                each.post(StopRequested())
         await asyncio.wait([task])
         return await self.in_store(lambda store: store.run(row.run_id))
 
@@ -207,8 +216,36 @@ class Coordinator:
             return row
 
     async def runs(self) -> list[RunRow]:
-        """All runs, newest first."""
-        return await self.in_store(lambda store: store.runs())
+        """All runs, newest first, but for those that only pre-train for others."""
+        rows = await self.in_store(lambda store: store.runs())
+        return [row for row in rows if not is_pretraining(row.run_id)]
+
+    async def set_quarantine(self, client_id: str, reason: str | None) -> None:
+        """Put a client into quarantine, or readmit it where there is no reason.
+
+        Counts from the next selection of each run on. Raises ConfigurationError for what is no
+        client id, NotFoundError where a client to be readmitted is not in quarantine.
+        """
+        if not is_name(client_id):
+            raise ConfigurationError(
+                f"{client_id[:80]!r} is no client id; `potluck clients` lists them",
+                client=client_id[:80],
+            )
+        if reason is None:
+            await self.in_store(lambda store: store.readmit(client_id))
+        else:
+            await self.in_store(lambda store: store.quarantine(client_id, reason, utc()))
+        log.warning("quarantine", client=client_id, quarantined=reason is not None, reason=reason)
+        for engine in list(self._engines.values()):
+            await engine.quarantine_changed()
+
+    async def profiles(self, run_id: str) -> Population:
+        """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
+        row = await self.run(run_id)
+        blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+        return await stored_population(
+            row.run_id, blueprint, self.attendance, self.in_store, self._trust
+        )
 
     async def run(self, run_id: str) -> RunRow:
         """A run by id or a unique beginning of it. Raises NotFoundError."""
@@ -266,6 +303,8 @@ class Coordinator:
         for row in await self.in_store(lambda store: store.runs()):
             self._kept[row.run_id] = await self._kept_files(row)
         for row in await self.in_store(lambda store: store.unfinished_runs()):
+            if is_pretraining(row.run_id):
+                continue  # the run it is for will go on with it
             try:
                 blueprint = draw_up(row.run_file, source="run file")
             except ConfigurationError as error:
@@ -288,12 +327,30 @@ class Coordinator:
             files=self.files,
             in_store=self.in_store,
             tidy=partial(self.tidy, row.run_id),
+            pretrain=partial(self._pretrain, row.run_id, blueprint),
+            trust=self._trust,
         )
         engine = RunEngine(row, blueprint, work, spool, environment)
         self._engines[row.run_id] = engine
         task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
         self._tasks[row.run_id] = task
         task.add_done_callback(lambda _: self._forget(row.run_id))
+
+    async def _pretrain(self, run_id: str, blueprint: Blueprint, initial: str) -> str | None:
+        """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.
+
+        None where the operator stops it. Raises RunError where it fails.
+        """
+        clients = len(self.attendance.clients)
+        wanted = pretraining_run(run_id, blueprint.run_file, clients=clients, at=utc())
+        row: RunRow = await self.in_store(partial(_find_or_add, run=wanted, initial=initial))
+        if row.state is not RunState.FINISHED:
+            self._begin_driving(row, draw_up(row.run_file, source="pre-training"))
+            await asyncio.wait([self._tasks[row.run_id]])
+            row = await self.run(row.run_id)
+        if row.state is RunState.FAILED:
+            raise RunError(f"pre-training failed: {row.reason}", run=run_id)
+        return row.model_sha256 if row.state is RunState.FINISHED else None
 
     def _forget(self, run_id: str) -> None:
         self._engines.pop(run_id, None)
@@ -305,6 +362,34 @@ class Coordinator:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _trust(config: CoordinatorConfig) -> Trust:
+    """Whose signatures count. Raises ConfigurationError, IdentityError."""
+    federation = config.tls.load(Role.COORDINATOR).identity.federation
+    if config.federation_root is None and config.members is None:
+        return Trust(federation=federation, members=None)
+    if config.federation_root is None or config.members is None:
+        raise ConfigurationError(
+            "`federation_root` and `members` go together; set both, or neither where the "
+            "federation has no root"
+        )
+    members = load_members(config.members, config.federation_root, federation=federation)
+    return Trust(federation=federation, members=members)
+
+
+def _find_or_add(store: Store, *, run: Run, initial: str) -> RunRow:
+    """The row of a pre-training run, made if it is missing, ready to go on if it had ended."""
+    try:
+        row = store.run(run.run_id)
+    except NotFoundError:
+        store.add_run(run)
+        row = store.run(run.run_id)
+    if row.model_sha256 is None:
+        store.set_initial_model(run.run_id, initial, utc())
+    if row.state in (RunState.STOPPED, RunState.FAILED):
+        store.set_run_state(run.run_id, RunState.WAITING, "", utc())
+    return store.run(run.run_id)
 
 
 def _folder(path: Path) -> Path:

@@ -19,15 +19,17 @@ from typing import Any, TypeVar
 import numpy as np
 import structlog
 
-from potluck.common.errors import PotluckError, RunError
+from potluck.common.errors import NotFoundError, PotluckError, RunError
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server import round as rounds
 from potluck.server.attendance import Attendance
 from potluck.server.blueprint import Blueprint
 from potluck.server.evaluating import evaluate_on_clients
+from potluck.server.gatekeeping import Gatekeeper
 from potluck.server.model_files import ModelFiles, Published
 from potluck.server.news import News, committed_round_message, member_message
+from potluck.server.profiling import Profiling, Trust
 from potluck.server.round import Phase, RoundMachine
 from potluck.server.round_work import RoundWork, SpooledUpdate, States, spooled_intact
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
@@ -72,6 +74,9 @@ class Environment:
     """Call with the store in its thread."""
     tidy: Callable[[], Awaitable[None]]
     """Delete model files that no run needs any more."""
+    pretrain: Callable[[str], Awaitable[str | None]]
+    """Train a model before round 1; digests in and out. None where the operator stops it."""
+    trust: Trust
 
 
 @dataclass(kw_only=True)
@@ -109,6 +114,12 @@ class RunEngine:
         self.news = News()
         self.work = work
         self._environment = environment
+        self._profiling = Profiling(
+            row.run_id, blueprint, environment.attendance, environment.in_store, environment.trust
+        )
+        self._gate = Gatekeeper(
+            blueprint, self._profiling, lambda text: self._say(text, warning=True)
+        )
         self._events: asyncio.Queue[rounds.Event] = asyncio.Queue()
         self._machine = RoundMachine(blueprint.plan)
         self._slow: asyncio.Task[None] | None = None
@@ -184,7 +195,7 @@ class RunEngine:
         """Files that must not be deleted now."""
         return {
             digest
-            for model in (self._model, self._facts.model)
+            for model in (self._model, self._facts.model, self._profiling.model)
             if model is not None
             for digest in model.digests
         }
@@ -228,6 +239,7 @@ class RunEngine:
         stop_listening = self._environment.attendance.listen(self._on_attendance)
         try:
             await self._prepare()
+            await self.quarantine_changed()
             self.post(rounds.Started())
             self.post(rounds.Joined(self._environment.attendance.clients))
             while self._machine.phase is not Phase.ENDED:
@@ -247,6 +259,12 @@ class RunEngine:
             if self._slow is not None:
                 self._slow.cancel()
             self.news.close()
+
+    async def quarantine_changed(self) -> None:
+        """Clients were put into quarantine or readmitted."""
+        rows = await self._environment.in_store(lambda store: store.quarantined())
+        self._gate.quarantined = frozenset(row.client_id for row in rows)
+        self.post(rounds.Barred(self._gate.barred))
 
     async def _next_event(self) -> rounds.Event:
         with contextlib.suppress(asyncio.QueueEmpty):
@@ -311,12 +329,14 @@ class RunEngine:
         self._roster = list(await in_store(lambda store: store.roster(run_id)))
         self._row_of = {client: row for row, client in enumerate(self._roster)}
         last: RoundRow | None = await in_store(lambda store: store.last_round(run_id))
-        if self.row.model_sha256 is None:
-            self._model = await asyncio.to_thread(self.work.initial_model)
-            sha256 = self._model.sha256
-            await in_store(lambda store: store.set_initial_model(run_id, sha256, utc()))
-        else:
+        if self.row.model_sha256 is not None:
             self._model = await asyncio.to_thread(self.work.load, self.row.model_sha256)
+        elif not await self._begin_with_a_model():
+            self.post(rounds.StopRequested())
+            return
+        if self._profiling.needs_model:
+            await self._find_profile_model()
+        await self._gate.admit(self._roster)
         if last is None:
             self._states = await asyncio.to_thread(self._initial_states)
         else:
@@ -328,6 +348,36 @@ class RunEngine:
             )
         if self._roster:
             await self._resume(0 if last is None else last.key.round)
+
+    async def _begin_with_a_model(self) -> bool:
+        """Make the model before round 1; False where the operator stops that."""
+        run_id = self.row.run_id
+        initial = await asyncio.to_thread(self.work.initial_model)
+        sha256: str | None = initial.sha256
+        if (
+            self._profiling.needs_model
+            and self.blueprint.run_file.profiles.triplet.pretraining_rounds
+        ):
+            self._say("pre-training a model for triplets")
+            sha256 = await self._environment.pretrain(initial.sha256)
+        if sha256 is None:
+            return False
+        self._model = await asyncio.to_thread(self.work.load, sha256)
+        await self._environment.in_store(
+            lambda store: store.set_initial_model(run_id, sha256, utc())
+        )
+        return True
+
+    async def _find_profile_model(self) -> None:
+        """Triplets of late joiners too are estimated with the model before round 1."""
+        run_id = self.row.run_id
+        references = await self._environment.in_store(lambda store: store.model_references(run_id))
+        [sha256] = [each.model_sha256 for each in references if each.round == 0]
+        try:
+            model = await asyncio.to_thread(self._environment.files.published, sha256)
+        except NotFoundError:  # who has disclosed is known by it, but nobody can any more
+            model = Published(sha256=sha256, size=0, renditions=())
+        self._profiling.use_model(model)
 
     def _initial_states(self) -> States:
         assert self._model is not None  # noqa: S101  # _prepare has just loaded it
@@ -341,6 +391,7 @@ class RunEngine:
         history: list[RoundRow] = await in_store(lambda store: store.rounds(run_id))
         for row in history:
             self._committed.add(row.key.round)
+            self._gate.count_picks([member.client_id for member in row.members])
             for member in row.members:
                 if member.update is not None:
                     self._samples[member.client_id] = member.update.samples
@@ -395,6 +446,7 @@ class RunEngine:
         for client in clients:
             self._row_of[client] = len(self._roster)
             self._roster.append(client)
+        await self._gate.admit(clients)
         if first:
             await self._set_state(RunState.RUNNING, "")
             self._states = States(
@@ -407,23 +459,33 @@ class RunEngine:
             ids=self._roster,
             classes=self.blueprint.task.classes,
             samples=np.array([self._samples.get(c, 0) for c in self._roster], dtype=np.int64),
+            **self._gate.columns(),
         )
 
     async def _select(self, action: rounds.Select) -> None:
         if self._state is not RunState.RUNNING:
             await self._set_state(RunState.RUNNING, "")
-        self._facts = _RoundFacts(available=action.available)
-        rows = sorted(self._row_of[client] for client in action.available)
+        rows = await self._gate.eligible(
+            action.available,
+            round_number=action.round,
+            attempt=action.attempt,
+            count=action.count,
+            present=lambda client: self._machine.is_present(client, now()),
+        )
+        self.post(rounds.Barred(self._gate.barred))
+        self._facts = _RoundFacts(available=tuple(self._roster[row] for row in rows.tolist()))
         key = AttemptKey(self.row.run_id, action.round, action.attempt)
         if self._begun_attempt != key:
-            await self._environment.in_store(lambda store: store.begin_attempt(key, rows, utc()))
+            await self._environment.in_store(
+                lambda store: store.begin_attempt(key, rows.tolist(), utc())
+            )
             self._begun_attempt = key
         context = SelectionContext(
             round=action.round,
             seed=self.blueprint.run_file.seed,
             count=action.count,
             population=self._population(),
-            available=np.array(rows, dtype=np.int64),
+            available=rows,
         )
         selection = await asyncio.to_thread(self._choose, context)
         cohort = tuple(self._roster[int(row)] for row in selection.rows)
@@ -554,6 +616,7 @@ class RunEngine:
         self._model, self._states = facts.model, states
         self._samples |= {c: facts.updates[c].row.samples for c in action.included}
         self._committed.add(action.round)
+        self._gate.count_picks(facts.cohort)
         self._tell_settled(action)
         await self._after_commit(action.round, action.attempt)
         self.post(rounds.Committed())

@@ -11,6 +11,7 @@ from potluck.server.coordinator import Coordinator
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
+from potluck.server.profile_messages import profile_messages
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""
@@ -64,6 +65,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 device=row.device,
                 selected=row.selected,
                 included=row.included,
+                quarantined=row.quarantine is not None,
+                quarantine_reason=row.quarantine or "",
             )
             status.last_seen.FromDatetime(row.last_seen_at)
             clients.append(status)
@@ -102,6 +105,24 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         finally:
             if engine is not None and watcher is not None:
                 engine.news.unwatch(watcher)
+
+    async def SetQuarantine(
+        self, request: operator_pb2.SetQuarantineRequest, context: Context
+    ) -> operator_pb2.SetQuarantineResponse:
+        """Forbid or allow selecting a client."""
+        reason = request.reason[:500] or "no reason given"
+        await self._coordinator.set_quarantine(
+            request.client_id, reason if request.quarantined else None
+        )
+        return operator_pb2.SetQuarantineResponse()
+
+    async def FetchProfiles(
+        self, request: operator_pb2.FetchProfilesRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.FetchProfilesResponse]:
+        """What a run's clients have disclosed."""
+        population = await self._coordinator.profiles(request.run_id)
+        for message in profile_messages(population):
+            yield message
 
     async def FetchModel(
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context

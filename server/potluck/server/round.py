@@ -57,6 +57,13 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Barred:
+    """From the next selection on, these clients and no others may not be selected."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Selected:
     """The selector has chosen, and the cohort is stored."""
 
@@ -114,6 +121,7 @@ Event = (
     Started
     | Joined
     | Left
+    | Barred
     | Selected
     | UpdateArrived
     | ClientFailed
@@ -304,6 +312,7 @@ class RoundMachine:
         self._attending: set[str] = set()
         self._away_since: dict[str, float] = {}
         self._refused: set[str] = set()
+        self._barred: frozenset[str] = frozenset()
         self._spared: set[str] = set()  # clients that failed an earlier attempt at this round
         self._waiting_until = 0.0
         self._reattach_until = 0.0
@@ -314,7 +323,11 @@ class RoundMachine:
 
     def available(self, now: float) -> tuple[str, ...]:
         """Clients that may be selected, in roster order."""
-        return tuple(client for client in self.roster if self.is_present(client, now))
+        return tuple(
+            client
+            for client in self.roster
+            if client not in self._barred and self.is_present(client, now)
+        )
 
     def is_present(self, client: str, now: float) -> bool:
         """Whether a client attends, or may still come back in time."""
@@ -360,6 +373,9 @@ class RoundMachine:
                 return self._join(clients, now)
             case Left(clients):
                 return self._leave(clients, now)
+            case Barred(clients):
+                self._barred = frozenset(clients)
+                return self._select_if_ready(now)
             case Selected(cohort) if self.phase is Phase.SELECTING:
                 return self._train(cohort, now)
             case UpdateArrived(client) if self._is_pending(client):
@@ -446,7 +462,8 @@ class RoundMachine:
             return actions  # a restarted coordinator lets the clients it knew come back first
         self._waiting_for = frozenset()
         needed = self.plan.policy.needed(self.plan.count)
-        available = self._stored_available or self._candidates(needed, now)
+        stored = tuple(client for client in self._stored_available if client not in self._barred)
+        available = stored or self._candidates(needed, now)
         if len(available) < needed:
             return actions + self._keep_waiting(now, f"{len(available)} of at least {needed}")
         self._stored_available = ()
@@ -463,6 +480,8 @@ class RoundMachine:
     def _keep_waiting(self, now: float, have: str) -> list[Action]:
         if now < self._waiting_until:
             return []
+        if self._barred:
+            have += f" (not counting {len(self._barred)} in quarantine or without a profile)"
         return self._end(
             Ending.FAILED,
             f"{have} clients attended after {self.plan.roster_timeout_seconds:g} s; start more "

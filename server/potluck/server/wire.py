@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from potluck.common.disclosure import Weighting
 from potluck.common.encoding import Encoding
 from potluck.common.runfile import PluginTable
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
@@ -14,6 +15,11 @@ ENCODINGS = {
     Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
     Encoding.BFLOAT16: transfer_pb2.ENCODING_BFLOAT16,
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
+}
+WEIGHTINGS = {
+    Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
+    Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
+    Weighting.EQUAL: coordinator_pb2.WEIGHTING_EQUAL,
 }
 
 
@@ -70,6 +76,7 @@ def train_instruction(
             encoding=ENCODINGS[up.encoding],
             delta=up.delta,
             compressed=up.compress,
+            weighting=WEIGHTINGS[run_file.weighting],
         ),
     )
 

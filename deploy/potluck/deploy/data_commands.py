@@ -1,0 +1,92 @@
+"""`potluck data describe`: how heterogeneous a task's partition is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from potluck.deploy.json_view import to_line
+from potluck.deploy.offline_selection import parse_options
+from potluck.deploy.run_commands import print_line, table_console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Look at data that are on this machine.",
+)
+
+
+@app.callback()
+def data() -> None:
+    """Look at data that are on this machine."""
+
+
+@app.command()
+def describe(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="An installed task.", show_default=False)
+    ],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="KEY=VALUE",
+            help="An option of the task, for example -o clients=6; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    data_directory: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Where the task finds its data."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Describe how a task's data are spread over its clients: matrices and six metrics.
+
+    Looks at all clients' training samples, so it works where these are, such as with the tasks
+    that come with Potluck. A client's matrix counts samples by class (rows) and attribute; CI, AI
+    and SC are its class imbalance, attribute imbalance and spurious correlation. GCI, GAI, GSC are
+    those of all samples together, CCI, CAI, CSC the means over clients. Of a task whose groups are
+    not class × 2 + attribute, only what classes tell is shown.
+
+        potluck data describe colored-digits
+        potluck data describe digits -o alpha=0.1 -o clients=10 --json
+    """
+    from potluck.deploy.partition_description import describe_task
+
+    description = describe_task(task, parse_options(assignments or []), data_directory)
+    if as_json:
+        values = asdict(description)
+        print_line(to_line({**values.pop("metrics"), **values}))
+        return
+    print_line(
+        f"{task}: {len(description.clients)} clients, "
+        f"{sum(client.samples for client in description.clients)} samples, "
+        f"{description.classes} classes"
+    )
+    metrics = asdict(description.metrics)
+    print_line("  ".join(f"{name.upper()} {_number(value)}" for name, value in metrics.items()))
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    counted = "matrix" if description.clients[0].interaction_matrix else "label counts"
+    for name in ("client", "samples", counted, "CI", "AI", "SC"):
+        table.add_column(name, justify="left" if name in ("client", counted) else "right")
+    for client in description.clients:
+        counts = client.interaction_matrix or client.label_counts
+        shares = [_number(share) for share in client.triplet]
+        table.add_row(client.id, str(client.samples), _compact(counts), *shares)
+    table_console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _compact(counts: Any) -> str:
+    if isinstance(counts, list):
+        return "[" + " ".join(_compact(entry) for entry in counts) + "]"
+    return str(counts)

@@ -1,0 +1,64 @@
+"""Pre-training: a few rounds of plain FedAvg before round 1, for FedDiverse's triplets.
+
+They don't count as rounds of the run, so they are a run of their own, hidden from listings, with
+everything a run has: it survives kills and its models are kept until the other has taken them over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+
+import tomlkit
+
+from potluck.common.runfile import Evaluation, PluginTable, RunFile
+from potluck.server.store.records import Run
+
+_PREFIX = "pre-"
+
+
+def pretraining_id(run_id: str) -> str:
+    """The id of the run that pre-trains for another; no beginning of the one begins the other."""
+    return _PREFIX + run_id
+
+
+def is_pretraining(run_id: str) -> bool:
+    """Whether a run pre-trains for another."""
+    return run_id.startswith(_PREFIX)
+
+
+def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> Run:
+    """The run that pre-trains for `run_id` (ALGORITHMS §1.6): T₀ rounds, uniform selection, FedAvg.
+
+    clients: how many there are, for full participation; its seed is another than the run's, so
+    that nobody's round 1 repeats these batches.
+    """
+    settings = run_file.profiles.triplet
+    count = run_file.count
+    if settings.pretraining_participation == "all":
+        count = max(count, run_file.roster, clients)
+    digest = hashlib.sha256(f"{run_file.seed}/pre-training".encode()).digest()
+    name = f"{run_file.name[:60]} (pre-training)"
+    changed = run_file.model_copy(
+        update={
+            "name": name,
+            "rounds": settings.pretraining_rounds,
+            "count": count,
+            "seed": int.from_bytes(digest[:8], "big") >> 1,
+            "selector": PluginTable(name="uniform"),
+            "strategy": PluginTable(name="fedavg"),
+            "evaluation": Evaluation(every=0),
+        }
+    )
+    return Run(
+        run_id=pretraining_id(run_id),
+        name=name,
+        run_file=tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True)),
+        created_at=at,
+        rounds=changed.rounds,
+        count=changed.count,
+        seed=changed.seed,
+        task=changed.task.name,
+        selector=changed.selector.name,
+        strategy=changed.strategy.name,
+    )

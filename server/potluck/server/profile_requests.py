@@ -1,0 +1,25 @@
+"""What a run asks its clients to disclose. Pure."""
+
+from __future__ import annotations
+
+from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Mode, Request
+from potluck.common.runfile import RunFile
+
+
+def request_for(signal: str, run_file: RunFile) -> Request:
+    """What a run asks its clients for."""
+    wishes = run_file.profiles
+    if signal == INTERACTION_MATRIX:
+        return Request(mode=Mode.EXACT)
+    if signal == LABEL_COUNTS and wishes.disclosure == "exact":
+        return Request(mode=Mode.EXACT)
+    settings = None
+    if signal == TRIPLET:
+        # How the model came about is in its digest already.
+        about_the_model = ("pretraining_rounds", "pretraining_participation")
+        chosen = wishes.triplet.model_dump(exclude=set(about_the_model))
+        settings = type(wishes.triplet).model_validate(chosen)
+        if wishes.triplet_mode == "plain":
+            return Request(mode=Mode.PLAIN, settings=settings)
+    mode = Mode.LDP if signal == TRIPLET else Mode.NOISY
+    return Request(mode=mode, epsilon=wishes.epsilon, adjacency=wishes.adjacency, settings=settings)

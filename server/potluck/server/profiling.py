@@ -1,0 +1,325 @@
+"""The profile phase of a run: what its selector needs of clients is asked for once and kept.
+
+Lives on the event loop. A profile is in the store before it is used, and one that is there, from
+this run or another, made as this run wants it, is not asked for again: after a kill nobody
+discloses anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from potluck.common.disclosure import (
+    INTERACTION_MATRIX,
+    LABEL_COUNTS,
+    TRIPLET,
+    Parameters,
+    TaskReference,
+    parse_parameters,
+)
+from potluck.common.errors import IdentityError, ProtocolError
+from potluck.common.membership import Members, profile_statement
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.attendance import LARGEST_EPOCH, Attendance
+from potluck.server.blueprint import Blueprint
+from potluck.server.evaluating import gather
+from potluck.server.model_files import Published
+from potluck.server.profile_checks import Floats, read_payload
+from potluck.server.profile_requests import request_for
+from potluck.server.selection import Population
+from potluck.server.store import Store
+from potluck.server.store.records import Profile
+from potluck.server.wire import model_reference, plugin
+
+log = structlog.get_logger()
+
+
+InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose signatures the coordinator asks for; `members` is None where there is no root."""
+
+    federation: str
+    members: Members | None
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """How asking went. refused: why, by client; silent: those who have not answered."""
+
+    refused: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A profile in use; the newest data epoch wins, then what was received last."""
+
+    data_epoch: int
+    received_at: datetime
+    numbers: Floats
+
+    def before(self, other: _Held) -> bool:
+        return (self.data_epoch, self.received_at) < (other.data_epoch, other.received_at)
+
+
+class Profiling:
+    """What the clients of a run have disclosed, as columns of its population."""
+
+    def __init__(
+        self,
+        run_id: str,
+        blueprint: Blueprint,
+        attendance: Attendance,
+        in_store: InStore,
+        trust: Trust,
+    ) -> None:
+        self.needs = tuple(sorted(str(signal) for signal in blueprint.selector.needs))
+        self._run_id = run_id
+        self._blueprint = blueprint
+        self._attendance = attendance
+        self._in_store = in_store
+        self._trust = trust
+        self._requests = {signal: request_for(signal, blueprint.run_file) for signal in self.needs}
+        task = blueprint.run_file.task
+        self._task = TaskReference(name=task.name, options=task.options)
+        self._model: Published | None = None
+        self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
+        self._rows: dict[str, int] = {}
+        self._columns: dict[str, Floats] = {}
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether clients need a pre-trained model to describe themselves."""
+        return TRIPLET in self.needs
+
+    @property
+    def model(self) -> Published | None:
+        """That model."""
+        return self._model
+
+    def use_model(self, model: Published) -> None:
+        """Triplets are estimated with this model; call it before anything else."""
+        self._model = model
+
+    # Columns ----------------------------------------------------------------------------------
+
+    async def admit(self, clients: Sequence[str]) -> None:
+        """Clients become rows of the population, in this order; what they disclosed is read."""
+        if not self.needs:
+            return
+        for client in clients:
+            self._rows[client] = len(self._rows)
+        for signal in self.needs:
+            shape = (len(clients), *self._shape(signal))
+            new = np.full(shape, np.nan)
+            old = self._columns.get(signal)
+            self._columns[signal] = new if old is None else np.concatenate([old, new])
+        wanted = set(clients)
+        stored: list[Profile] = []
+        for signal in self.needs:
+            found = await self._in_store(partial(_profiles_of, signal=signal, run_id=self._run_id))
+            stored += [profile for profile in found if profile.client_id in wanted]
+        for profile in stored:
+            try:
+                self._hold(profile, self._read(profile))
+            except ProtocolError as error:  # made otherwise than this run wants it
+                log.debug("stored profile is of no use here", why=error.message)
+
+    def columns(self) -> dict[str, Floats]:
+        """Columns for a `Population`, by its names for them."""
+        return {_COLUMNS[signal]: column for signal, column in self._columns.items()}
+
+    def lacks(self, client: str) -> list[str]:
+        """Needed signals that a client has not disclosed, of its present data."""
+        held = self._held.get(client, {})
+        session = self._attendance.session_of(client)
+        epoch = None if session is None else session.data_epoch
+        return [
+            signal
+            for signal in self.needs
+            if signal not in held or epoch not in (None, held[signal].data_epoch)
+        ]
+
+    def _shape(self, signal: str) -> tuple[int, ...]:
+        classes = self._blueprint.task.classes
+        return {LABEL_COUNTS: (classes,), TRIPLET: (3,), INTERACTION_MATRIX: (classes, 2)}[signal]
+
+    def _hold(self, profile: Profile, numbers: Floats) -> None:
+        held = _Held(profile.data_epoch, profile.received_at, numbers)
+        mine = self._held.setdefault(profile.client_id, {})
+        before = mine.get(profile.signal)
+        if before is None or before.before(held):
+            mine[profile.signal] = held
+            self._columns[profile.signal][self._rows[profile.client_id]] = numbers
+
+    # Asking -----------------------------------------------------------------------------------
+
+    async def collect(
+        self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
+    ) -> Collected:
+        """Ask clients for what they lack, and wait for the answers of those that are `present`.
+
+        `tag` makes the ids of the instructions unique within the run.
+        """
+        collected = Collected()
+        for signal in self.needs:
+            lacking = [client for client in clients if signal in self.lacks(client)]
+            if lacking:
+                log.info("asking for profiles", run=self._run_id, signal=signal, asked=len(lacking))
+            answers = await gather(
+                self._attendance,
+                [self._instruction(client, signal, tag) for client in lacking],
+                seconds=self._blueprint.run_file.profiles.deadline_seconds,
+                present=present,
+            )
+            for client, answer in answers.items():
+                why = await self._take_or_explain(client, signal, answer)
+                if why:
+                    log.warning("no profile", client=client, signal=signal, why=why)
+                    collected.refused.setdefault(client, why)
+            collected.silent.update(set(lacking) - answers.keys())
+        return collected
+
+    async def _take_or_explain(
+        self, client: str, signal: str, answer: coordinator_pb2.Answer
+    ) -> str:
+        """Keep the profile in an answer; why there is none to be kept, or nothing."""
+        if answer.WhichOneof("outcome") == "failure":
+            return f"{answer.failure.message[:500]} ({answer.failure.reason[:80]})"
+        try:
+            await self._take(client, signal, answer)
+        except (ProtocolError, IdentityError) as error:
+            return f"{error.message} ({error.reason})"
+        return ""
+
+    def _instruction(self, client: str, signal: str, tag: str) -> coordinator_pb2.Instruction:
+        disclose = coordinator_pb2.Disclose(
+            signal=signal,
+            parameters_json=self._requests[signal].canonical(),
+            task=plugin(self._blueprint.run_file.task),
+        )
+        if signal == TRIPLET and self._model is not None:
+            disclose.model.CopyFrom(model_reference(self._model))
+        return coordinator_pb2.Instruction(
+            id=f"{self._run_id}/{tag}/{signal}/{client}",
+            client_id=client,
+            run_id=self._run_id,
+            disclose=disclose,
+        )
+
+    async def _take(self, client: str, signal: str, answer: coordinator_pb2.Answer) -> None:
+        if answer.WhichOneof("outcome") != "profile":
+            raise ProtocolError(f"client '{client}' answered a request for {signal} otherwise")
+        profile = Profile(
+            client_id=client,
+            data_epoch=answer.profile.data_epoch,
+            signal=answer.profile.signal,
+            parameters_json=answer.profile.parameters_json,
+            payload_json=answer.profile.payload_json,
+            signature=answer.profile.signature or None,
+            received_at=datetime.now(UTC),
+        )
+        if profile.signal != signal:
+            raise ProtocolError(
+                f"client '{client}' was asked for {signal}, it sent {profile.signal[:40]!r}"
+            )
+        session = self._attendance.session_of(client)
+        epoch = profile.data_epoch if session is None else session.data_epoch
+        if profile.data_epoch != epoch or epoch > LARGEST_EPOCH:
+            raise ProtocolError(
+                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, its host "
+                f"said hello with {epoch}"
+            )
+        numbers = self._read(profile)
+        self._verify(profile)
+        await self._in_store(lambda store: store.put_profile(profile))
+        self._hold(profile, numbers)
+
+    # Believing --------------------------------------------------------------------------------
+
+    def _read(self, profile: Profile) -> Floats:
+        """The numbers of a profile. Raises ProtocolError unless it is what this run asks for."""
+        parameters = parse_parameters(profile.parameters_json)
+        self._check_made_as_asked(profile, parameters)
+        return read_payload(
+            profile.signal,
+            parameters,
+            profile.payload_json,
+            classes=self._blueprint.task.classes,
+        )
+
+    def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
+        model = self._model.sha256 if profile.signal == TRIPLET and self._model else None
+        if not (
+            parameters.satisfies(self._requests[profile.signal])
+            and parameters.task == self._task
+            and parameters.model == model
+        ):
+            raise ProtocolError(
+                f"client '{profile.client_id}' made its {profile.signal} otherwise than asked: "
+                f"{profile.parameters_json[:300]}"
+            )
+
+    def _verify(self, profile: Profile) -> None:
+        if self._trust.members is None:
+            return
+        signed = profile_statement(
+            federation=self._trust.federation,
+            client=profile.client_id,
+            data_epoch=profile.data_epoch,
+            signal=profile.signal,
+            parameters_json=profile.parameters_json,
+            payload_json=profile.payload_json,
+        )
+        self._trust.members.verify(
+            profile.client_id, signed, profile.signature or b"", profile.received_at
+        )
+
+
+async def stored_population(
+    run_id: str,
+    blueprint: Blueprint,
+    attendance: Attendance,
+    in_store: InStore,
+    trust: Trust,
+) -> Population:
+    """What a run's clients have disclosed so far, under way or not."""
+    profiling = Profiling(run_id, blueprint, attendance, in_store, trust)
+    roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
+    references = await in_store(lambda store: store.model_references(run_id))
+    for reference in references:
+        if reference.round == 0:
+            profiling.use_model(Published(sha256=reference.model_sha256, size=0, renditions=()))
+    await profiling.admit(roster)
+    samples: dict[str, int] = {}
+    for row in await in_store(lambda store: store.rounds(run_id)):
+        for member in row.members:
+            if member.update is not None:
+                samples[member.client_id] = member.update.samples
+    return Population(
+        ids=roster,
+        classes=blueprint.task.classes,
+        samples=np.array([samples.get(client, 0) for client in roster], dtype=np.int64),
+        **profiling.columns(),
+    )
+
+
+_COLUMNS: Mapping[str, str] = {
+    LABEL_COUNTS: "label_counts",
+    TRIPLET: "triplets",
+    INTERACTION_MATRIX: "interaction_matrices",
+}
+
+
+def _profiles_of(store: Store, *, signal: str, run_id: str) -> list[Profile]:
+    return store.profiles(signal=signal, run_id=run_id)
