@@ -18,6 +18,7 @@ from potluck.client.config import ClientConfig, example_config, load_config
 from potluck.common.command_line import FAILED, INTERRUPTED, run_command_line
 from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.memory import keep_freed_memory
 
 log = structlog.get_logger()
 
@@ -73,6 +74,7 @@ def attend(
     }
     settings = load_config(config, overrides)
     configure_logging(settings.log_format, settings.log_level)
+    keep_freed_memory()
     log.info("settings", **settings.model_dump(mode="json"))
     return _serve(settings)
 

@@ -67,7 +67,7 @@ class ClientConfig(Settings):
         description="Models and updates on their way at once; the others wait.",
     )
     cached_models: int = Field(
-        default=4,
+        default=2,
         ge=1,
         description="Models kept on disk, those used last; one that is here is not fetched again.",
     )

@@ -14,7 +14,9 @@ import typer
 
 from potluck.common.command_line import run_command_line
 from potluck.common.configuration import load
+from potluck.common.errors import PotluckError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.memory import keep_freed_memory
 from potluck.common.protocol import SOFTWARE_VERSION
 from potluck.server.config import CoordinatorConfig, example_config
 from potluck.server.serving import serving
@@ -61,6 +63,7 @@ def serve(
         CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
     )
     configure_logging(settings.log_format, LogLevel(settings.log_level))
+    keep_freed_memory()
     log.info(
         "starting", version=SOFTWARE_VERSION, **settings.model_dump(mode="json", exclude={"tls"})
     )
@@ -74,17 +77,25 @@ def print_config() -> None:
 
 
 async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> None:
-    """Serve until the process is told to stop. Raises PotluckError if it can't begin."""
+    """Serve until the process is told to stop. Raises PotluckError if it can't begin, or go on."""
     stop = asyncio.Event()
+    errors: list[PotluckError] = []
+
+    def broken(error: PotluckError) -> None:
+        errors.append(error)
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(settings) as address:
+    async with serving(settings, broken) as address:
         log.info("listening", address=address)
         if ready_file is not None:
             _announce(ready_file, address)
         await stop.wait()
         log.info("stopping")
+    if errors:
+        raise errors[0]
     log.info("stopped")
 
 
