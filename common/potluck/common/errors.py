@@ -20,6 +20,7 @@
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
+        └── OverloadedError       it has too much to do for us
 
 Each class owns its gRPC status code and its reason. Only the services and the agents translate:
 `to_status` on the way out, `from_rpc_error` on the way in. Peers branch on the reason, never on
@@ -180,6 +181,13 @@ class UnreachableError(PotluckError):
 
     reason = "UNREACHABLE"
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class OverloadedError(UnreachableError):
+    """The other side does enough for us already; trying again later helps."""
+
+    reason = "OVERLOADED"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _tree(cls: type[PotluckError]) -> list[type[PotluckError]]:

@@ -55,6 +55,8 @@ SERVER_OPTIONS: Options = (
     # Accept the pings above, which are more frequent than gRPC's default allows.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # No compressed messages: 4 MiB of them could hold gigabytes. 1: identity alone.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # Without this, a second coordinator shares the port with the first instead of failing.
     ("grpc.so_reuseport", 0),
     # What may wait unread for each host that uploads; 1 MiB in flight fills 100 Mbit/s at 80 ms.

@@ -63,6 +63,8 @@ class Coordinator:
         self._kept: dict[str, set[str]] = {}  # model files, by run
         self._upload_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._resuming = asyncio.Lock()
+        self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
+        """Done when the coordinator can't go on: the store takes no more."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -75,6 +77,7 @@ class Coordinator:
             store = await loop.run_in_executor(thread, Store.open, config.database_url())
             coordinator = cls(config, store, thread)
             try:
+                await asyncio.to_thread(coordinator.files.clear_leftovers)
                 await coordinator._resume_runs()
                 yield coordinator
             finally:
@@ -334,7 +337,7 @@ class Coordinator:
         self._engines[row.run_id] = engine
         task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
         self._tasks[row.run_id] = task
-        task.add_done_callback(lambda _: self._forget(row.run_id))
+        task.add_done_callback(partial(self._forget, row.run_id))
 
     async def _pretrain(self, run_id: str, blueprint: Blueprint, initial: str) -> str | None:
         """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.
@@ -352,9 +355,16 @@ class Coordinator:
             raise RunError(f"pre-training failed: {row.reason}", run=run_id)
         return row.model_sha256 if row.state is RunState.FINISHED else None
 
-    def _forget(self, run_id: str) -> None:
+    def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._engines.pop(run_id, None)
         self._tasks.pop(run_id, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None or self.broken.done():
+            return
+        # Not even the run's end could be recorded: a restart resumes it.
+        if not isinstance(error, PotluckError):
+            error = StorageError(f"run {run_id} can't be ended: {error}; see the state directory")
+        self.broken.set_result(error)
 
     async def _stop_driving(self) -> None:
         tasks = list(self._tasks.values())

@@ -16,6 +16,7 @@ from potluck.common.errors import (
     ProtocolError,
     ProtocolVersionError,
     RoundClosedError,
+    StorageError,
     TooLargeError,
     TruncatedError,
     UpdateError,
@@ -32,6 +33,7 @@ from potluck.server.engine import RunEngine
 from potluck.server.guard import Context, identity_of
 from potluck.server.model_files import Published
 from potluck.server.outgoing import send_file
+from potluck.server.round import Broke
 from potluck.server.round_work import SpooledUpdate
 from potluck.server.store.records import UpdateRow
 from potluck.server.wire import ENCODINGS
@@ -139,6 +141,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if engine.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         _check_expected(engine, request.client_id, request.update_id)
+        check_digest(request.sha256)
         held = held_bytes(engine.spool_path(request.client_id, request.sha256))
         return coordinator_pb2.LocateUploadResponse(offset=held)
 
@@ -161,8 +164,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             _check_expected(engine, client, header.update_id)
             if model is None:
                 raise RoundClosedError("the run has no model yet")
-            path = await self._receive(header, engine, requests)
-            return await self._accept(header, engine, model, path)
+            try:
+                path = await self._receive(header, engine, requests)
+                return await self._accept(header, engine, model, path)
+            except StorageError as error:
+                _check_expected(engine, client, header.update_id)
+                engine.post(Broke(error.message))  # sending it again can't help
+                raise
 
     async def _receive(
         self,
@@ -195,6 +203,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 received=receiver.received,
                 size=header.size,
             )
+        except OSError as error:
+            raise StorageError(
+                f"can't spool an update to {path.parent}: {error.strerror}; make room there, or "
+                "put it right, and resume the run",
+                path=path.parent,
+            ) from error
         finally:
             receiver.close()
 
@@ -247,8 +261,8 @@ def _check_client(client: str, identity: Identity) -> None:
 def _check_expected(engine: RunEngine, client: str, update_id: str) -> None:
     if not engine.expects(client, update_id):
         raise RoundClosedError(
-            f"nobody waits for update '{update_id}' of client '{client}' any more; drop it",
-            update=update_id,
+            f"nobody waits for update '{update_id[:200]}' of client '{client}' any more; drop it",
+            update=update_id[:200],
             client=client,
         )
 

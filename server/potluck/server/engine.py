@@ -315,6 +315,9 @@ class RunEngine:
                 await work
             except PotluckError as error:
                 self.post(rounds.Broke(error.message))
+            except OSError as error:
+                where = error.filename or "the state directory"
+                self.post(rounds.Broke(f"can't use {where}: {error.strerror}; see its disk"))
             except Exception as error:
                 self._log.exception("round failed unexpectedly")
                 self.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))

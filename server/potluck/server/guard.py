@@ -3,6 +3,7 @@ out, the one place where exceptions become gRPC statuses."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -14,6 +15,13 @@ from potluck.common.errors import IdentityError, PotluckError, to_status
 from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.common.identity import Identity, Role, peer_identity
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.limits import (
+    Admission,
+    Limits,
+    not_left_unread,
+    not_too_slow,
+    with_first_message,
+)
 
 log = structlog.get_logger()
 
@@ -31,7 +39,12 @@ def identity_of(context: Context) -> Identity:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets only the right role call a service, and turns exceptions into statuses."""
+    """Lets only the right role call a service, keeps every peer within its limits, and turns
+    exceptions into statuses."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._admission = Admission(limits)
 
     async def intercept_service(
         self,
@@ -46,10 +59,64 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler  # gRPC answers UNIMPLEMENTED
         method = handler_call_details.method
         handler = _with_fast_frames(handler, method)
+        behaviour = _behaviour(handler)
         role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
         if handler.response_streaming:
-            return _rebuild(handler, _guard_stream(_behaviour(handler), role, method))
-        return _rebuild(handler, _guard_single(_behaviour(handler), role, method))
+            return _rebuild(handler, self._guard_stream(behaviour, role, method))
+        return _rebuild(handler, self._guard_single(behaviour, role, method))
+
+    def _guard_single(
+        self, behaviour: Callable[[Any, Context], Awaitable[Any]], role: Role | None, method: str
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                peer = _check_role(context, role)
+                with self._admission.call(peer):
+                    if not method.endswith("/SubmitUpdate"):
+                        return await behaviour(request, context)
+                    async with self._admission.transfer(peer):
+                        return await behaviour(self._paced(request), context)
+            except PotluckError as error:
+                await _abort(context, error, method)
+            except Exception as error:
+                _reraise_abort(error)
+                log.exception("call failed", method=method)
+                await _abort(context, _unexpected(error), method)
+
+        return guarded
+
+    def _guard_stream(
+        self,
+        behaviour: Callable[[Any, Context], AsyncIterator[Any]],
+        role: Role | None,
+        method: str,
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                peer = _check_role(context, role)
+                with self._admission.call(peer):
+                    if method.endswith("/FetchModel"):
+                        async with self._admission.transfer(peer):
+                            responses = not_left_unread(behaviour(request, context), self._limits)
+                            async for response in responses:
+                                yield response
+                        return
+                    if method.endswith("/Attend"):
+                        request = with_first_message(request, self._limits)
+                    async for response in behaviour(request, context):
+                        yield response
+            except PotluckError as error:
+                await _abort(context, error, method)
+            except Exception as error:
+                _reraise_abort(error)
+                log.exception("call failed", method=method)
+                await _abort(context, _unexpected(error), method)
+
+        return guarded
+
+    def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        first = with_first_message(requests, self._limits)
+        return not_too_slow(first, self._limits, _size_of, time.monotonic)
 
 
 def _with_fast_frames(handler: Any, method: str) -> Any:
@@ -90,42 +157,12 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
     )
 
 
-def _guard_single(
-    behaviour: Callable[[Any, Context], Awaitable[Any]], role: Role | None, method: str
-) -> Callable[[Any, Context], Awaitable[Any]]:
-    async def guarded(request: Any, context: Context) -> Any:
-        try:
-            _check_role(context, role)
-            return await behaviour(request, context)
-        except PotluckError as error:
-            await _abort(context, error, method)
-        except Exception as error:
-            _reraise_abort(error)
-            log.exception("call failed", method=method)
-            await _abort(context, _unexpected(error), method)
-
-    return guarded
+def _size_of(request: Any) -> int:
+    return len(request) if isinstance(request, memoryview) else 0
 
 
-def _guard_stream(
-    behaviour: Callable[[Any, Context], AsyncIterator[Any]], role: Role | None, method: str
-) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            _check_role(context, role)
-            async for response in behaviour(request, context):
-                yield response
-        except PotluckError as error:
-            await _abort(context, error, method)
-        except Exception as error:
-            _reraise_abort(error)
-            log.exception("call failed", method=method)
-            await _abort(context, _unexpected(error), method)
-
-    return guarded
-
-
-def _check_role(context: Context, role: Role | None) -> None:
+def _check_role(context: Context, role: Role | None) -> str:
+    """The peer's name, once it is sure that it may call. Raises IdentityError."""
     identity = identity_of(context)
     if role is not None and identity.role is not role:
         raise IdentityError(
@@ -134,6 +171,7 @@ def _check_role(context: Context, role: Role | None) -> None:
             role=identity.role,
             needed=role,
         )
+    return f"{identity.role} {identity.name}"
 
 
 def _reraise_abort(error: Exception) -> None:

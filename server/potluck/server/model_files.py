@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from potluck.common.compression import compress_file
 from potluck.common.encoding import Encoding
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.layout import Layout
-from potluck.common.tensors import FileDigest, TensorFile, open_tensors, write_tensors
+from potluck.common.tensors import FileDigest, TensorFile, file_digest, open_tensors, write_tensors
 from potluck.common.transfer import check_digest
 
 
@@ -75,7 +76,7 @@ class ModelFiles:
         temporary = self._folder / f".writing-{id(arrays):x}"
         try:
             digest = write_tensors(temporary, arrays, layout=layout, sync=True)
-            temporary.replace(self.path(digest.sha256))
+            self._name(temporary, digest)
         finally:
             temporary.unlink(missing_ok=True)
         return digest
@@ -85,8 +86,16 @@ class ModelFiles:
         source = self.existing(digest.sha256)
         temporary = self._folder / f".compressing-{digest.sha256[:16]}"
         packed = compress_file(source, temporary)
-        temporary.replace(self.path(packed.sha256))
+        self._name(temporary, packed)
         return packed
+
+    def _name(self, temporary: Path, digest: FileDigest) -> None:
+        temporary.replace(self.path(digest.sha256))
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # a row will name it, so the name must be on disk as well
+        finally:
+            os.close(folder)
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
         """Note, on disk, which files a model can be had as."""
@@ -115,6 +124,22 @@ class ModelFiles:
     def open(self, sha256: str, expected: Layout | None = None) -> TensorFile:
         """Map a file by its digest."""
         return open_tensors(self.existing(sha256), expected=expected)
+
+    def verify(self, sha256: str) -> None:
+        """Read a file whole. Raises NotFoundError, or StorageError if it is not what it was."""
+        path = self.existing(sha256)
+        if file_digest(path).sha256 != sha256:
+            raise StorageError(
+                f"{path} is damaged, its SHA-256 is not its name any more; restore it from a "
+                "backup, or start the run anew",
+                path=path,
+            )
+
+    def clear_leftovers(self) -> None:
+        """Delete what was being written when a coordinator was killed."""
+        for path in self._folder.iterdir():
+            if path.name.startswith(".") or path.suffix == ".new":
+                path.unlink()
 
     def keep_only(self, digests: set[str]) -> None:
         """Delete every other file."""

@@ -78,7 +78,8 @@ class RoundWork:
         return self._publish(arrays, base=None, round_number=0)
 
     def load(self, sha256: str) -> Published:
-        """Go on with a model that is on disk."""
+        """Go on with a model that is on disk. Raises StorageError if it is damaged."""
+        self._files.verify(sha256)
         with self._files.open(sha256) as file:
             self._layout = file.layout
         return self._files.published(sha256)
@@ -249,6 +250,7 @@ class RoundWork:
         """Both states as they were written."""
         arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
         if sha256 is not None:
+            self._files.verify(sha256)
             with self._files.open(sha256) as file:
                 for name, array in file.arrays.items():
                     owner, _, own_name = name.partition("/")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
 
-from potluck.common.errors import UnreachableError
+from potluck.common.errors import PotluckError, UnreachableError
 from potluck.common.tls import SERVER_OPTIONS, server_credentials
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.coordinator import Coordinator
 from potluck.server.coordinator_service import CoordinatorService
 from potluck.server.guard import Guard
+from potluck.server.limits import Limits
 from potluck.server.operator_service import OperatorService
 
 STOP_SECONDS = 3.0
@@ -22,15 +23,20 @@ STOP_SECONDS = 3.0
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: CoordinatorConfig) -> AsyncIterator[str]:
+async def serving(
+    settings: CoordinatorConfig, broken: Callable[[PotluckError], None] = lambda _: None
+) -> AsyncIterator[str]:
     """Serve hosts and operators; the address they can dial.
 
+    `broken` is called when the coordinator can't go on; leave then, and raise its error.
     Raises ConfigurationError or IdentityError for certificates that can't be used, StorageError
     for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
     credentials = server_credentials(settings.tls)
     async with Coordinator.opened(settings) as coordinator:
-        server = grpc.aio.server(interceptors=[Guard()], options=SERVER_OPTIONS)
+        coordinator.broken.add_done_callback(lambda done: broken(done.result()))
+        options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
+        server = grpc.aio.server(interceptors=[Guard(_limits(settings))], options=options)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(coordinator), server
         )
@@ -44,6 +50,15 @@ async def serving(settings: CoordinatorConfig) -> AsyncIterator[str]:
         finally:
             coordinator.attendance.close()
             await server.stop(STOP_SECONDS)
+
+
+def _limits(settings: CoordinatorConfig) -> Limits:
+    return Limits(
+        calls_per_peer=settings.calls_per_peer,
+        transfers_per_peer=settings.transfers_per_peer,
+        stall_seconds=settings.stall_seconds,
+        least_bytes_per_second=settings.least_bytes_per_second,
+    )
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:

@@ -1,0 +1,127 @@
+"""How much of the coordinator one peer may use, and how slow it may be.
+
+A peer is whoever holds one certificate. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from potluck.common.errors import OverloadedError, ProtocolError, TruncatedError
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """See the fields of the same names in `config.py`."""
+
+    calls_per_peer: int = 300
+    transfers_per_peer: int = 8
+    first_message_seconds: float = 10.0
+    stall_seconds: float = 60.0
+    least_bytes_per_second: int = 10_000
+
+
+class Admission:
+    """Counts what each peer has under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._calls: Counter[str] = Counter()
+        self._transfers: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """A call is under way. Raises OverloadedError if the peer has too many already."""
+        most = self._limits.calls_per_peer
+        if self._calls[peer] >= most:
+            raise OverloadedError(
+                f"'{peer}' has {most} calls under way already; wait for some of them to end, or "
+                "raise calls_per_peer of the coordinator",
+                peer=peer,
+                calls=most,
+            )
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+                self._transfers.pop(peer, None)
+
+    def transfer(self, peer: str) -> asyncio.Semaphore:
+        """Held while a file is on its way, within a call of this peer."""
+        return self._transfers.setdefault(peer, asyncio.Semaphore(self._limits.transfers_per_peer))
+
+
+async def with_first_message(
+    requests: AsyncIterator[Message], limits: Limits
+) -> AsyncIterator[Message]:
+    """A stream whose first message must not keep us waiting. Raises ProtocolError."""
+    requests = aiter(requests)
+    try:
+        async with asyncio.timeout(limits.first_message_seconds):
+            first = await anext(requests, None)
+    except TimeoutError:
+        raise ProtocolError(
+            f"nothing was sent within {limits.first_message_seconds:g} s of opening the stream",
+            seconds=limits.first_message_seconds,
+        ) from None
+    if first is not None:
+        yield first
+        async for request in requests:
+            yield request
+
+
+async def not_too_slow(
+    requests: AsyncIterator[Message],
+    limits: Limits,
+    size_of: Callable[[Message], int],
+    clock: Callable[[], float],
+) -> AsyncIterator[Message]:
+    """An upload that brings something all the time. Raises TruncatedError for one that does not.
+
+    Only the time in which we waited for the peer counts.
+    """
+    requests = aiter(requests)
+    waited, received = 0.0, 0
+    while True:
+        least_seconds = limits.stall_seconds + received / limits.least_bytes_per_second
+        begun = clock()
+        try:
+            async with asyncio.timeout(min(limits.stall_seconds, least_seconds - waited)):
+                request = await anext(requests)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise TruncatedError(
+                f"the upload stalled after {received} bytes; send the rest over a connection that "
+                f"carries at least {limits.least_bytes_per_second} bytes per second",
+                received=received,
+            ) from None
+        waited += clock() - begun
+        received += size_of(request)
+        yield request
+
+
+async def not_left_unread(
+    responses: AsyncIterator[Message], limits: Limits
+) -> AsyncIterator[Message]:
+    """A download that is cancelled when its peer takes nothing for `stall_seconds`."""
+    call = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    async for response in responses:
+        # While we are suspended here, gRPC waits for the peer to make room for the message.
+        timer = loop.call_later(limits.stall_seconds, call.cancel) if call is not None else None
+        try:
+            yield response
+        finally:
+            if timer is not None:
+                timer.cancel()
