@@ -43,7 +43,7 @@ from potluck.common.models import state_arrays
 from potluck.common.names import ClientId
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import ColoredDigits
-from potluck.common.triplet import TripletSettings
+from potluck.common.triplet import TripletSettings, triplet_settings_for
 
 CPU = torch.device("cpu")
 WELL_TRAINED = TripletSettings(learning_rate=0.05, bias_steps=5, attribute_steps=200)
@@ -412,3 +412,32 @@ def test_settings_are_the_papers_and_frozen() -> None:
     assert (paper.q, paper.learning_rate, paper.batch_size) == (0.3, 1e-3, 28)
     with pytest.raises(ConfigurationError, match="unknown key 'tau'"):
         validate(TripletSettings, {"tau": 3}, source="profile.triplet")
+
+
+def test_a_task_may_recommend_settings_and_the_run_overrides_them() -> None:
+    task = ColoredDigits()
+    recommended = triplet_settings_for(task, {}, source="the run file")
+    assert recommended == TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
+    chosen = triplet_settings_for(task, {"attribute_steps": 10, "q": 0.5}, source="the run file")
+    assert (chosen.attribute_learning_rate, chosen.attribute_steps, chosen.q) == (0.1, 10, 0.5)
+    with pytest.raises(ConfigurationError, match="the run file: 'q'"):
+        triplet_settings_for(task, {"q": 2}, source="the run file")
+
+
+def test_the_head_has_a_learning_rate_of_its_own() -> None:
+    """Ten steps of 0.001 teach a new head nothing; ten of 1.0 do (docs/triplet-estimate.md)."""
+    cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
+    accuracies = []
+    for rate in (None, 1.0):
+        model = biased_model(2)
+        found = estimate_matrix(
+            model,
+            weights_of(model),
+            samples(cells, 2),
+            classes=2,
+            settings=TripletSettings(attribute_learning_rate=rate),
+            seed=0,
+            device=CPU,
+        )
+        accuracies.append(found.head_accuracy)
+    assert accuracies == [0.5, 1.0]

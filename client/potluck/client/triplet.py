@@ -207,14 +207,21 @@ class _Trainer:
         return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
 
     def train(
-        self, model: nn.Module, data: Examples, objective: Objective, *, steps: int, stage: int
+        self,
+        model: nn.Module,
+        data: Examples,
+        objective: Objective,
+        *,
+        steps: int,
+        stage: int,
+        learning_rate: float | None = None,
     ) -> None:
         train(
             model,
             data,
             objective,
             LocalTraining(
-                learning_rate=self.settings.learning_rate,
+                learning_rate=learning_rate or self.settings.learning_rate,
                 batch_size=self.settings.batch_size,
                 steps=steps,
             ),
@@ -292,8 +299,14 @@ def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tenso
         return known[:1].expand(len(labels)).clone(), None
     head = _head(pivot.features.shape[1], trainer)
     examples = Examples(inputs=pivot.features[members], labels=known)
-    steps = trainer.settings.attribute_steps
-    trainer.train(head, examples, CrossEntropy(), steps=steps, stage=0)
+    trainer.train(
+        head,
+        examples,
+        CrossEntropy(),
+        steps=trainer.settings.attribute_steps,
+        stage=0,
+        learning_rate=trainer.settings.attribute_learning_rate,
+    )
     with torch.inference_mode():
         logits: Tensor = head.cpu()(pivot.features)
     attributes = logits.argmax(dim=1).clone()

@@ -6,11 +6,13 @@ paper: it leaves them open.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
-from potluck.common.configuration import Settings
+from potluck.common.configuration import Settings, validate
+from potluck.common.task import Task
 
 
 class TripletSettings(Settings):
@@ -51,8 +53,34 @@ class TripletSettings(Settings):
         description="Length of a step of both trainings; small, since the paper starts from a\n"
         "network pre-trained on ImageNet. The optimiser is ours: SGD without momentum.",
     )
+    attribute_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Length of a step of the attribute head, where it is to be another; ours. A\n"
+        "head that starts from nothing hardly learns in 10 steps of 0.001\n"
+        "(docs/triplet-estimate.md).",
+    )
     batch_size: int = Field(default=28, ge=1, description="Samples per step of both trainings.")
     head: Literal["random", "zero"] = Field(
         default="random",
         description="Where the attribute head starts; ours: random, as layers usually do.",
+    )
+
+
+def triplet_settings_for(
+    task: Task, chosen: Mapping[str, object], *, source: str
+) -> TripletSettings:
+    """The run's settings: what is chosen, else what the task recommends, else the paper's.
+
+    A task recommends by an attribute `triplet`, a mapping. `source` names the choice in errors.
+    Raises ConfigurationError for an unknown setting or a value out of range.
+    """
+    recommended: Mapping[str, object] = getattr(task, "triplet", {})
+    name = f"'triplet' of {type(task).__name__}"
+    return validate(
+        TripletSettings,
+        validate(TripletSettings, recommended, source=name).model_dump(exclude_unset=True)
+        | validate(TripletSettings, chosen, source=source).model_dump(exclude_unset=True),
+        source=source,
     )

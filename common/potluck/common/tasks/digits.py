@@ -149,6 +149,10 @@ class ColoredDigits:
         "batch_size": 16,
         "epochs": 5,
     }
+    triplet: ClassVar[dict[str, object]] = {
+        "attribute_learning_rate": 0.1,
+        "attribute_steps": 100,
+    }
 
     def __post_init__(self) -> None:
         _check("colored-digits", self.clients, self.seed, self.held_out)
