@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.federation import Federation
+import pytest_asyncio
+import tomlkit
+from support.federation import Federation, set_values
+from support.hostile_host import Respond, hostile_host
 from support.profile_federation import ledgers, profile_federation
 
+from potluck.client.config import load_config
+from potluck.common.disclosure import canonical_json
+from potluck.common.errors import NotFoundError
 from potluck.deploy.profile_commands import profiles_text
 from potluck.deploy.profile_file import read_profile_file
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    """A coordinator without hosts."""
+    folder = tmp_path_factory.mktemp("hostile")
+    async with profile_federation(folder, start_hosts=False) as federation:
+        yield federation
 
 
 @pytest.mark.parametrize(
@@ -46,3 +65,149 @@ async def test_selectors_get_the_profiles_they_need(
     path.write_text(profiles_text(classes, clients))
     population = read_profile_file(path)
     assert list(population.ids) == sorted(kept)
+
+
+async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: Path) -> None:
+    assignments = ["round.quorum=1.0"]
+    async with profile_federation(tmp_path, count=4, assignments=assignments) as federation:
+        run_id = await federation.start_run()
+        await federation.cohort(run_id)  # somebody is selected, so all have disclosed
+        await federation.kill_coordinator()
+        before = ledgers(federation)
+        assert len(before) == 4
+        await federation.restart_coordinator()
+        await federation.finished(run_id)
+        assert ledgers(federation) == before
+        _, clients = await federation.operator.fetch_profiles(run_id)
+        # Another run that needs the same uses what is there.
+        second = await federation.start_run('selector.name="dc-balanced"')
+        await federation.finished(second)
+        assert ledgers(federation) == before
+        _, again = await federation.operator.fetch_profiles(second)
+        logs = [federation.files.log(path.stem).read_text() for path in federation.files.hosts]
+    disclosed = {each.client_id: list(each.label_counts) for each in clients}
+    assert {each.client_id: list(each.label_counts) for each in again} == disclosed
+    for client, ledger in before.items():
+        payload = json.loads(ledger["releases"][0]["payload_json"])
+        assert disclosed[client] == payload["label_counts"]
+        assert sum(log.count(f"of {client} to the coordinator") for log in logs) == 1
+
+
+def allow(path: Path, **changes: Any) -> None:
+    set_values(path, {"disclosure": tomlkit.item(changes)})
+
+
+async def test_who_forbids_it_is_refused_and_the_run_fails_or_does_without(tmp_path: Path) -> None:
+    async with profile_federation(tmp_path, start_hosts=False) as federation:
+        allow(federation.files.hosts[0], exact_label_counts=True)
+        await federation.start_hosts()
+        exact = 'profiles.disclosure="exact"'
+        status = await federation.ended(await federation.start_run(exact))
+        assert status.state == operator_pb2.RUN_STATE_FAILED
+        assert "DISCLOSURE_REFUSED" in status.reason
+        assert "exact_label_counts" in status.reason
+        assert status.committed_rounds == 0
+        assert sorted(ledgers(federation)) == ["client-0", "client-1"]  # who allows it
+
+        run_id = await federation.start_run(exact, 'profiles.missing="exclude"')
+        await federation.finished(run_id)
+        cohorts = await federation.history(run_id)
+        assert {m.client_id for c in cohorts for m in c.members} == {"client-0", "client-1"}
+        _, clients = await federation.operator.fetch_profiles(run_id)
+        assert [bool(each.label_counts) for each in clients] == [True, True, False, False]
+
+        run_id = await federation.start_run(exact, 'profiles.missing="include"', "count=4")
+        await federation.finished(run_id)
+        cohorts = await federation.history(run_id)
+        reasons = {m.client_id: m.reason for m in cohorts[-1].members}
+        assert len(reasons) == 4
+        assert "no label counts; drawn uniformly" in reasons.values()
+
+
+async def test_who_is_in_quarantine_is_not_selected(tmp_path: Path) -> None:
+    uniform = 'selector.name="uniform"'
+    async with profile_federation(tmp_path, count=3) as federation:
+        await federation.operator.set_quarantine("client-2", "lies about its labels")
+        run_id = await federation.start_run(uniform, "count=3", "rounds=3")
+        await federation.finished(run_id)
+        cohorts = await federation.history(run_id)
+        assert {m.client_id for c in cohorts for m in c.members} == {
+            "client-0",
+            "client-1",
+            "client-3",
+        }
+        [shown] = [
+            each
+            for each in await federation.operator.list_clients()
+            if each.client_id == "client-2"
+        ]
+        assert (shown.quarantined, shown.quarantine_reason) == (True, "lies about its labels")
+        await federation.operator.set_quarantine("client-2", None)
+        run_id = await federation.start_run(uniform, "count=4", "rounds=1")
+        await federation.finished(run_id)
+        [round_] = await federation.history(run_id)
+        assert "client-2" in {m.client_id for m in round_.members}
+        with pytest.raises(NotFoundError, match="not in quarantine"):
+            await federation.operator.set_quarantine("client-2", None)
+
+
+async def test_a_run_weighs_clients_as_their_policy_allows(tmp_path: Path) -> None:
+    disclosure = {"weighting": "bucketed"}
+    async with profile_federation(tmp_path, disclosure=disclosure) as federation:
+        status = await federation.ended(await federation.start_run("round.attempts=1"))
+        assert status.state == operator_pb2.RUN_STATE_FAILED
+        assert "DISCLOSURE_REFUSED" in status.reason
+        for weighting, told in (("bucketed", {128, 256, 512}), ("equal", {1})):
+            run_id = await federation.start_run(f'weighting="{weighting}"')
+            await federation.finished(run_id)
+            _, clients = await federation.operator.fetch_profiles(run_id)
+            assert {each.samples for each in clients} - {0} <= told
+
+
+def answer(payload: str, **changes: Any) -> Respond:
+    """Answers a request with a well-made profile, but for `changes`."""
+
+    def respond(instruction: rpc.Instruction) -> rpc.Answer:
+        work = instruction.disclose
+        parameters = {
+            **json.loads(work.parameters_json),
+            "epsilon": 1.0,
+            "adjacency": "replace",
+            "task": {"name": work.task.name, "options": json.loads(work.task.options_json)},
+        }
+        values: dict[str, Any] = {
+            "signal": work.signal,
+            "parameters_json": canonical_json(parameters),
+            "payload_json": payload,
+            "data_epoch": 1,
+        }
+        return rpc.Answer(profile=rpc.Profile(**(values | changes)))
+
+    return respond
+
+
+COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
+
+
+@pytest.mark.parametrize(
+    ("respond", "why"),
+    [
+        (answer('{"label_counts": [1, NaN, 3, 4, 5, 6, 7, 8, 9, 0]}'), "makes no sense"),
+        (answer('{"label_counts": [1, 2, 3]}'), "3 entries for 10 classes"),
+        (answer(COUNTS, signal="triplet"), "was asked for label_counts"),
+        (answer(COUNTS, data_epoch=2), "data epoch 2"),
+        (answer(COUNTS, parameters_json='{"mode":"exact"}'), "parameters of a profile"),
+        (answer(COUNTS, parameters_json="{"), "parameters of a profile"),
+        (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "otherwise"),
+    ],
+)
+async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond, why: str) -> None:
+    address = shared.files.operator.coordinator
+    tls = load_config(shared.files.hosts[1], {}).tls
+    async with hostile_host(address, tls, ["client-2", "client-3"], respond):
+        run_id = await shared.start_run("roster=2", "count=2")
+        status = await shared.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert why in status.reason
+    _, clients = await shared.operator.fetch_profiles(run_id)
+    assert all(not each.label_counts for each in clients)

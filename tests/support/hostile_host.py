@@ -1,0 +1,45 @@
+"""A host that answers what a test wants it to, over real mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from potluck.common.tls import TlsFiles, channel
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+Respond = Callable[[rpc.Instruction], rpc.Answer]
+
+
+@contextlib.asynccontextmanager
+async def hostile_host(
+    address: str, tls: TlsFiles, clients: Sequence[str], respond: Respond
+) -> AsyncIterator[None]:
+    """Attends with data epoch 1 and answers every request to disclose."""
+    async with channel(address, tls) as connection:
+        stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
+            coordinator_pb2_grpc.CoordinatorServiceStub(connection)
+        )
+        call = stub.Attend()
+        hello = rpc.Hello(protocol_version=1, client_ids=clients, device="cpu", data_epoch=1)
+        await call.write(rpc.AttendRequest(hello=hello))
+        welcomed = await call.read()
+        assert isinstance(welcomed, rpc.AttendResponse)
+
+        async def attend() -> None:
+            while isinstance(message := await call.read(), rpc.AttendResponse):
+                if message.instruction.HasField("disclose"):
+                    answer = respond(message.instruction)
+                    answer.instruction_id = message.instruction.id
+                    await call.write(rpc.AttendRequest(answer=answer))
+
+        attending = asyncio.create_task(attend())
+        try:
+            yield
+        finally:
+            attending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await attending
+            call.cancel()
