@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support.populations import population, rounds
 
 from potluck.client.noise import (
     Adjacency,
@@ -21,6 +22,8 @@ from potluck.client.noise import (
     sensitivity,
 )
 from potluck.common.errors import ConfigurationError
+from potluck.server.selectors.fedentopt import FedEntOpt
+from potluck.server.selectors.label_entropy import bits
 
 RATES = [Fraction(1, 2), Fraction(1, 4), Fraction(3, 7), Fraction(5, 2), Fraction(1)]
 
@@ -135,6 +138,24 @@ def test_the_published_accuracies_agree_with_the_distribution(
     accuracy = exact_accuracy(epsilon)
     deviation = math.sqrt(accuracy * (1 - accuracy) / 1000)
     assert published == pytest.approx(accuracy, abs=2 * deviation + 1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "entropy"), [(0.5, 3.289), (0.01, 3.118)])
+def test_entropy_of_cohorts_survives_the_noise(epsilon: float, entropy: float) -> None:
+    """ALGORITHMS §4: FedEntOpt, κ = 10, Q = 70, 100 clients with 250 of each of two labels."""
+    generator, randomness = np.random.default_rng(0), random.Random(0)
+    counts = np.zeros((100, 10), dtype=np.int64)
+    for client, row in enumerate(counts):
+        row[[client % 10, (client + int(generator.integers(1, 10))) % 10]] = 250
+    found = []
+    for _ in range(8):
+        noisy = noisy_counts(
+            counts.ravel().tolist(), epsilon=epsilon, adjacency="add-remove", randomness=randomness
+        )
+        federation = population(100, classes=10, label_counts=np.reshape(noisy, counts.shape))
+        chosen = rounds(FedEntOpt(buffer=70), federation, 10, 60)
+        found += [bits(counts[selection.rows].sum(axis=0).astype(float)) for selection in chosen]
+    assert np.mean(found) == pytest.approx(entropy, abs=0.03)
 
 
 @pytest.mark.parametrize(("adjacency", "neighbour"), [("add-remove", [3, 2]), ("replace", [3, 1])])
