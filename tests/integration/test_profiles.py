@@ -17,6 +17,7 @@ from support.profile_federation import ledgers, profile_federation
 from potluck.client.config import load_config
 from potluck.common.disclosure import canonical_json
 from potluck.common.errors import NotFoundError
+from potluck.deploy.federation_root import add_members, create_root
 from potluck.deploy.profile_commands import profiles_text
 from potluck.deploy.profile_file import read_profile_file
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -211,3 +212,28 @@ async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond,
     assert why in status.reason
     _, clients = await shared.operator.fetch_profiles(run_id)
     assert all(not each.label_counts for each in clients)
+
+
+async def test_where_there_is_a_root_members_sign_what_they_disclose(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    create_root(root, "demo")
+    add_members(root, ["client-0:3"], "host-0")
+    (root / "members" / "client-3.key").unlink()
+    (root / "members" / "client-3.key").write_bytes((root / "members/client-2.key").read_bytes())
+    async with profile_federation(
+        tmp_path,
+        start_hosts=False,
+        coordinator={
+            "federation_root": str(root / "root.pub"),
+            "members": str(root / "members.json"),
+        },
+    ) as federation:
+        for path in federation.files.hosts:
+            set_values(path, {"member_key": str(root / "members")})
+        await federation.start_hosts()
+        run_id = await federation.start_run('profiles.missing="exclude"')
+        await federation.finished(run_id)
+        _, clients = await federation.operator.fetch_profiles(run_id)
+    assert [bool(each.label_counts) for each in clients] == [True, True, True, False]
+    # Signed with another member's key: kept by its owner, believed by nobody.
+    assert ledgers(federation)["client-3"]["releases"][0]["signature"]

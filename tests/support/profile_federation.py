@@ -26,6 +26,7 @@ async def profile_federation(
     rounds: int = 2,
     assignments: Sequence[str] = (),
     disclosure: Mapping[str, Any] | None = None,
+    coordinator: Mapping[str, Any] | None = None,
     start_hosts: bool = True,
 ) -> AsyncIterator[Federation]:
     """A coordinator and two hosts; `disclosure` is the table of both hosts' configuration."""
@@ -43,7 +44,7 @@ async def profile_federation(
     )
     with reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)
-        set_values(files.coordinator, {"heartbeat_seconds": 0.2})
+        set_values(files.coordinator, {"heartbeat_seconds": 0.2, **(coordinator or {})})
         for path in files.hosts:
             set_values(path, {"reconnect_maximum_seconds": 0.3})
             if disclosure:

@@ -39,7 +39,7 @@ def record(**changes: Any) -> MemberRecord:
 
 def write(folder: Path, *members: SignedRecord) -> tuple[Path, Path]:
     file, root = folder / "members.json", folder / "root.pub"
-    file.write_text(MemberFile(members=members).model_dump_json())
+    file.write_text(MemberFile(federation="f", members=members).model_dump_json())
     pem = ROOT.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     root.write_bytes(pem)
     return file, root

@@ -77,13 +77,14 @@ class MemberFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    federation: Name
     members: tuple[SignedRecord, ...] = ()
 
     def with_member(self, signed: SignedRecord) -> MemberFile:
         """The same file with one record added or replaced, sorted by client."""
         others = [each for each in self.members if each.record.client != signed.record.client]
         ordered = sorted([*others, signed], key=lambda each: each.record.client)
-        return MemberFile(members=tuple(ordered))
+        return MemberFile(federation=self.federation, members=tuple(ordered))
 
 
 class Members:

@@ -349,14 +349,14 @@ def _write_pair(
     try:
         files.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, data, mode in contents:
-            _write(path, data, mode)
+            write_whole(path, data, mode)
     except OSError as error:
         raise StorageError(
             f"{error.filename or files.key.parent} can't be written ({error.strerror})"
         ) from error
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
+def write_whole(path: Path, data: bytes, mode: int) -> None:
     """Write a file that appears whole under its name, and is never readable to more than `mode`."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.identity import Role
-from potluck.deploy import pki
+from potluck.deploy import federation_root, pki
 
 app = typer.Typer(
     name="pki",
@@ -116,6 +116,55 @@ def issue(
     console = Console()
     _print_written(console, files)
     _print_party_next(console, role, files)
+
+
+@app.command()
+def root(
+    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
+    federation: Annotated[str, typer.Option(help="The federation's name, as in `pki init`.")],
+    force: Force = False,
+) -> None:
+    """Make a federation root: the key that says who is a member.
+
+    It is another one than the TLS authority, which says who may connect. Keep the folder away from
+    the coordinator; only root.pub and members.json go there, into `federation_root` and `members`
+    of its configuration. Where one person holds both, signatures prove nothing against that person.
+
+    potluck pki root root --federation demo
+    """
+    files = federation_root.create_root(folder, federation, force=force)
+    console = Console()
+    console.print(Text(f"Root of federation {federation}", style="bold green"))
+    for path in files:
+        _print_line(console, f"  {path}")
+    _print_next(console, f"potluck pki member {folder} client-0:5 --host NAME")
+
+
+@app.command()
+def member(
+    folder: Annotated[Path, typer.Argument(help="The root's folder.", show_default=False)],
+    clients: Annotated[
+        list[str], typer.Argument(help="Clients, or ranges such as client-0:5.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option(help="The host that holds them.", show_default=False)],
+    days: Annotated[int, typer.Option(help="Days the records are valid.")] = (
+        federation_root.MEMBER_DAYS
+    ),
+) -> None:
+    """Make clients members: FOLDER/members/CLIENT.key for each, and a record in members.json.
+
+    A client that has a key keeps it and gets a new record.
+
+    potluck pki member root client-0:5 --host lab-a
+    """
+    keys = federation_root.add_members(folder, clients, host, days=days)
+    console = Console()
+    console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
+    _print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")
+    _print_line(console, '  member_key = "FOLDER WITH CLIENT.key FILES"')
+    _print_line(console, "Give the coordinator root.pub and members.json. In its configuration:")
+    _print_line(console, f"  federation_root = {json.dumps(str(folder / 'root.pub'))}")
+    _print_line(console, f"  members = {json.dumps(str(folder / 'members.json'))}")
 
 
 @app.command()
