@@ -1,0 +1,162 @@
+"""A client process that is asked to disclose: killed, asked again, asked by whoever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.client_host import digits_model, host_config, reference, write_config
+from support.fake_coordinator import FakeCoordinator, serving
+from support.federation import until
+from support.pki import TestFederation, make_federation
+
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.common.disclosure import Mode, Request
+from potluck.common.triplet import TripletSettings
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+NOISY = Request(mode=Mode.NOISY)
+TASK = rpc.Plugin(name="digits", options_json='{"clients": 6}')
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+async def fake(federation: TestFederation) -> AsyncIterator[FakeCoordinator]:
+    fake = FakeCoordinator()
+    async with serving(fake, federation.coordinator) as port:
+        fake.port = port
+        yield fake
+
+
+@asynccontextmanager
+async def host(
+    folder: Path, federation: TestFederation, fake: FakeCoordinator, **policy: Any
+) -> AsyncIterator[Process]:
+    """A client process that attends; killed at the end."""
+    config = host_config(
+        folder, federation.hosts["host-0"], fake.port, disclosure=DisclosurePolicy(**policy)
+    )
+    path = write_config(config, folder / "host.toml")
+    command = [sys.executable, "-m", "potluck.client.cli", "--config", str(path)]
+    with (folder / "log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=log)
+    try:
+        await fake.until(lambda: fake.hosts == 1)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await fake.until(lambda: fake.hosts == 0)
+
+
+def disclose(
+    name: str, request: Request = NOISY, *, signal: str = "label_counts", run: str = "run"
+) -> rpc.Instruction:
+    instruction = rpc.Instruction(
+        id=name,
+        client_id="client-0",
+        run_id=run,
+        disclose=rpc.Disclose(signal=signal, parameters_json=request.canonical(), task=TASK),
+    )
+    instruction.time_left.FromSeconds(60)
+    return instruction
+
+
+async def asked(fake: FakeCoordinator, instruction: rpc.Instruction) -> rpc.Answer:
+    fake.instruct(instruction)
+    return await fake.answered(instruction.id)
+
+
+async def test_killed_at_any_moment_it_gives_one_disclosure_only(
+    tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
+) -> None:
+    ledger = tmp_path / "state" / "disclosures" / "client-0.json"
+    async with host(tmp_path, federation, fake) as process:
+        fake.instruct(disclose("a"))
+        await until(ledger.exists, "a release on disk")
+        process.kill()  # before or after the answer left, nobody can tell
+        await process.wait()
+    kept = ledger.read_text()
+    async with host(tmp_path, federation, fake):
+        profile = (await asked(fake, disclose("b"))).profile
+        [release] = json.loads(kept)["releases"]
+        assert profile.payload_json == release["payload_json"]
+        assert ledger.read_text() == kept  # same run: nothing to add
+        again = (await asked(fake, disclose("c", run="another"))).profile
+        assert again == profile
+    said = [answer.profile.payload_json for answer in fake.answers if answer.HasField("profile")]
+    assert set(said) == {release["payload_json"]}
+    [now] = json.loads(ledger.read_text())["releases"]
+    assert [each["run"] for each in now["recipients"]] == ["run", "another"]
+    lines = (tmp_path / "log").read_text().splitlines()
+    [told] = [event for line in lines if "for run another" in (event := json.loads(line)["event"])]
+    assert told.startswith("disclosed the label counts, with noise (ε = 1, replace), of client-0")
+    assert told.endswith("the same as before, nothing new was spent")
+
+
+async def test_its_owner_sees_what_left(
+    tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
+) -> None:
+    async with host(tmp_path, federation, fake, epsilon=0.25, epsilon_budget=0.5):
+        payload = (await asked(fake, disclose("a"))).profile.payload_json
+        for number, epsilon in enumerate((0.2, 0.1)):
+            answer = await asked(
+                fake, disclose(str(number), Request(mode=Mode.NOISY, epsilon=epsilon))
+            )
+        assert answer.failure.reason == "DISCLOSURE_REFUSED"
+        assert "epsilon_budget" in answer.failure.message
+        config = ["--config", str(tmp_path / "host.toml")]
+        text = await shown(*config)
+        values = json.loads(await shown(*config, "--json"))
+    assert "client-0: ε = 0.45 of 0.5 spent" in text
+    assert payload in text
+    [client] = values["clients"]
+    assert [each["epsilon"] for each in client["disclosures"]] == [0.25, 0.2]
+    assert client["disclosures"][0]["recipients"][0]["federation"] == federation.name
+
+
+async def shown(*arguments: str) -> str:
+    command = [sys.executable, "-m", "potluck.client.cli", "disclosures", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
+
+
+async def test_it_decides_itself_what_leaves(
+    tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
+) -> None:
+    content = digits_model(tmp_path)
+    model = reference(fake.offer(content), len(content))
+    settings = TripletSettings(bias_steps=2, attribute_steps=2)
+    plain = Request(mode=Mode.PLAIN, settings=settings)
+    noisy = Request(mode=Mode.LDP, settings=settings)
+    async with host(tmp_path, federation, fake):
+        exact = await asked(fake, disclose("exact", Request(mode=Mode.EXACT)))
+        bare = await asked(fake, disclose("plain", plain, signal="triplet"))
+        unknown = await asked(fake, disclose("salaries", signal="salaries"))
+        instruction = disclose("triplet", noisy, signal="triplet")
+        instruction.disclose.model.CopyFrom(model)
+        triplet = await asked(fake, instruction)
+    assert [each.failure.reason for each in (exact, bare, unknown)] == [
+        "DISCLOSURE_REFUSED",
+        "DISCLOSURE_REFUSED",
+        "PROTOCOL_VIOLATED",
+    ]
+    assert fake.hellos[0].data_epoch == 1
+    payload = json.loads(triplet.profile.payload_json)
+    assert all(0 <= share <= 1 for share in payload["triplet"])
+    assert payload["degenerate"] is None  # that would be told without noise
+    assert json.loads(triplet.profile.parameters_json)["model"] == model.sha256
