@@ -111,10 +111,9 @@ async def test_its_owner_sees_what_left(
 ) -> None:
     async with host(tmp_path, federation, fake, epsilon=0.25, epsilon_budget=0.5):
         payload = (await asked(fake, disclose("a"))).profile.payload_json
-        for number, epsilon in enumerate((0.2, 0.1)):
-            answer = await asked(
-                fake, disclose(str(number), Request(mode=Mode.NOISY, epsilon=epsilon))
-            )
+        wishes = [Request(mode=Mode.NOISY, epsilon=epsilon) for epsilon in (0.2, 0.1)]
+        await asked(fake, disclose("less", wishes[0]))
+        answer = await asked(fake, disclose("least", wishes[1]))
         assert answer.failure.reason == "DISCLOSURE_REFUSED"
         assert "epsilon_budget" in answer.failure.message
         config = ["--config", str(tmp_path / "host.toml")]

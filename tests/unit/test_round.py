@@ -28,6 +28,7 @@ EVENTS: dict[str, Any] = {
     "started": lambda: rounds.Started(),
     "joined": lambda *clients: rounds.Joined(clients),
     "left": lambda *clients: rounds.Left(clients),
+    "barred": lambda *clients: rounds.Barred(clients),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": rounds.UpdateArrived,
     "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),
