@@ -110,7 +110,8 @@ class Federation:
     @property
     def state(self) -> Path:
         """The coordinator's state directory."""
-        return self.files.folder / "coordinator"
+        settings = tomlkit.parse(self.files.coordinator.read_text())
+        return self.files.folder / str(settings["state_directory"])
 
     @property
     def coordinator(self) -> TetheredProcess:

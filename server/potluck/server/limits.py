@@ -93,10 +93,12 @@ async def not_too_slow(
     requests = aiter(requests)
     waited, received = 0.0, 0
     while True:
-        least_seconds = limits.stall_seconds + received / limits.least_bytes_per_second
+        patience = limits.stall_seconds + received / limits.least_bytes_per_second - waited
         begun = clock()
         try:
-            async with asyncio.timeout(min(limits.stall_seconds, least_seconds - waited)):
+            if patience <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(min(limits.stall_seconds, patience)):
                 request = await anext(requests)
         except StopAsyncIteration:
             return

@@ -1,0 +1,425 @@
+"""Peers with good certificates and bad intentions: refused with the right status, harm nobody.
+
+A coordinator process, two honest hosts, and a third whose certificate the tests use as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import pytest_asyncio
+from grpc import StatusCode as Status
+from support.federation import Federation, crash_federation
+from support.raw_host import (
+    RawHost,
+    Refusal,
+    chunk,
+    header,
+    hello,
+    refusal_of,
+    trailer,
+    training_of,
+    whole,
+)
+
+from potluck.common.tensors import open_tensors, write_tensors
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ME = "client-2"
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+FAILED = operator_pb2.MEMBER_STATE_FAILED
+MEGABYTE = 1 << 20
+GROWTH_BYTES = 48 * MEGABYTE
+"""How much private memory a coordinator may take for what honest rounds leave behind."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("hostile"),
+        clients=3,
+        hosts=3,
+        count=3,
+        rounds=1,
+        coordinator={"stall_seconds": 1.0},
+        start_hosts=False,
+    ) as federation:
+        for number in (0, 1):
+            await federation.processes.start_host(number)
+        await federation.until_attending(2)
+        await federation.finished(await federation.start_run("count=2", "roster=2"))  # warm
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def hostile(federation: Federation) -> AsyncIterator[RawHost]:
+    async with RawHost.of(federation.files.hosts[2]) as host:
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def memory_stays_flat(federation: Federation) -> AsyncIterator[None]:
+    """The coordinator's private memory, looked at all the time, does not grow meanwhile."""
+    pid = await federation.processes.until_ready()
+    before = private_bytes(pid)
+    peak = before
+    over = asyncio.Event()
+
+    async def look() -> None:
+        nonlocal peak
+        while not over.is_set():
+            peak = max(peak, private_bytes(pid))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), 0.02)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        over.set()
+        await looking
+    assert peak - before <= GROWTH_BYTES, f"{(peak - before) / 1e6:.0f} MB more"
+
+
+def private_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+async def honest_round(federation: Federation) -> None:
+    """The honest hosts get a round done."""
+    run_id = await federation.start_run("count=2", "roster=2")
+    await federation.finished(run_id)
+
+
+@contextlib.asynccontextmanager
+async def selected(
+    federation: Federation, host: RawHost, *assignments: str
+) -> AsyncIterator[tuple[str, rpc.Instruction, Any]]:
+    """A run whose cohort the hostile host belongs to: its id, the instruction, the stream."""
+    async with host.attending(ME) as call:
+        run_id = await federation.start_run(*assignments)
+        yield run_id, await training_of(call, ME, run_id), call
+
+
+# Updates -----------------------------------------------------------------------------------------
+
+VIOLATED = (Status.INVALID_ARGUMENT, "PROTOCOL_VIOLATED")
+CLOSED = (Status.FAILED_PRECONDITION, "ROUND_CLOSED")
+TOO_LARGE = (Status.RESOURCE_EXHAUSTED, "TOO_LARGE")
+TRUNCATED = (Status.ABORTED, "TRANSFER_TRUNCATED")
+OTHER_LAYOUT = (Status.INVALID_ARGUMENT, "UPDATE_LAYOUT_MISMATCH")
+BY_GRPC = (Status.RESOURCE_EXHAUSTED, "")
+
+Upload = Callable[[str, bytes], list[bytes]]
+
+
+def other_id(change: Callable[[str], str]) -> Upload:
+    return lambda name, content: whole(change(name), ME, content)
+
+
+def other_header(**changes: Any) -> Upload:
+    return lambda name, content: whole(name, ME, content, **changes)
+
+
+UPLOADS: dict[str, tuple[Upload, Refusal]] = {
+    "nothing": (lambda name, content: [], VIOLATED),
+    "garbage": (lambda name, content: [b"\xff" * 100], VIOLATED),
+    "chunk first": (lambda name, content: [chunk(content)], VIOLATED),
+    "trailer first": (lambda name, content: [trailer(content)], VIOLATED),
+    "two headers": (lambda name, content: [header(name, ME, content)] * 2, VIOLATED),
+    "empty chunk": (lambda name, content: [header(name, ME, content), chunk(b"")], VIOLATED),
+    "garbage inside": (lambda name, content: [header(name, ME, content), b"\x08"], VIOLATED),
+    "another version": (
+        other_header(version=99),
+        (Status.FAILED_PRECONDITION, "PROTOCOL_VERSION_UNSUPPORTED"),
+    ),
+    "no digest": (other_header(sha256="../../../etc/passwd"), VIOLATED),
+    "2^60 bytes": (other_header(size=1 << 60), TOO_LARGE),
+    "too many bytes": (other_header(size=10), TOO_LARGE),
+    "offset in nowhere": (other_header(offset=7), VIOLATED),
+    "offset beyond the end": (other_header(offset=1 << 50), VIOLATED),
+    "no samples": (
+        lambda name, content: [header(name, ME, content, report=None)],
+        OTHER_LAYOUT,
+    ),
+    "early trailer": (
+        lambda name, content: [header(name, ME, content), chunk(content[:9]), trailer(content)],
+        TRUNCATED,
+    ),
+    "no trailer": (lambda name, content: whole(name, ME, content)[:-1], TRUNCATED),
+    "another digest": (
+        other_header(sha256="0" * 64),
+        (Status.ABORTED, "DIGEST_MISMATCH"),
+    ),
+    "another's client": (
+        lambda name, content: whole(name.replace(ME, "client-0"), "client-0", content),
+        (Status.PERMISSION_DENIED, "IDENTITY_REFUSED"),
+    ),
+    "a client that is none": (
+        lambda name, content: whole(name, "../" + ME, content),
+        (Status.PERMISSION_DENIED, "IDENTITY_REFUSED"),
+    ),
+    "another's update": (other_id(lambda name: name.replace(ME, "client-0")), CLOSED),
+    "an unknown run": (other_id(lambda name: "ffffffff" + name[8:]), CLOSED),
+    "a stale round": (other_id(lambda name: name.replace("/1.1/", "/0.1/")), CLOSED),
+    "another attempt": (other_id(lambda name: name.replace("/1.1/", "/1.2/")), CLOSED),
+    "a long id": (other_id(lambda name: name + "x" * 3 * MEGABYTE), CLOSED),
+    "an endless header": (
+        lambda name, content: [header(name + "x" * 5 * MEGABYTE, ME, content)],
+        BY_GRPC,
+    ),
+    "an oversize chunk": (
+        lambda name, content: [header(name, ME, content), chunk(bytes(5 * MEGABYTE))],
+        BY_GRPC,
+    ),
+}
+
+
+async def test_uploads_that_break_the_protocol(federation: Federation, hostile: RawHost) -> None:
+    async with (
+        selected(federation, hostile) as (run_id, instruction, _),
+        memory_stays_flat(federation),
+    ):
+        content = await hostile.fetch(instruction.train.model)
+        for what, (upload, expected) in UPLOADS.items():
+            assert await hostile.submit(upload(instruction.id, content)) == expected, what
+        assert (
+            await hostile.submit(whole(instruction.id, ME, content)) == rpc.SubmitUpdateResponse()
+        )
+        again = await hostile.submit(whole(instruction.id, ME, content))
+        assert again in (rpc.SubmitUpdateResponse(duplicate=True), CLOSED)
+        await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    assert {member.client_id: member.state for member in entry.members} == {
+        "client-0": INCLUDED,
+        "client-1": INCLUDED,
+        ME: INCLUDED,
+    }
+
+
+def not_finite(content: bytes, folder: Path) -> bytes:
+    return changed(content, folder, lambda arrays: arrays["ballast"].fill(np.nan))
+
+
+def other_shape(content: bytes, folder: Path) -> bytes:
+    return changed(content, folder, lambda arrays: arrays.update(ballast=np.zeros((2, 500), "f4")))
+
+
+def another_tensor(content: bytes, folder: Path) -> bytes:
+    return changed(content, folder, lambda arrays: arrays.update(more=np.zeros(1, "f4")))
+
+
+def changed(content: bytes, folder: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
+    path = folder / "update"
+    path.write_bytes(content)
+    with open_tensors(path) as file:
+        arrays = {name: array.copy() for name, array in file.arrays.items()}
+    change(arrays)
+    write_tensors(path, arrays)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (not_finite, "UPDATE_NOT_FINITE"),
+        (other_shape, "UPDATE_LAYOUT_MISMATCH"),
+        (another_tensor, "UPDATE_LAYOUT_MISMATCH"),
+        (lambda content, folder: content[:-8], "UPDATE_LAYOUT_MISMATCH"),
+        (lambda content, folder: b"", "UPDATE_LAYOUT_MISMATCH"),
+        (lambda content, folder: bytes(len(content)), "UPDATE_LAYOUT_MISMATCH"),
+        (lambda content, folder: b"\0" * 7 + b"\x10" + content[8:], "UPDATE_LAYOUT_MISMATCH"),
+    ],
+    ids=["NaN", "shape", "tensor", "truncated", "empty", "zeros", "header of 2^60 bytes"],
+)
+async def test_updates_that_are_none(
+    federation: Federation,
+    hostile: RawHost,
+    tmp_path: Path,
+    spoil: Callable[[bytes, Path], bytes],
+    reason: str,
+) -> None:
+    async with selected(federation, hostile) as (run_id, instruction, _):
+        content = spoil(await hostile.fetch(instruction.train.model), tmp_path)
+        refusal = await hostile.submit(whole(instruction.id, ME, content))
+        assert refusal == (Status.INVALID_ARGUMENT, reason)
+        await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    states = {member.client_id: member.state for member in entry.members}
+    assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
+    [trouble] = [member.trouble for member in entry.members if member.client_id == ME]
+    assert reason in trouble
+
+
+async def test_messages_that_would_swell(federation: Federation) -> None:
+    """Four megabytes of gzip hold four gigabytes."""
+    async with RawHost.of(federation.files.hosts[2]) as host, memory_stays_flat(federation):
+
+        async def bombs() -> AsyncIterator[bytes]:
+            yield bytes(512 * MEGABYTE)
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await host.submit_bytes(bombs(), compression=grpc.Compression.Gzip)
+        assert refused.value.code() in (Status.UNIMPLEMENTED, Status.RESOURCE_EXHAUSTED)
+        await honest_round(federation)
+
+
+# The control stream ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([rpc.AttendRequest(heartbeat=rpc.Heartbeat())], VIOLATED),
+        ([rpc.AttendRequest()], VIOLATED),
+        ([hello()], VIOLATED),
+        ([hello(ME, ME)], VIOLATED),
+        ([hello(ME), hello(ME)], VIOLATED),
+        ([hello(ME), rpc.AttendRequest()], VIOLATED),
+        ([hello("client-0")], (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")),
+        ([hello("../x")], (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")),
+        (
+            [hello(ME, version=2**31)],
+            (Status.FAILED_PRECONDITION, "PROTOCOL_VERSION_UNSUPPORTED"),
+        ),
+        ([hello(*[f"client-{k}" for k in range(600_000)])], BY_GRPC),
+    ],
+    ids=[
+        "heartbeat first",
+        "nothing first",
+        "no clients",
+        "a client twice",
+        "hello twice",
+        "nothing later",
+        "another's client",
+        "no client",
+        "version",
+        "endless hello",
+    ],
+)
+async def test_control_streams_that_break_the_protocol(
+    hostile: RawHost, messages: list[rpc.AttendRequest], expected: Refusal
+) -> None:
+    assert await hostile.talk(*messages) == expected
+
+
+async def test_what_is_said_of_others_is_ignored(federation: Federation, hostile: RawHost) -> None:
+    async with selected(federation, hostile, "round.quorum=0.3") as (run_id, instruction, call):
+        for other in ("client-0", "client-1"):
+            name = instruction.id.replace(ME, other)
+            progress = rpc.Progress(instruction_id=name, fraction=0.5)
+            failure = rpc.Failure(reason="TRAINING_FAILED", message="says somebody else")
+            await call.write(rpc.AttendRequest(heartbeat=rpc.Heartbeat(progress=[progress])))
+            await call.write(
+                rpc.AttendRequest(acknowledgement=rpc.Acknowledgement(instruction_id=name))
+            )
+            await call.write(
+                rpc.AttendRequest(answer=rpc.Answer(instruction_id=name, failure=failure))
+            )
+        mine = rpc.Failure(reason="TRAINING_FAILED", message="no wish to")
+        await call.write(
+            rpc.AttendRequest(answer=rpc.Answer(instruction_id=instruction.id, failure=mine))
+        )
+        await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    states = {member.client_id: member.state for member in entry.members}
+    assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
+
+
+async def test_certificates_are_good_for_one_service(federation: Federation) -> None:
+    operator = federation.files.operator
+    refused = (Status.PERMISSION_DENIED, "IDENTITY_REFUSED")
+    async with RawHost(operator.coordinator, operator.tls) as host:
+        assert await host.talk(hello(ME)) == refused
+        assert await host.submit([]) == refused
+    async with RawHost.of(federation.files.hosts[2]) as host:
+        stop: Any = host.channel.unary_unary(
+            "/potluck.rpc.v1.OperatorService/StopRun",
+            request_serializer=operator_pb2.StopRunRequest.SerializeToString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stop(operator_pb2.StopRunRequest(run_id="0"))
+        assert refusal_of(caught.value) == refused
+
+
+# Slowness and numbers ----------------------------------------------------------------------------
+
+
+async def test_a_slow_drip_does_not_hold_a_place(federation: Federation, hostile: RawHost) -> None:
+    async with selected(federation, hostile) as (run_id, instruction, _):
+        content = await hostile.fetch(instruction.train.model)
+
+        async def drip() -> AsyncIterator[bytes]:
+            yield header(instruction.id, ME, content)
+            for place in range(len(content)):
+                yield chunk(content[place : place + 1])
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(hostile.submit_bytes(drip()), 30)
+        assert refusal_of(caught.value) == TRUNCATED
+        assert "bytes per second" in (caught.value.details() or "")
+        await federation.operator.stop_run(run_id)
+
+
+async def test_a_download_nobody_reads_does_not_hold_a_place(
+    federation: Federation, hostile: RawHost
+) -> None:
+    large = "task.parameters=16000000"
+    async with selected(federation, hostile, large) as (run_id, instruction, _):
+        request = rpc.CoordinatorServiceFetchModelRequest(sha256=instruction.train.model.sha256)
+        calls = [hostile.stub.FetchModel(request) for _ in range(8)]
+        for call in calls:  # each has begun, so all of this host's places are taken
+            await asyncio.wait_for(call.initial_metadata(), 30)
+        async with RawHost.of(federation.files.hosts[2], name="another") as another:
+            await asyncio.wait_for(another.fetch(instruction.train.model), 30)
+        for call in calls:
+            call.cancel()
+        await federation.operator.stop_run(run_id)
+
+
+async def test_ten_thousand_streams(federation: Federation) -> None:
+    refusals: list[Refusal] = []
+    async with contextlib.AsyncExitStack() as stack, memory_stays_flat(federation):
+        hosts = [
+            await stack.enter_async_context(RawHost.of(federation.files.hosts[2], name=f"{k}"))
+            for k in range(40)
+        ]
+        calls: list[Any] = []
+        for host in hosts:
+            calls += [open_stream(host) for _ in range(250)]
+            await host.channel.channel_ready()
+
+        async def refused(call: Any) -> None:
+            try:
+                await call.read()
+            except grpc.aio.AioRpcError as error:
+                refusals.append(refusal_of(error))
+
+        reading = [asyncio.create_task(refused(call)) for call in calls]
+        async with asyncio.timeout(120):
+            while len(refusals) < len(calls) - 300:  # noqa: ASYNC110  # counted by many tasks
+                await asyncio.sleep(0.02)
+        await honest_round(federation)
+        # The others may stay open for a while, then each is told that it says nothing.
+        assert refusals.count((Status.RESOURCE_EXHAUSTED, "OVERLOADED")) > 0.9 * len(calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+def open_stream(host: RawHost) -> Any:
+    stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = host.stub
+    return stub.Attend()
