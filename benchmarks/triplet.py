@@ -156,20 +156,14 @@ def grid() -> Iterator[TripletSettings]:
         )
     for rate, attribute_steps in itertools.product((1e-2, 1e-1, 1.0), (10, 25, 100, 500)):
         yield TripletSettings(attribute_learning_rate=rate, attribute_steps=attribute_steps)
-    recommended = recommendation()
-    for changed in (
-        {"pretraining_rounds": 0},
-        {"pretraining_rounds": 3},
-        {"pretraining_participation": "all"},
-        {"head": "zero"},
-        {"q": 0.7},
-    ):
-        values = recommended.model_dump(exclude_unset=True) | changed
-        yield TripletSettings.model_validate(values)
+    yield recommendation(pretraining_rounds=0)
+    yield recommendation(pretraining_rounds=3)
+    yield recommendation(head="zero")
+    yield recommendation(q=0.7)
 
 
-def recommendation() -> TripletSettings:
-    return triplet_settings_for(TASK, {}, source="benchmark")
+def recommendation(**changed: object) -> TripletSettings:
+    return triplet_settings_for(TASK, changed, source="benchmark")
 
 
 def with_noise(found: Sequence[Sequence[MatrixEstimate]], epsilon: float) -> Error:
@@ -230,7 +224,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
-    chosen = [TripletSettings(), recommendation(), *(grid() if arguments.grid else ())]
+    chosen = [TripletSettings(), recommendation(), recommendation(pretraining_participation="all")]
+    chosen += grid() if arguments.grid else ()
     measured = [measure(arguments.seeds, settings) for settings in chosen]
     noise: dict[float, Error] = {}
     influence: list[int] = []
