@@ -1,0 +1,113 @@
+"""A thousand clients on ten hosts: how long until they attend, and a round with a hundred of them.
+
+Tiny models, one step of training: what is measured is the coordinator's and the hosts' handling
+of many clients.
+
+    python benchmarks/scale.py --clients 1000 --hosts 10 --count 100 --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local_federation import LocalFederation
+
+PLUGIN = Path(__file__).parent / "plugin"
+_LOOK_SECONDS = 0.02
+
+
+def install_plugin() -> None:
+    """Let this process and those it starts find the task."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    sys.path.insert(0, str(PLUGIN))
+
+
+async def run(files: DemoFiles, clients: int) -> dict[str, float]:
+    """Seconds until all clients attend, to the first commit, and per round."""
+    commits: list[float] = []
+    async with LocalFederation(files) as federation:
+        launched = time.perf_counter()
+        await federation.start()
+        async with federation.operator() as client:
+            while True:
+                if sum(each.attending for each in await client.list_clients()) == clients:
+                    break
+                await asyncio.sleep(_LOOK_SECONDS)
+            attending = time.perf_counter()
+            run_id = await client.start_run(files.run_file)
+            async for event in client.watch_run(run_id):
+                if event.WhichOneof("event") == "committed":
+                    commits.append(time.perf_counter())
+                elif event.status.reason:
+                    raise RuntimeError(event.status.reason)
+    seconds = [
+        after - before for before, after in zip([attending, *commits], commits, strict=False)
+    ]
+    return {
+        "clients": clients,
+        "launch_to_attending_seconds": attending - launched,
+        "first_round_seconds": seconds[0],
+        "seconds_median": statistics.median(seconds[1:] or seconds),
+    }
+
+
+def measure(clients: int, hosts: int, count: int, rounds: int) -> dict[str, float]:
+    """One federation, from launch to the last commit."""
+    install_plugin()
+    options = DemoOptions(
+        task="benchmark",
+        selector="uniform",
+        strategy="fedavg",
+        clients=clients,
+        hosts=hosts,
+        count=count,
+        rounds=rounds,
+        seed=1,
+        device="cpu",
+        assignments=["task.parameters=100", "evaluation.every=0", "training.steps=1"],
+    )
+    with tempfile.TemporaryDirectory(prefix="potluck-scale-") as name, reserved_port() as port:
+        return asyncio.run(run(write_demo_files(Path(name) / "f", options, port), clients))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--hosts", type=int, default=10)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = measure(options.clients, options.hosts, options.count, options.rounds)
+    if options.json:
+        print(json.dumps(result))
+        return
+    table = Table(
+        title=f"{options.clients} clients on {options.hosts} hosts, {options.count} a round"
+    )
+    table.add_column("what")
+    table.add_column("seconds", justify="right")
+    table.add_row("launch → all attend", f"{result['launch_to_attending_seconds']:.2f}")
+    table.add_row("run started → first round", f"{result['first_round_seconds']:.2f}")
+    table.add_row("a round, median", f"{result['seconds_median']:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
