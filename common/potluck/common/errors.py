@@ -29,7 +29,11 @@ the text.
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
+
+# Read once, when grpc is imported: of failed handshakes it prints what we say better.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio

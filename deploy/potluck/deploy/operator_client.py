@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import grpc.aio
 
-from potluck.common.errors import PotluckError, UnreachableError, from_rpc_error
-from potluck.common.tls import channel
+from potluck.common.connection_errors import connection_error
+from potluck.common.errors import PotluckError, UnreachableError
+from potluck.common.tls import TlsFiles, channel
 from potluck.deploy.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceStub
@@ -32,8 +33,9 @@ class OperatorClient:
     """A connection to one coordinator. Every method raises PotluckError, UnreachableError when
     the coordinator can't be reached or has gone away."""
 
-    def __init__(self, connection: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, connection: grpc.aio.Channel, address: str, tls: TlsFiles) -> None:
         self._address = address
+        self._tls = tls
         self._stub: OperatorServiceAsyncStub = OperatorServiceStub(connection)
 
     @property
@@ -142,7 +144,7 @@ class OperatorClient:
             raise self._translate(error) from None
 
     def _translate(self, error: grpc.aio.AioRpcError) -> PotluckError:
-        translated = from_rpc_error(error)
+        translated = connection_error(error, self._address, self._tls)
         if not isinstance(translated, UnreachableError):
             return translated
         detail = " ".join((error.details() or "no details").split())
@@ -168,4 +170,4 @@ async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
     async with channel(
         config.coordinator, config.tls, server_name=config.server_name
     ) as connection:
-        yield OperatorClient(connection, config.coordinator)
+        yield OperatorClient(connection, config.coordinator, config.tls)
