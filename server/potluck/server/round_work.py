@@ -73,7 +73,7 @@ class RoundWork:
 
     def initial_model(self) -> Published:
         """Make the model before round 1; its weights follow from the run's seed."""
-        arrays = state_arrays(self._model())
+        arrays = state_arrays(self._new_model())
         self._layout = Layout.of(arrays)
         return self._publish(arrays, base=None, round_number=0)
 
@@ -84,12 +84,10 @@ class RoundWork:
             self._layout = file.layout
         return self._files.published(sha256)
 
-    def _model(self) -> nn.Module:
-        if self._network is None:
-            with _TORCH, torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._blueprint.run_file.seed)
-                self._network = self._blueprint.task.model()
-        return self._network
+    def _new_model(self) -> nn.Module:
+        with _TORCH, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._blueprint.run_file.seed)
+            return self._blueprint.task.model()
 
     def _publish(
         self, arrays: Mapping[str, NDArray[Any]], *, base: Published | None, round_number: int
@@ -217,7 +215,9 @@ class RoundWork:
         examples = task.evaluation_data(self._data_directory)
         if examples is None:
             return None
-        network = self._model()
+        if self._network is None:
+            self._network = self._new_model()  # kept, as a run evaluates again and again
+        network = self._network
         with _TORCH:
             torch.set_num_threads(self._threads)
             with self._files.open(model.sha256, self.layout) as file:
