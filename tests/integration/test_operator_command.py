@@ -175,6 +175,19 @@ async def test_stop_says_where_the_run_stands(config: OperatorConfig, tmp_path: 
     assert (unknown.code, unknown.err) == (1, "potluck: no run begins with 'ffff'\n")
 
 
+async def test_resume_says_where_the_run_stands_and_may_follow_it(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.watches = [[status(), status(RunState.RUN_STATE_FINISHED, committed=3)]]
+    resumed, refused = await asyncio.gather(
+        potluck(config, tmp_path, "resume", "3f9a", "--watch", "--json"),
+        potluck(config, tmp_path, "resume", "ffff"),
+    )
+    states = [json.loads(line)["state"] for line in resumed.out.splitlines()]
+    assert (resumed.code, states) == (0, ["waiting", "running", "finished"])
+    assert (refused.code, refused.err) == (1, "potluck: run ffff is finished\n")
+
+
 async def test_ctrl_c_ends_a_watch_with_130(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from support.pki import TestFederation
 
-from potluck.common.errors import NotFoundError, PotluckError, to_status
+from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
 from potluck.common.runfile import parse_run_file
 from potluck.common.tls import SERVER_OPTIONS, server_credentials
 from potluck.deploy.operator_config import OperatorConfig
@@ -150,6 +150,16 @@ class FakeOperatorService(OperatorServiceServicer):
             await abort(context, NotFoundError(f"no run begins with '{request.run_id}'"))
         stopped = status(RunState.RUN_STATE_STOPPED, committed=1, reason="by an operator").status
         return operator_pb2.StopRunResponse(status=stopped)
+
+    async def ResumeRun(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.ResumeRunRequest,
+        context: Context,
+    ) -> operator_pb2.ResumeRunResponse:
+        if not RUN_ID.startswith(request.run_id):
+            await abort(context, RunError(f"run {request.run_id} is finished"))
+        waiting = status(RunState.RUN_STATE_WAITING, committed=1).status
+        return operator_pb2.ResumeRunResponse(status=waiting)
 
     async def WatchRun(  # noqa: N802  # named by the protocol
         self,

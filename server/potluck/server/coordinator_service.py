@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,39 +179,43 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         engine: RunEngine,
         requests: AsyncIterator[Any],
     ) -> Path:
-        path = engine.spool_path(header.client_id, header.sha256)
-        engine.spool.clear_others(path)
-        receiver = FileReceiver(
-            path,
-            sha256=header.sha256,
-            size=header.size,
-            offset=header.offset,
-            maximum=min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes),
-        )
+        folder = engine.spool.folder
         try:
-            async for request in requests:
-                if isinstance(request, memoryview):
-                    receiver.write(request)
-                    engine.count_up(len(request))
-                else:
-                    frame = require(request, "a chunk or a trailer").frame
-                    if frame.WhichOneof("part") != "trailer":
-                        raise ProtocolError("after an upload's header come chunks, then a trailer")
-                    return receiver.finish(frame.trailer.sha256)
-            raise TruncatedError(
-                f"the upload ended without a trailer after {receiver.received} of {header.size} "
-                "bytes; send the rest",
-                received=receiver.received,
-                size=header.size,
-            )
+            path = engine.spool_path(header.client_id, header.sha256)
+            engine.spool.clear_others(path)
+            announced = min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes)
+            receiver = await _receiver(path, header, maximum=announced)
+            with contextlib.closing(receiver):
+                return await self._fill(receiver, header, engine, requests)
         except OSError as error:
             raise StorageError(
-                f"can't spool an update to {path.parent}: {error.strerror}; make room there, or "
-                "put it right, and resume the run",
-                path=path.parent,
+                f"can't spool an update to {folder}: {error.strerror}; make room there, or put it "
+                "right, and resume the run",
+                path=folder,
             ) from error
-        finally:
-            receiver.close()
+
+    async def _fill(
+        self,
+        receiver: FileReceiver,
+        header: transfer_pb2.UpdateHeader,
+        engine: RunEngine,
+        requests: AsyncIterator[Any],
+    ) -> Path:
+        async for request in requests:
+            if isinstance(request, memoryview):
+                receiver.write(request)
+                engine.count_up(len(request))
+            else:
+                frame = require(request, "a chunk or a trailer").frame
+                if frame.WhichOneof("part") != "trailer":
+                    raise ProtocolError("after an upload's header come chunks, then a trailer")
+                return receiver.finish(frame.trailer.sha256)
+        raise TruncatedError(
+            f"the upload ended without a trailer after {receiver.received} of {header.size} "
+            "bytes; send the rest",
+            received=receiver.received,
+            size=header.size,
+        )
 
     async def _accept(
         self,
@@ -246,6 +251,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         update = SpooledUpdate(client=client, path=path, row=row)
         await engine.accept(client, header.update_id, update)
         return coordinator_pb2.SubmitUpdateResponse()
+
+
+async def _receiver(path: Path, header: transfer_pb2.UpdateHeader, *, maximum: int) -> FileReceiver:
+    begin = partial(
+        FileReceiver,
+        path,
+        sha256=header.sha256,
+        size=header.size,
+        offset=header.offset,
+        maximum=maximum,
+    )
+    # Going on means hashing what is there, which must not stop everything else.
+    return await asyncio.to_thread(begin) if header.offset else begin()
 
 
 def _check_client(client: str, identity: Identity) -> None:

@@ -16,6 +16,11 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self._folder
+
     def path(self, round_number: int, attempt: int, client: str, sha256: str) -> Path:
         """Where a client's update with this digest is, or would be."""
         folder = self._folder / f"{round_number}.{attempt}"
