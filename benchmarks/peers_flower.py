@@ -1,0 +1,148 @@
+"""The same work on Flower's deployment: a SuperLink, a SuperNode per client, `flwr run`.
+
+The Fleet and Control APIs use TLS with the server's certificate; SuperNodes are not authenticated,
+and the processes of one machine talk in plain text to each other, as Flower does by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomlkit
+from peers_memory import Memory, processes_of
+from peers_processes import Programs, programs_in, until
+from peers_work import Measurement, Notes, Work, measurement
+
+from potluck.common.errors import RunError
+from potluck.common.identity import Role
+from potluck.deploy import pki
+from potluck.deploy.demo_files import LOOPBACK, reserved_port
+
+APP = Path(__file__).parent / "peers" / "flower"
+CONNECTION = "benchmark"
+
+
+def settings(home: Path, binaries: Path) -> list[str]:
+    """Environment of all of Flower's processes: nothing of the user's, nobody told."""
+    return [
+        f"FLWR_HOME={home}",
+        f"PATH={binaries}:/usr/bin:/bin",
+        "FLWR_TELEMETRY_ENABLED=0",
+        "FLWR_DISABLE_UPDATE_CHECK=1",
+        "PYTHONPATH=",
+    ]
+
+
+def superlink(authority: Path, issued: pki.IssuedFiles, ports: Sequence[int]) -> list[str]:
+    """`ports`: of the Control API, the Fleet API and the Runtime API."""
+    control, fleet, runtime = ports
+    return [
+        "flower-superlink",
+        "--ssl-ca-certfile",
+        str(authority),
+        "--ssl-certfile",
+        str(issued.certificate),
+        "--ssl-keyfile",
+        str(issued.key),
+        "--disable-runtime-dependency-installation",
+        "--control-api-address",
+        f"{LOOPBACK}:{control}",
+        "--fleet-api-address",
+        f"{LOOPBACK}:{fleet}",
+        "--serverappio-api-address",
+        f"{LOOPBACK}:{runtime}",
+    ]
+
+
+def supernode(authority: Path, fleet: int, runtime: int) -> list[str]:
+    """The command of a SuperNode."""
+    return [
+        "flower-supernode",
+        "--root-certificates",
+        str(authority),
+        "--superlink",
+        f"{LOOPBACK}:{fleet}",
+        "--clientappio-api-address",
+        f"{LOOPBACK}:{runtime}",
+    ]
+
+
+def write_home(home: Path, authority: Path, control: int) -> None:
+    """Flower's configuration file."""
+    home.mkdir()
+    connection = {"address": f"{LOOPBACK}:{control}", "root-certificates": str(authority)}
+    table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    (home / "config.toml").write_text(tomlkit.dumps(table))
+
+
+async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Measurement:
+    """Run it. Raises RunError."""
+    loop = asyncio.get_running_loop()
+    async with programs_in(folder) as programs, contextlib.AsyncExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(3 + work.clients)]
+        certificates = folder / "pki"
+        pki.create_authority(certificates, "benchmark")
+        issued = pki.issue(certificates, Role.COORDINATOR, "superlink", hosts=[LOOPBACK])
+        authority = issued.authority
+        home, app = folder / "home", folder / "app"
+        write_home(home, authority, ports[0])
+        shutil.copytree(APP, app, ignore=shutil.ignore_patterns("submit.py", "__pycache__"))
+        notes = Notes(folder / "notes")
+        environment = settings(home, binaries)
+        config = (
+            f"parameters={work.parameters} clients={work.clients} rounds={work.rounds + 1} "
+            f"record='{notes.path}'"
+        )
+
+        launched = loop.time()
+        link = await programs.start(
+            "superlink", superlink(authority, issued, ports[:3]), environment
+        )
+        nodes = [
+            await programs.start(
+                f"supernode-{number}", supernode(authority, ports[1], port), environment
+            )
+            for number, port in enumerate(ports[3:])
+        ]
+        submit = ["python", str(APP / "submit.py"), str(ports[0]), str(notes.path)]
+        run = [str(app), CONNECTION, "--format", "json", "--run-config", config]
+        submission = await programs.start("submit", [*submit, *run], environment)
+        memory = Memory(lambda: processes_of("flower-superlink", [link.group]))
+        async with memory.sampled():
+            await until(
+                lambda: len(notes.commits()) > work.rounds or bool(notes.read("failed")),
+                what=f"{work.rounds + 1} rounds",
+                patience=work.timeout,
+                lasting=[link, *nodes],
+                passing=[submission],
+            )
+        if failures := notes.read("failed"):
+            raise RunError(f"the ServerApp failed: {failures[0]['reason']}")
+        if any(note["answered"] != work.clients for note in notes.read("committed")):
+            raise RunError("some rounds were aggregated from fewer than all clients")
+        total = await traffic(programs, environment)
+    return measurement(
+        version=version,
+        transport="gRPC with TLS, nodes not authenticated",
+        launched=launched,
+        notes=notes,
+        memory=memory,
+        bytes_per_client=total / work.clients / (work.rounds + 1),
+    )
+
+
+async def traffic(programs: Programs, environment: Sequence[str]) -> int:
+    """Bytes between SuperLink and SuperNodes, as Flower counts them."""
+    listing = await programs.start(
+        "list", ["flwr", "list", CONNECTION, "--format", "json"], environment
+    )
+    if await listing.ended():
+        raise listing.obituary()
+    output = programs.log("list")
+    counted = json.loads(output[output.index("{") :])["runs"][0]["network-traffic"]
+    return int(counted["total-bytes"])

@@ -1,0 +1,104 @@
+"""Starting, watching and ending the processes of a peer. Linux only: it reads /proc."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+
+from peers_memory import pids, read
+
+from potluck.common.errors import RunError
+from potluck.deploy.processes import GRACE_SECONDS, TetheredProcess, stop_all
+
+MARK = "POTLUCK_PEERS"
+"""Environment variable by which the processes of one measurement are told from all others."""
+
+LOOK_SECONDS = 0.03
+
+
+class Programs:
+    """The processes of one system; ends all of them, their children and grandchildren too.
+
+    Some peers put children into sessions of their own, which no process group reaches. All inherit
+    the environment, so a mark in it finds them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        self._processes: list[TetheredProcess] = []
+
+    async def start(
+        self, name: str, command: Sequence[str], environment: Iterable[str] = ()
+    ) -> TetheredProcess:
+        """Start `command` with `environment` (`NAME=VALUE`) added; its output goes to NAME.log."""
+        settings = [self._mark, f"TMPDIR={self.folder}", *environment]
+        process = await TetheredProcess.start(
+            name, ["env", *settings, *command], log=self.folder / f"{name}.log"
+        )
+        self._processes.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """What that process has said so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    async def end(self) -> None:
+        """End whatever was started."""
+        await stop_all(self._processes)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self._marked():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            for _ in range(int(GRACE_SECONDS / LOOK_SECONDS)):
+                if not self._marked():
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def _marked(self) -> list[int]:
+        return [pid for pid in pids() if self._mark.encode() in read(pid, "environ")]
+
+
+@contextlib.asynccontextmanager
+async def programs_in(folder: Path) -> AsyncIterator[Programs]:
+    """Processes that are gone at the end of the block."""
+    running = Programs(folder)
+    try:
+        yield running
+    finally:
+        await asyncio.shield(running.end())
+
+
+async def until(
+    done: Callable[[], bool],
+    *,
+    what: str,
+    patience: float,
+    lasting: Sequence[TetheredProcess] = (),
+    passing: Sequence[TetheredProcess] = (),
+) -> None:
+    """Wait until it is done. Raises RunError if that takes more than `patience` seconds, or
+    processes end meanwhile.
+
+    `lasting` ones may not end at all, `passing` ones may end if all went well.
+    """
+    ends = {asyncio.create_task(process.ended()): process for process in [*lasting, *passing]}
+    deadline = time.monotonic() + patience
+    try:
+        while not done():
+            for task, process in ends.items():
+                if task.done() and (process in lasting or task.result()):
+                    raise process.obituary()
+            if time.monotonic() > deadline:
+                raise RunError(f"{what} took more than {patience:.0f} s; raise --timeout")
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        for task in ends:
+            task.cancel()
