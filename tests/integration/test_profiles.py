@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import tomlkit
-from support.federation import Federation, set_values
+from support.federation import Federation, set_values, until
 from support.hostile_host import Respond, hostile_host
 from support.profile_federation import ledgers, profile_federation
 
@@ -237,3 +237,33 @@ async def test_where_there_is_a_root_members_sign_what_they_disclose(tmp_path: P
     assert [bool(each.label_counts) for each in clients] == [True, True, True, False]
     # Signed with another member's key: kept by its owner, believed by nobody.
     assert ledgers(federation)["client-3"]["releases"][0]["signature"]
+
+
+@pytest.mark.slow  # starts the coordinator three times, and pre-trains for many rounds
+async def test_pretraining_survives_kills_and_can_be_stopped(tmp_path: Path) -> None:
+    long = "profiles.triplet.pretraining_rounds=300"
+    async with profile_federation(
+        tmp_path, task="colored-digits", selector="feddiverse"
+    ) as federation:
+        run_id = await federation.start_run(long)
+        spool = federation.state / "spool" / f"pre-{run_id}"
+        await until(spool.exists, "pre-training under way")
+        await federation.kill_coordinator()
+        await federation.restart_coordinator()
+        [status] = await federation.operator.list_runs()  # what pre-trains is no run to be seen
+        assert status.run_id == run_id
+        await federation.until_attending()
+        status = await federation.operator.stop_run(run_id)
+        assert status.state == operator_pb2.RUN_STATE_STOPPED
+        assert status.committed_rounds == 0
+        assert ledgers(federation) == {}  # nobody had to describe itself yet
+        short = await federation.start_run("profiles.triplet.pretraining_rounds=2")
+        digest = await federation.finished(short)
+        # The same again, killed in between: the same model, bit for bit.
+        other = await federation.start_run("profiles.triplet.pretraining_rounds=2")
+        await federation.kill_coordinator()
+        await federation.restart_coordinator()
+        assert await federation.finished(other) == digest
+    for ledger in ledgers(federation).values():
+        [release] = ledger["releases"]  # the same pre-trained model, so the same disclosure
+        assert [each["run"] for each in release["recipients"]] == [short]

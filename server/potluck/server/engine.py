@@ -468,6 +468,7 @@ class RunEngine:
     async def _select(self, action: rounds.Select) -> None:
         if self._state is not RunState.RUNNING:
             await self._set_state(RunState.RUNNING, "")
+        self._facts = _RoundFacts()  # nobody is selected while profiles are asked for
         rows = await self._gate.eligible(
             action.available,
             round_number=action.round,

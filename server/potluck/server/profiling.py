@@ -41,6 +41,9 @@ from potluck.server.wire import model_reference, plugin
 log = structlog.get_logger()
 
 
+_ASKED_BY_NAME = 500
+"""Up to so many clients a database is asked for by name."""
+
 InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 
 
@@ -127,7 +130,10 @@ class Profiling:
         wanted = set(clients)
         stored: list[Profile] = []
         for signal in self.needs:
-            found = await self._in_store(partial(_profiles_of, signal=signal, run_id=self._run_id))
+            some = clients if len(clients) <= _ASKED_BY_NAME else None
+            found = await self._in_store(
+                partial(_profiles_of, signal=signal, run_id=self._run_id, clients=some)
+            )
             stored += [profile for profile in found if profile.client_id in wanted]
         for profile in stored:
             try:
@@ -154,11 +160,12 @@ class Profiling:
         classes = self._blueprint.task.classes
         return {LABEL_COUNTS: (classes,), TRIPLET: (3,), INTERACTION_MATRIX: (classes, 2)}[signal]
 
-    def _hold(self, profile: Profile, numbers: Floats) -> None:
+    def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
+        """Use a profile, if it is newer than the one in use or known to be of present data."""
         held = _Held(profile.data_epoch, profile.received_at, numbers)
         mine = self._held.setdefault(profile.client_id, {})
         before = mine.get(profile.signal)
-        if before is None or before.before(held):
+        if before is None or present or before.before(held):
             mine[profile.signal] = held
             self._columns[profile.signal][self._rows[profile.client_id]] = numbers
 
@@ -243,7 +250,7 @@ class Profiling:
         numbers = self._read(profile)
         self._verify(profile)
         await self._in_store(lambda store: store.put_profile(profile))
-        self._hold(profile, numbers)
+        self._hold(profile, numbers, present=True)
 
     # Believing --------------------------------------------------------------------------------
 
@@ -321,5 +328,7 @@ _COLUMNS: Mapping[str, str] = {
 }
 
 
-def _profiles_of(store: Store, *, signal: str, run_id: str) -> list[Profile]:
-    return store.profiles(signal=signal, run_id=run_id)
+def _profiles_of(
+    store: Store, *, signal: str, run_id: str, clients: Sequence[str] | None
+) -> list[Profile]:
+    return store.profiles(signal=signal, run_id=run_id, client_ids=clients)
