@@ -111,8 +111,8 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
             yield payload if piece == CHUNK else payload[:piece]
 
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, OPTIONS) as channel:
-        down = channel.unary_stream("/floor/down")
-        up = channel.stream_unary("/floor/up")
+        down: Any = channel.unary_stream("/floor/down")
+        up: Any = channel.stream_unary("/floor/up")
         for number in range(rounds):
             received = 0
             async for chunk in down(str(number).encode()):
@@ -128,14 +128,15 @@ def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> list[floa
     server = subprocess.Popen(
         [*command, "--serve", str(len(hosts))], stdout=subprocess.PIPE, text=True
     )
-    clients = []
+    clients: list[subprocess.Popen[Any]] = []
     try:
         assert server.stdout is not None
         port = server.stdout.readline().strip()
         clients = [subprocess.Popen([*command, "--port", port, "--name", name]) for name in hosts]
         return list(json.loads(server.stdout.readline()))
     finally:
-        for process in [*clients, server]:
+        processes: list[subprocess.Popen[Any]] = [*clients, server]
+        for process in processes:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:

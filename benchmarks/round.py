@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -106,7 +107,7 @@ async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
     if len(commits) != rounds:
         raise RuntimeError(f"{len(commits)} of {rounds} rounds were committed")
     return {
-        "seconds": [b - a for a, b in zip(commits, commits[1:], strict=False)],
+        "seconds": [b - a for a, b in itertools.pairwise(commits)],
         "first_round_seconds": commits[0] - started,
         "launch_to_first_round_seconds": commits[0] - launched,
         "private_mb": (peak - baseline) / 1e6,

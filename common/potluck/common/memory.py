@@ -18,7 +18,8 @@ def keep_freed_memory() -> None:
 
     By default it maps every message of a transfer anew and gives it back right after, so that the
     kernel clears each page again: up to a third of a transfer's system time. Up to `KEPT_BYTES`
-    are kept instead, in two heaps and not in one for each thread. Does nothing where the C library is another.
+    are kept instead, in two heaps and not in one for each thread. Does nothing where the C
+    library is another.
     """
     if not sys.platform.startswith("linux"):
         return
