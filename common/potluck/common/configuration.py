@@ -10,9 +10,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -24,6 +24,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+
+RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
+"""`json_schema_extra` of a table where what is not set is what something else recommends."""
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 ModelType = TypeVar("ModelType", bound=BaseModel)
@@ -138,7 +141,7 @@ def annotated_example(model: type[Settings], examples: Mapping[str, str] | None 
     """A commented TOML file for a model: every field with its reason and its default.
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
-    default value are shown commented out.
+    default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, lines)
@@ -151,15 +154,19 @@ def _annotate(
     prefix: str,
     examples: Mapping[str, str],
     lines: list[str],
+    *,
+    commented: bool = False,
 ) -> None:
     tables: list[str] = []
+    mark = "# " if commented else ""
     for name, field in model.model_fields.items():
         default = _default(name, field, defaults)
         if _nested(field) is not None or isinstance(default, dict):
             tables.append(name)  # TOML wants a table's own keys before its sub-tables
             continue
         lines += [f"# {line}" for line in (field.description or "").splitlines()]
-        lines += [_assignment(name, default, examples.get(f"{prefix}{name}")), ""]
+        assignment = _assignment(name, default, examples.get(f"{prefix}{name}"))
+        lines += [assignment if assignment.startswith("#") else mark + assignment, ""]
     for name in tables:
         field = model.model_fields[name]
         lines += [f"# {line}" for line in (field.description or "").splitlines()]
@@ -169,7 +176,8 @@ def _annotate(
             lines.append("")
             continue
         inner = default if isinstance(default, BaseModel) else None
-        _annotate(nested, inner, f"{prefix}{name}.", examples, lines)
+        commented = field.json_schema_extra == RECOMMENDED
+        _annotate(nested, inner, f"{prefix}{name}.", examples, lines, commented=commented)
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> object:

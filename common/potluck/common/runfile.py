@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from potluck.common.configuration import Settings, annotated_example, parse
+from potluck.common.configuration import RECOMMENDED, Settings, annotated_example, parse
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.encoding import Encoding
 from potluck.common.triplet import TripletSettings
@@ -163,7 +163,10 @@ class Profiles(Settings):
         "that discloses each client's counts but for the names of classes and attributes.",
     )
     triplet: TripletSettings = Field(
-        default=TripletSettings(), description="How clients estimate their triplet."
+        default=TripletSettings(),
+        json_schema_extra=RECOMMENDED,
+        description="How clients estimate their triplet; what is not set here is what the task\n"
+        "recommends, else the paper's.",
     )
 
 

@@ -10,6 +10,7 @@ from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.runfile import RunFile, parse_run_file
 from potluck.common.task import Task
 from potluck.common.training import LocalTraining, training_for
+from potluck.common.triplet import triplet_settings_for
 from potluck.server.round import Plan
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
@@ -17,7 +18,7 @@ from potluck.server.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """The parts of a run."""
+    """The parts of a run. The run file's triplet settings are completed by the task's."""
 
     run_file: RunFile
     task: Task
@@ -67,9 +68,18 @@ def draw_up(text: str, *, source: str) -> Blueprint:
     selector = run_file.selector
     strategy = run_file.strategy
     return Blueprint(
-        run_file=run_file,
+        run_file=_with_recommendations(run_file, task, source),
         task=task,
         selector=plugins.create(plugins.SELECTORS, selector.name, selector.options),
         strategy=plugins.create(plugins.STRATEGIES, strategy.name, strategy.options),
         training=training_for(task, run_file.training, source=f"{source}: [training]"),
+    )
+
+
+def _with_recommendations(run_file: RunFile, task: Task, source: str) -> RunFile:
+    profiles = run_file.profiles
+    chosen = profiles.triplet.model_dump(exclude_unset=True)
+    triplet = triplet_settings_for(task, chosen, source=f"{source}: [profiles.triplet]")
+    return run_file.model_copy(
+        update={"profiles": profiles.model_copy(update={"triplet": triplet})}
     )

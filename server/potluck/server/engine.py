@@ -724,6 +724,12 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
         )
     if len(selection.reasons) != len(rows):
         raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
+    if selection.quotas is not None:
+        raise RunError(
+            f"selector '{name}' limits how many samples clients train on, which running "
+            "federations can't do; unset the option that asks for it (of kl: truncate)",
+            selector=name,
+        )
 
 
 def vars_of(metrics: Metrics) -> Mapping[str, float | None]:

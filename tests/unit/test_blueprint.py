@@ -1,0 +1,71 @@
+"""Run files as the coordinator completes and checks them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from potluck.common.disclosure import Mode
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.runfile import example_run_file
+from potluck.common.triplet import TripletSettings
+from potluck.server.blueprint import draw_up
+from potluck.server.engine import check_selection
+from potluck.server.profile_requests import request_for
+from potluck.server.selection import Population, Selection, SelectionContext
+from potluck.server.selectors.kl import KullbackLeibler
+from potluck.server.state import State
+
+RUN_FILE = """
+[task]
+name = "colored-digits"
+[selector]
+name = "feddiverse"
+[profiles.triplet]
+"""
+
+
+def asked(text: str) -> TripletSettings | None:
+    request = request_for("triplet", draw_up(text, source="test").run_file)
+    assert request.mode is Mode.LDP
+    return request.settings
+
+
+def test_clients_are_asked_with_what_the_task_recommends() -> None:
+    recommended = TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
+    assert asked(RUN_FILE) == recommended
+    assert asked(example_run_file()) == recommended
+    assert asked(RUN_FILE + "q = 0.5\nattribute_steps = 10") == recommended.model_copy(
+        update={"q": 0.5, "attribute_steps": 10}
+    )
+
+
+def test_pretraining_is_as_the_run_file_says() -> None:
+    text = RUN_FILE + "pretraining_rounds = 3\npretraining_participation = 'all'"
+    settings = draw_up(text, source="test").run_file.profiles.triplet
+    assert (settings.pretraining_rounds, settings.pretraining_participation) == (3, "all")
+    assert settings.attribute_steps == 100
+    assert asked(text) == asked(RUN_FILE)  # the model's digest tells
+
+
+def test_unknown_triplet_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="attribute_step"):
+        draw_up(RUN_FILE + "attribute_step = 3", source="test")
+
+
+def test_quotas_are_refused_rather_than_ignored() -> None:
+    population = Population(
+        ids=["a", "b"],
+        classes=2,
+        samples=np.array([4, 4]),
+        label_counts=np.array([[3.0, 1.0], [1.0, 3.0]]),
+    )
+    rows = np.arange(2)
+    context = SelectionContext(round=1, seed=0, count=2, population=population, available=rows)
+    selection = KullbackLeibler(truncate=True).select(State(), context)
+    assert isinstance(selection, Selection)
+    with pytest.raises(RunError, match="truncate"):
+        check_selection(selection, context, "kl")
+    check_selection(dataclasses.replace(selection, quotas=None), context, "kl")
