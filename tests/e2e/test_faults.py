@@ -118,6 +118,23 @@ async def test_a_coordinator_killed_when_a_round_is_committed(
     await same_run(federation, run_id, undisturbed)
 
 
+async def test_hosts_that_are_back_before_their_run_wait_for_it(
+    federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
+) -> None:
+    held = [f"train-{member.client_id}" for member in undisturbed[0].members]
+    federation.points.hold(*held)
+    run_id = await federation.start_run()
+    await until(lambda: any(federation.points.reached(each) for each in held))
+    await federation.kill_coordinator()
+    federation.points.hold("init")
+    federation.points.release(*held)
+    await federation.restart_coordinator()
+    await federation.until_attending()  # by now they have something to deliver
+    await until(lambda: federation.points.reached("init"))
+    federation.points.release()
+    await same_run(federation, run_id, undisturbed)
+
+
 async def test_a_stopped_run_goes_on_when_it_is_resumed(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:

@@ -132,7 +132,11 @@ class Federation:
         """Wait until so many hosts attend; all by default."""
         wanted = len(self.files.hosts) if hosts is None else hosts
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while len(await self.attending_hosts()) != wanted:  # noqa: ASYNC110  # as in `until`
+            while True:
+                # A channel whose coordinator was just restarted may not know it yet.
+                with contextlib.suppress(UnreachableError):
+                    if len(await self.attending_hosts()) == wanted:
+                        return
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def attending_hosts(self) -> set[str]:

@@ -130,14 +130,18 @@ class Coordinator:
 
     # Uploads ----------------------------------------------------------------------------------
 
-    def engine_of(self, update_id: str) -> RunEngine:
-        """The run under way that an update is for. Raises RoundClosedError."""
+    async def engine_of(self, update_id: str) -> RunEngine:
+        """The run under way that an update is for. Raises RoundClosedError.
+
+        After a restart hosts may come before the run knows where it stood: they wait for it.
+        """
         engine = self._engines.get(update_id.partition("/")[0])
         if engine is None:
             raise RoundClosedError(
                 f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
                 update=update_id[:200],
             )
+        await engine.prepared()
         return engine
 
     @contextlib.asynccontextmanager

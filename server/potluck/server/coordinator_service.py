@@ -138,7 +138,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.LocateUploadResponse:
         """How much of an update has arrived."""
         _check_client(request.client_id, identity_of(context))
-        engine = self._coordinator.engine_of(request.update_id)
+        engine = await self._coordinator.engine_of(request.update_id)
         if engine.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         _check_expected(engine, request.client_id, request.update_id)
@@ -154,7 +154,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header = _header(await anext(requests, None))
         client = header.client_id
         _check_client(client, identity_of(context))
-        engine = self._coordinator.engine_of(header.update_id)
+        engine = await self._coordinator.engine_of(header.update_id)
         if engine.has(client, header.update_id):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(engine, client, header.update_id)

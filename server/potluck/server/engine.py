@@ -121,6 +121,7 @@ class RunEngine:
             blueprint, self._profiling, lambda text: self._say(text, warning=True)
         )
         self._events: asyncio.Queue[rounds.Event] = asyncio.Queue()
+        self._prepared = asyncio.Event()
         self._machine = RoundMachine(blueprint.plan)
         self._slow: asyncio.Task[None] | None = None
         self._roster: list[str] = []
@@ -174,6 +175,10 @@ class RunEngine:
         )
 
     # Updates ----------------------------------------------------------------------------------
+
+    async def prepared(self) -> None:
+        """Wait until it is known where the run stands; what is expected is not known before."""
+        await self._prepared.wait()
 
     def expects(self, client: str, update_id: str) -> bool:
         """Whether an update with this id is waited for."""
@@ -239,6 +244,7 @@ class RunEngine:
         stop_listening = self._environment.attendance.listen(self._on_attendance)
         try:
             await self._prepare()
+            self._prepared.set()
             await self.quarantine_changed()
             self.post(rounds.Started())
             self.post(rounds.Joined(self._environment.attendance.clients))
@@ -255,6 +261,7 @@ class RunEngine:
             reason = f"unexpected {type(error).__name__}: {error}; the coordinator's log says more"
             await self._end(rounds.End(rounds.Ending.FAILED, reason))
         finally:
+            self._prepared.set()
             stop_listening()
             if self._slow is not None:
                 self._slow.cancel()

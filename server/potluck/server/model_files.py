@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,12 @@ class Published(BaseModel):
 
 
 class ModelFiles:
-    """A folder of tensor files named by their SHA-256. Blocking; call it from a thread."""
+    """A folder of tensor files named by their SHA-256. Blocking; call it from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
+        self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
 
     def path(self, sha256: str) -> Path:
         """Where the file with this digest is, or would be."""
@@ -73,7 +76,7 @@ class ModelFiles:
 
     def write(self, arrays: Mapping[str, NDArray[Any]], layout: Layout | None = None) -> FileDigest:
         """Write arrays under their digest, synced to disk."""
-        temporary = self._folder / f".writing-{id(arrays):x}"
+        temporary = self._temporary()
         try:
             digest = write_tensors(temporary, arrays, layout=layout, sync=True)
             self._name(temporary, digest)
@@ -84,13 +87,23 @@ class ModelFiles:
     def compress(self, digest: FileDigest) -> FileDigest:
         """Compress a file that was just written; the file itself is not needed any more."""
         source = self.existing(digest.sha256)
-        temporary = self._folder / f".compressing-{digest.sha256[:16]}"
-        packed = compress_file(source, temporary)
-        self._name(temporary, packed)
+        temporary = self._temporary()
+        try:
+            packed = compress_file(source, temporary)
+            self._name(temporary, packed)
+        finally:
+            temporary.unlink(missing_ok=True)
+        with self._lock:
+            self._fresh.discard(digest.sha256)
         return packed
 
+    def _temporary(self) -> Path:
+        return self._folder / f".{secrets.token_hex(8)}"  # runs may write the same model at once
+
     def _name(self, temporary: Path, digest: FileDigest) -> None:
-        temporary.replace(self.path(digest.sha256))
+        with self._lock:
+            self._fresh.add(digest.sha256)
+            temporary.replace(self.path(digest.sha256))
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)  # a row will name it, so the name must be on disk as well
@@ -101,9 +114,12 @@ class ModelFiles:
         """Note, on disk, which files a model can be had as."""
         published = Published(sha256=digest.sha256, size=digest.size, renditions=tuple(renditions))
         path = self._notes(digest.sha256)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(published.model_dump_json())
-        temporary.replace(path)
+        temporary = self._temporary()
+        try:
+            temporary.write_text(published.model_dump_json())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         return published
 
     def published(self, sha256: str) -> Published:
@@ -138,12 +154,15 @@ class ModelFiles:
     def clear_leftovers(self) -> None:
         """Delete what was being written when a coordinator was killed."""
         for path in self._folder.iterdir():
-            if path.name.startswith(".") or path.suffix == ".new":
+            if path.name.startswith("."):
                 path.unlink()
 
     def keep_only(self, digests: set[str]) -> None:
-        """Delete every other file."""
-        for path in self._folder.iterdir():
-            if path.suffix in (".safetensors", ".json") and path.stem not in digests:
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+        """Delete every other file, but for those written since somebody last needed them: the
+        round they were written for goes on."""
+        with self._lock:
+            self._fresh -= digests
+            for path in self._folder.iterdir():
+                known = path.stem in digests or path.stem in self._fresh
+                if path.suffix in (".safetensors", ".json") and not known:
+                    path.unlink(missing_ok=True)

@@ -26,7 +26,13 @@ class Selector(Uniform):
 
 
 class Strategy(FedAvg):
-    """FedAvg. Points: `weigh`, before the reduction, and `apply`, after it."""
+    """FedAvg. Points: `init`, when a run begins or is resumed before its first commit; `weigh`,
+    before the reduction; `apply`, after it."""
+
+    def init(self, model: Weights) -> State:
+        """As FedAvg does."""
+        reach("init")
+        return super().init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """As FedAvg does."""

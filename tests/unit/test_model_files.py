@@ -1,0 +1,58 @@
+"""The coordinator's model files: shared by runs that know nothing of each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.server.model_files import ModelFiles, Rendition
+
+ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
+OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}
+
+
+def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    old, new = files.write(OTHERS), files.write(ARRAYS)
+    files.keep_only({old.sha256})  # by a run that does not know the new one
+    assert files.existing(new.sha256).is_file()
+    files.keep_only({old.sha256, new.sha256})  # now it is needed
+    files.keep_only({new.sha256})
+    with pytest.raises(NotFoundError):
+        files.existing(old.sha256)
+    files.keep_only(set())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_may_write_the_same_model_at_once(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+
+    def write(_: int) -> str:
+        digest = files.write(ARRAYS)
+        return files.publish(digest, [Rendition.whole(digest)]).sha256
+
+    with ThreadPoolExecutor(8) as pool:
+        [sha256] = set(pool.map(write, range(64)))
+    files.verify(sha256)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{sha256}.safetensors", f"{sha256}.json"}
+
+
+def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    digest = files.write(ARRAYS)
+    (tmp_path / ".abc").write_bytes(b"half")
+    ModelFiles(tmp_path).clear_leftovers()
+    assert [path.stem for path in tmp_path.iterdir()] == [digest.sha256]
+
+
+def test_a_damaged_model_is_told(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    digest = files.write(ARRAYS)
+    path = files.existing(digest.sha256)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(StorageError, match="is damaged, its SHA-256 is not its name any more"):
+        files.verify(digest.sha256)
