@@ -34,7 +34,7 @@ from rich.table import Table
 from potluck.common.errors import PotluckError
 
 FLOWER = "1.34.0"
-"""The last version whose nodes speak gRPC; later ones use HTTP."""
+"""Speaks gRPC everywhere, as up to 1.36; from 1.40 on Flower speaks HTTP."""
 NVFLARE = "2.9.0"
 SYSTEMS = ("potluck", "flower", "nvflare")
 COMPARED = (
@@ -58,6 +58,7 @@ async def measure(system: str, folder: Path, options: argparse.Namespace) -> Mea
     )
     if system == "flower":
         version = options.flower_version
+        peers_flower.check(version)
         binaries = await environment(options.environments, "flwr", version)
         return await peers_flower.measure(folder, binaries, version, work)
     if system == "nvflare":

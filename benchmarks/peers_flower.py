@@ -1,7 +1,8 @@
 """The same work on Flower's deployment: a SuperLink, a SuperNode per client, `flwr run`.
 
-The Fleet and Control APIs use TLS with the server's certificate; SuperNodes are not authenticated,
-and the processes of one machine talk in plain text to each other, as Flower does by default.
+Versions from 1.40 on speak HTTP instead of gRPC. What nodes and operators reach uses TLS with the
+server's certificate; nodes are not authenticated, and by gRPC the processes of one machine talk in
+plain text to each other, as Flower does by default.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tomlkit
+from packaging.version import Version
 from peers_memory import Memory, processes_of
 from peers_processes import Programs, programs_in, until
 from peers_work import Measurement, Notes, Work, measurement
 
-from potluck.common.errors import RunError
+from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.identity import Role
 from potluck.deploy import pki
 from potluck.deploy.demo_files import LOOPBACK, reserved_port
 
 APP = Path(__file__).parent / "peers" / "flower"
 CONNECTION = "benchmark"
+FIRST_WITH_SOME_HTTP = Version("1.37")
+FIRST_WITH_HTTP = Version("1.40")
 
 
 def settings(home: Path, binaries: Path) -> list[str]:
@@ -38,38 +42,42 @@ def settings(home: Path, binaries: Path) -> list[str]:
     ]
 
 
-def superlink(authority: Path, issued: pki.IssuedFiles, ports: Sequence[int]) -> list[str]:
-    """`ports`: of the Control API, the Fleet API and the Runtime API."""
-    control, fleet, runtime = ports
+def check(version: str) -> None:
+    """Raises ConfigurationError for versions that speak both gRPC and HTTP."""
+    if FIRST_WITH_SOME_HTTP <= Version(version) < FIRST_WITH_HTTP:
+        raise ConfigurationError(
+            f"Flower {version} speaks partly gRPC, partly HTTP; name a version below "
+            f"{FIRST_WITH_SOME_HTTP}, or {FIRST_WITH_HTTP} or newer"
+        )
+
+
+def superlink(issued: pki.IssuedFiles, ports: Sequence[int], *, http: bool) -> list[str]:
+    """`ports`: of the Control API, the Fleet API and the Runtime API; HTTP takes the first only."""
+    control, fleet, runtime = (f"{LOOPBACK}:{port}" for port in ports)
+    grpc = ["--control-api-address", control, "--fleet-api-address", fleet]
     return [
         "flower-superlink",
-        "--ssl-ca-certfile",
-        str(authority),
-        "--ssl-certfile",
-        str(issued.certificate),
-        "--ssl-keyfile",
-        str(issued.key),
+        *("--ssl-ca-certfile", str(issued.authority)),
+        *("--ssl-certfile", str(issued.certificate)),
+        *("--ssl-keyfile", str(issued.key)),
         "--disable-runtime-dependency-installation",
-        "--control-api-address",
-        f"{LOOPBACK}:{control}",
-        "--fleet-api-address",
-        f"{LOOPBACK}:{fleet}",
-        "--serverappio-api-address",
-        f"{LOOPBACK}:{runtime}",
+        *(listening(ports[0]) if http else [*grpc, "--serverappio-api-address", runtime]),
     ]
 
 
-def supernode(authority: Path, fleet: int, runtime: int) -> list[str]:
+def supernode(authority: Path, fleet: int, runtime: int, *, http: bool) -> list[str]:
     """The command of a SuperNode."""
     return [
         "flower-supernode",
-        "--root-certificates",
-        str(authority),
-        "--superlink",
-        f"{LOOPBACK}:{fleet}",
-        "--clientappio-api-address",
-        f"{LOOPBACK}:{runtime}",
+        *("--root-certificates", str(authority)),
+        *("--superlink", f"{LOOPBACK}:{fleet}"),
+        *(listening(runtime) if http else ["--clientappio-api-address", f"{LOOPBACK}:{runtime}"]),
     ]
+
+
+def listening(port: int) -> list[str]:
+    """Where a program listens for HTTP."""
+    return ["--host", LOOPBACK, "--port", str(port)]
 
 
 def write_home(home: Path, authority: Path, control: int) -> None:
@@ -81,16 +89,16 @@ def write_home(home: Path, authority: Path, control: int) -> None:
 
 
 async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Measurement:
-    """Run it. Raises RunError."""
+    """Run it, in a version that `check` lets pass. Raises RunError."""
     loop = asyncio.get_running_loop()
+    http = Version(version) >= FIRST_WITH_HTTP
     async with programs_in(folder) as programs, contextlib.AsyncExitStack() as stack:
         ports = [stack.enter_context(reserved_port()) for _ in range(3 + work.clients)]
         certificates = folder / "pki"
         pki.create_authority(certificates, "benchmark")
         issued = pki.issue(certificates, Role.COORDINATOR, "superlink", hosts=[LOOPBACK])
-        authority = issued.authority
         home, app = folder / "home", folder / "app"
-        write_home(home, authority, ports[0])
+        write_home(home, issued.authority, ports[0])
         shutil.copytree(APP, app, ignore=shutil.ignore_patterns("submit.py", "__pycache__"))
         notes = Notes(folder / "notes")
         environment = settings(home, binaries)
@@ -101,11 +109,13 @@ async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Mea
 
         launched = loop.time()
         link = await programs.start(
-            "superlink", superlink(authority, issued, ports[:3]), environment
+            "superlink", superlink(issued, ports[:3], http=http), environment
         )
         nodes = [
             await programs.start(
-                f"supernode-{number}", supernode(authority, ports[1], port), environment
+                f"supernode-{number}",
+                supernode(issued.authority, ports[0 if http else 1], port, http=http),
+                environment,
             )
             for number, port in enumerate(ports[3:])
         ]
@@ -128,7 +138,7 @@ async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Mea
         total = await traffic(programs, environment)
     return measurement(
         version=version,
-        transport="gRPC with TLS, nodes not authenticated",
+        transport=f"{'HTTP' if http else 'gRPC'} with TLS, nodes not authenticated",
         launched=launched,
         notes=notes,
         memory=memory,
