@@ -114,7 +114,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 kept = f"; its logs are in {folder / system}" if (folder / system).exists() else ""
                 print(f"{system}: {error}{kept}", file=sys.stderr)
     finally:
-        if not failures:
+        if not failures or not any(folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
