@@ -114,8 +114,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 kept = f"; its logs are in {folder / system}" if (folder / system).exists() else ""
                 print(f"{system}: {error}{kept}", file=sys.stderr)
     finally:
-        if not failures or not any(folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+        clean(folder, keep=bool(failures))
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "cores": os.cpu_count(),
@@ -128,6 +127,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "ratios": ratios(systems),
         "failures": failures,
     }
+
+
+def clean(folder: Path, *, keep: bool) -> None:
+    """Remove the folder, unless it holds something to keep."""
+    if not keep or not any(folder.iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def show(result: Mapping[str, Any]) -> None:
