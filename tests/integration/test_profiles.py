@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,14 +19,16 @@ from support.profile_federation import ledgers, profile_federation
 
 from potluck.client.config import load_config
 from potluck.common.disclosure import canonical_json
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, RunError, StorageError
 from potluck.common.heterogeneity import triplets
+from potluck.common.names import ClientId
 from potluck.common.tasks.digits import ColoredDigits
 from potluck.deploy.federation_root import add_members, create_root
 from potluck.deploy.profile_commands import profiles_text
 from potluck.deploy.profile_file import read_profile_file
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.store import Store
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -75,7 +79,7 @@ async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path)
     task = ColoredDigits(clients=24)
     true = []
     for number in range(24):
-        groups = task.client_data(f"client-{number}", None).train.groups
+        groups = task.client_data(ClientId(f"client-{number}"), None).train.groups
         assert groups is not None
         true.append(np.bincount(groups.numpy(), minlength=4).reshape(2, 2))
     async with profile_federation(
@@ -122,6 +126,54 @@ async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: P
         payload = json.loads(ledger["releases"][0]["payload_json"])
         assert disclosed[client] == payload["label_counts"]
         assert sum(log.count(f"of {client} to the coordinator") for log in logs) == 1
+
+
+async def test_an_audit_holds_claims_against_updates_also_after_a_restart(tmp_path: Path) -> None:
+    async with profile_federation(
+        tmp_path,
+        count=4,
+        rounds=6,
+        assignments=['profiles.disclosure="exact"', "round.quorum=1.0", "training.steps=20"],
+        disclosure={"exact_label_counts": True},
+    ) as federation:
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        honest = await federation.operator.audit_labels(run_id)
+        assert {audit.client_id for audit in honest} == {f"client-{n}" for n in range(4)}
+        assert {audit.rounds for audit in honest} == {6}
+        verdicts = {audit.verdict for audit in honest}
+        assert verdicts == {operator_pb2.LABEL_VERDICT_CONSISTENT}
+
+        await federation.kill_coordinator()
+        url = f"sqlite:///{federation.state / 'potluck.sqlite3'}"
+
+        def released() -> bool:
+            with contextlib.suppress(StorageError):
+                Store.open(url).close()
+                return True
+            return False
+
+        await until(released, "the killed coordinator lets go of its store")
+        with Store.open(url) as store:
+            [told] = store.profiles(signal="label_counts", run_id=run_id, client_ids=["client-2"])
+            counts = json.loads(told.payload_json)["label_counts"]
+            most, least = int(np.argmax(counts)), int(np.argmin(counts))
+            counts[least] += counts[most]
+            counts[most] = 0
+            lie = canonical_json({"label_counts": counts})
+            store.put_profile(dataclasses.replace(told, data_epoch=2, payload_json=lie))
+        await federation.restart_coordinator()
+        audits = {each.client_id: each for each in await federation.operator.audit_labels(run_id)}
+        caught = audits.pop("client-2")
+        assert caught.verdict == operator_pb2.LABEL_VERDICT_SUSPICIOUS
+        [hidden] = [each for each in caught.suspicions if each.label == most]
+        assert (hidden.hidden, hidden.claimed) == (True, 0.0)
+        assert hidden.bound > 0
+        assert list(audits.values()) == [each for each in honest if each.client_id in audits]
+
+        run_id = await federation.start_run('selector.name="uniform"', "rounds=1")
+        with pytest.raises(RunError, match="nobody was asked for label counts"):
+            await federation.operator.audit_labels(run_id)
 
 
 def allow(path: Path, **changes: Any) -> None:

@@ -8,6 +8,7 @@ for each data epoch, signal and parameters. Formats: docs/profiles.md.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -113,6 +114,13 @@ class Parameters(_Message):
     def canonical(self) -> str:
         """The one text for these parameters."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
+
+    @property
+    def noise_rate(self) -> float:
+        """ε / Δ₁ of the discrete Laplace noise in the counts; infinite where there is none."""
+        if self.epsilon is None:
+            return math.inf
+        return self.epsilon / (1 if self.adjacency == "add-remove" else 2)
 
     def satisfies(self, request: Request) -> bool:
         """Whether a disclosure made like this is what was asked for."""

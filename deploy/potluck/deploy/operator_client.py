@@ -26,6 +26,7 @@ CALL_SECONDS = 30.0
 STALL_SECONDS = 60.0
 """A download that brings nothing for so long is broken."""
 
+Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
@@ -69,22 +70,15 @@ class OperatorClient:
     async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
         """Classes of a run's task, and what its clients have disclosed, in roster order."""
         call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))
-        classes, clients = 0, list[operator_pb2.ClientProfile]()
-        try:
-            async with asyncio.timeout(STALL_SECONDS):
-                async for answer in call:
-                    classes = answer.classes
-                    clients += answer.clients
-        except TimeoutError:
-            raise UnreachableError(
-                f"the coordinator at {self._address} did not send all profiles within "
-                f"{STALL_SECONDS:.0f} s; see its log"
-            ) from None
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
-        finally:
-            call.cancel()
-        return classes, clients
+        answers = await self._all(call, "profiles")
+        classes = answers[0].classes if answers else 0
+        return classes, [client for answer in answers for client in answer.clients]
+
+    async def audit_labels(self, run_id: str) -> list[operator_pb2.LabelAudit]:
+        """What a run's clients claim of their labels, held against their updates."""
+        call = self._stub.AuditLabels(operator_pb2.AuditLabelsRequest(run_id=run_id))
+        answers = await self._all(call, "audits")
+        return [audit for answer in answers for audit in answer.audits]
 
     async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
         """Stop a run; where it stands then."""
@@ -131,6 +125,22 @@ class OperatorClient:
             raise UnreachableError(
                 f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
                 "try again, the download goes on where it stopped"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def _all(
+        self, call: grpc.aio.UnaryStreamCall[Request, Answer], what: str
+    ) -> list[Answer]:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                return [answer async for answer in call]
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator at {self._address} did not send all {what} within "
+                f"{STALL_SECONDS:.0f} s; see its log"
             ) from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None

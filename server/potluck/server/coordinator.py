@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from potluck.common.disclosure import LABEL_COUNTS
 from potluck.common.errors import (
     ConfigurationError,
     NotFoundError,
@@ -28,12 +29,14 @@ from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance, Session
+from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
 from potluck.server.engine import Environment, RunEngine, now, utc
+from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
-from potluck.server.profiling import Trust, stored_population
+from potluck.server.profiling import Profiling, Trust, stored_profiles
 from potluck.server.round import StopRequested
 from potluck.server.round_work import RoundWork
 from potluck.server.selection import Population
@@ -250,9 +253,31 @@ class Coordinator:
         """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
         row = await self.run(run_id)
         blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
-        return await stored_population(
+        _, population = await self._stored_profiles(row, blueprint)
+        return population
+
+    async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
+        """What a run's clients claimed of their labels, held against how their updates moved the
+        output bias. Raises NotFoundError, RunError where the run has nothing to audit."""
+        row = await self.run(run_id)
+        blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+        check_auditable(blueprint)
+        profiling, population = await self._stored_profiles(row, blueprint)
+        rates = profiling.noise_rates(LABEL_COUNTS)
+        rounds = await self.committed_rounds(row.run_id)
+        records = self._bias_records(row.run_id)
+        audits = await asyncio.to_thread(audit_run, blueprint, population, rates, rounds, records)
+        return population, audits
+
+    async def _stored_profiles(
+        self, row: RunRow, blueprint: Blueprint
+    ) -> tuple[Profiling, Population]:
+        return await stored_profiles(
             row.run_id, blueprint, self.attendance, self.in_store, self._trust
         )
+
+    def _bias_records(self, run_id: str) -> BiasRecords:
+        return BiasRecords(self.config.state_directory / "bias-updates" / run_id)
 
     async def run(self, run_id: str) -> RunRow:
         """A run by id or a unique beginning of it. Raises NotFoundError."""
@@ -327,7 +352,10 @@ class Coordinator:
         )
 
     def _begin_driving(self, row: RunRow, blueprint: Blueprint) -> None:
-        work = RoundWork(blueprint, self.files, self.config.data_directory, self.config.threads)
+        records = None if why_not_audited(blueprint) else self._bias_records(row.run_id)
+        work = RoundWork(
+            blueprint, self.files, self.config.data_directory, self.config.threads, records
+        )
         spool = Spool(self.config.state_directory / "spool" / row.run_id)
         environment = Environment(
             attendance=self.attendance,

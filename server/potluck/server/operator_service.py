@@ -11,7 +11,7 @@ from potluck.server.coordinator import Coordinator
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
-from potluck.server.profile_messages import profile_messages
+from potluck.server.profile_messages import audit_messages, profile_messages
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""
@@ -122,6 +122,14 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """What a run's clients have disclosed."""
         population = await self._coordinator.profiles(request.run_id)
         for message in profile_messages(population):
+            yield message
+
+    async def AuditLabels(
+        self, request: operator_pb2.AuditLabelsRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.AuditLabelsResponse]:
+        """What a run's clients claim of their labels, held against their updates."""
+        population, audits = await self._coordinator.audit_labels(request.run_id)
+        for message in audit_messages(population, audits):
             yield message
 
     async def FetchModel(

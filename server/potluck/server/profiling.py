@@ -70,6 +70,7 @@ class _Held:
     data_epoch: int
     received_at: datetime
     numbers: Floats
+    noise_rate: float
 
     def before(self, other: _Held) -> bool:
         return (self.data_epoch, self.received_at) < (other.data_epoch, other.received_at)
@@ -145,6 +146,12 @@ class Profiling:
         """Columns for a `Population`, by its names for them."""
         return {_COLUMNS[signal]: column for signal, column in self._columns.items()}
 
+    def noise_rates(self, signal: str) -> Mapping[str, float]:
+        """ε / Δ₁ of the noise in what clients have disclosed, infinite without, by client."""
+        return {
+            client: held[signal].noise_rate for client, held in self._held.items() if signal in held
+        }
+
     def lacks(self, client: str) -> list[str]:
         """Needed signals that a client has not disclosed, of its present data."""
         held = self._held.get(client, {})
@@ -162,7 +169,8 @@ class Profiling:
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
         """Use a profile, if it is newer than the one in use or known to be of present data."""
-        held = _Held(profile.data_epoch, profile.received_at, numbers)
+        rate = parse_parameters(profile.parameters_json).noise_rate
+        held = _Held(profile.data_epoch, profile.received_at, numbers, rate)
         mine = self._held.setdefault(profile.client_id, {})
         before = mine.get(profile.signal)
         if before is None or present or before.before(held):
@@ -293,13 +301,13 @@ class Profiling:
         )
 
 
-async def stored_population(
+async def stored_profiles(
     run_id: str,
     blueprint: Blueprint,
     attendance: Attendance,
     in_store: InStore,
     trust: Trust,
-) -> Population:
+) -> tuple[Profiling, Population]:
     """What a run's clients have disclosed so far, under way or not."""
     profiling = Profiling(run_id, blueprint, attendance, in_store, trust)
     roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
@@ -313,12 +321,13 @@ async def stored_population(
         for member in row.members:
             if member.update is not None:
                 samples[member.client_id] = member.update.samples
-    return Population(
+    population = Population(
         ids=roster,
         classes=blueprint.task.classes,
         samples=np.array([samples.get(client, 0) for client in roster], dtype=np.int64),
         **profiling.columns(),
     )
+    return profiling, population
 
 
 _COLUMNS: Mapping[str, str] = {

@@ -22,6 +22,7 @@ from potluck.common.models import load_arrays, state_arrays
 from potluck.common.runfile import Direction
 from potluck.common.scores import EvaluationCounts
 from potluck.common.tensors import TensorFile, file_digest, open_tensors
+from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import ModelFiles, Published, Rendition
 from potluck.server.reduction import reduce, update_norms
@@ -53,12 +54,18 @@ class RoundWork:
     """Models, updates and evaluation of one run."""
 
     def __init__(
-        self, blueprint: Blueprint, files: ModelFiles, data_directory: Path | None, threads: int
+        self,
+        blueprint: Blueprint,
+        files: ModelFiles,
+        data_directory: Path | None,
+        threads: int,
+        bias_records: BiasRecords | None = None,
     ) -> None:
         self._blueprint = blueprint
         self._files = files
         self._data_directory = data_directory
         self._threads = threads
+        self._bias_records = bias_records
         self._layout: Layout | None = None
         self._network: nn.Module | None = None
 
@@ -200,12 +207,28 @@ class RoundWork:
                 norms = update_norms(encoded, current) if strategy.needs_norms else None
                 combine = strategy.weigh(_statistics(updates, norms))
                 combined = reduce(encoded, combine, current)
+                self._note_bias(round_number, updates, encoded, current)
                 arrays, state = strategy.apply(state, current.arrays, combined)
                 published = self._publish(arrays, base=model, round_number=round_number)
         finally:
             for file in files:
                 file.close()
         return published, state
+
+    def _note_bias(
+        self,
+        round_number: int,
+        updates: Sequence[SpooledUpdate],
+        encoded: Sequence[EncodedUpdate],
+        current: TensorFile,
+    ) -> None:
+        if self._bias_records is None:
+            return
+        clients = [update.client for update in updates]
+        by_client = dict(zip(clients, encoded, strict=True))
+        changes = bias_changes(by_client, current, self._blueprint.task.classes)
+        if changes:
+            self._bias_records.write(round_number, changes)
 
     # Evaluation -------------------------------------------------------------------------------
 

@@ -105,6 +105,34 @@ MEMBER_STATE_LATE: MemberState.ValueType  # 8
 """It missed the deadline, or was not waited for."""
 Global___MemberState: _TypeAlias = MemberState  # noqa: Y015
 
+class _LabelVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LabelVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LabelVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LABEL_VERDICT_UNSPECIFIED: _LabelVerdict.ValueType  # 0
+    """Never sent."""
+    LABEL_VERDICT_CONSISTENT: _LabelVerdict.ValueType  # 1
+    """Nothing contradicts its claim; also where little was seen."""
+    LABEL_VERDICT_SUSPICIOUS: _LabelVerdict.ValueType  # 2
+    """Its updates contradict its claim."""
+    LABEL_VERDICT_UNKNOWN: _LabelVerdict.ValueType  # 3
+    """It claimed nothing, or no update of it was seen."""
+
+class LabelVerdict(_LabelVerdict, metaclass=_LabelVerdictEnumTypeWrapper):
+    """What an audit says of a client."""
+
+LABEL_VERDICT_UNSPECIFIED: LabelVerdict.ValueType  # 0
+"""Never sent."""
+LABEL_VERDICT_CONSISTENT: LabelVerdict.ValueType  # 1
+"""Nothing contradicts its claim; also where little was seen."""
+LABEL_VERDICT_SUSPICIOUS: LabelVerdict.ValueType  # 2
+"""Its updates contradict its claim."""
+LABEL_VERDICT_UNKNOWN: LabelVerdict.ValueType  # 3
+"""It claimed nothing, or no update of it was seen."""
+Global___LabelVerdict: _TypeAlias = LabelVerdict  # noqa: Y015
+
 @_typing.final
 class StartRunRequest(_message.Message):
     """Starts a run."""
@@ -878,6 +906,130 @@ class ClientProfile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClientProfile: _TypeAlias = ClientProfile  # noqa: Y015
+
+@_typing.final
+class AuditLabelsRequest(_message.Message):
+    """Asks for an audit of a run's label counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run; a unique beginning of its id suffices."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditLabelsRequest: _TypeAlias = AuditLabelsRequest  # noqa: Y015
+
+@_typing.final
+class AuditLabelsResponse(_message.Message):
+    """Some of a run's clients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def audits(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelAudit]:
+        """The next clients of the roster, in its order."""
+
+    def __init__(
+        self,
+        *,
+        audits: _abc.Iterable[Global___LabelAudit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditLabelsResponse: _TypeAlias = AuditLabelsResponse  # noqa: Y015
+
+@_typing.final
+class LabelAudit(_message.Message):
+    """The audit of a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    SUSPICIONS_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Its id."""
+    verdict: Global___LabelVerdict.ValueType
+    """What is to be thought of its claim."""
+    rounds: _builtins.int
+    """Rounds its update was part of."""
+    @_builtins.property
+    def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelSuspicion]:
+        """The classes that make it suspicious, least probable first."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        verdict: Global___LabelVerdict.ValueType = ...,
+        rounds: _builtins.int = ...,
+        suspicions: _abc.Iterable[Global___LabelSuspicion] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "rounds", b"rounds", "suspicions", b"suspicions", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelAudit: _TypeAlias = LabelAudit  # noqa: Y015
+
+@_typing.final
+class LabelSuspicion(_message.Message):
+    """A class that a client holds more or less of than it claims."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    RISES_FIELD_NUMBER: _builtins.int
+    PROBABILITY_FIELD_NUMBER: _builtins.int
+    label: _builtins.int
+    """The class."""
+    hidden: _builtins.bool
+    """Whether it holds more than it claims; otherwise less."""
+    claimed: _builtins.float
+    """Samples it claims, possibly noisy."""
+    bound: _builtins.int
+    """Samples it holds at least, if hidden, otherwise at most."""
+    rises: _builtins.int
+    """Rounds in which the bias of the class rose."""
+    probability: _builtins.float
+    """Probability of such a claim, or a more extreme one, had it added its noise to the bound."""
+    def __init__(
+        self,
+        *,
+        label: _builtins.int = ...,
+        hidden: _builtins.bool = ...,
+        claimed: _builtins.float = ...,
+        bound: _builtins.int = ...,
+        rises: _builtins.int = ...,
+        probability: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "claimed", b"claimed", "hidden", b"hidden", "label", b"label", "probability", b"probability", "rises", b"rises"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelSuspicion: _TypeAlias = LabelSuspicion  # noqa: Y015
 
 @_typing.final
 class OperatorServiceFetchModelRequest(_message.Message):

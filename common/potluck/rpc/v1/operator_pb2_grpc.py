@@ -75,6 +75,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.FromString,
                 _registered_method=True)
+        self.AuditLabels = channel.unary_stream(
+                '/potluck.rpc.v1.OperatorService/AuditLabels',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
+                _registered_method=True)
         self.FetchModel = channel.unary_stream(
                 '/potluck.rpc.v1.OperatorService/FetchModel',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.OperatorServiceFetchModelRequest.SerializeToString,
@@ -143,6 +148,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditLabels(self, request, context):
+        """What a run's clients claim of their labels, held against their updates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchModel(self, request, context):
         """The model of a run as float32 safetensors.
         """
@@ -192,6 +204,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.FetchProfiles,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.SerializeToString,
+            ),
+            'AuditLabels': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditLabels,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.SerializeToString,
             ),
             'FetchModel': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchModel,
@@ -416,6 +433,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/FetchProfiles',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchProfilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditLabels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/AuditLabels',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class OperatorServiceStub:
     """Forbids or allows selecting a client, in all runs, from the next selection on."""
     FetchProfiles: _grpc.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]
     """What a run's clients have disclosed, as its selector sees it."""
+    AuditLabels: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]
+    """What a run's clients claim of their labels, held against their updates."""
     FetchModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]
     """The model of a run as float32 safetensors."""
 
@@ -77,6 +79,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Forbids or allows selecting a client, in all runs, from the next selection on."""
     FetchProfiles: _aio.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]  # type: ignore[assignment]
     """What a run's clients have disclosed, as its selector sees it."""
+    AuditLabels: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]  # type: ignore[assignment]
+    """What a run's clients claim of their labels, held against their updates."""
     FetchModel: _aio.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]  # type: ignore[assignment]
     """The model of a run as float32 safetensors."""
 
@@ -148,6 +152,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.FetchProfilesResponse], _abc.AsyncIterator[_operator_pb2.FetchProfilesResponse]]:
         """What a run's clients have disclosed, as its selector sees it."""
+
+    @_abc_1.abstractmethod
+    def AuditLabels(
+        self,
+        request: _operator_pb2.AuditLabelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditLabelsResponse], _abc.AsyncIterator[_operator_pb2.AuditLabelsResponse]]:
+        """What a run's clients claim of their labels, held against their updates."""
 
     @_abc_1.abstractmethod
     def FetchModel(
