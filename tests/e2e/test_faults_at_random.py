@@ -1,0 +1,105 @@
+"""Two hundred kills, whenever, of whomever: no committed round is lost, no update counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation
+
+from potluck.common.errors import UnreachableError
+from potluck.rpc.v1 import operator_pb2
+from potluck.server.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+
+KILLS = 200
+SEED = 20
+MOST_SECONDS = 0.5
+"""How long the run is left alone between kills, at most."""
+
+COORDINATOR = -1
+
+
+@pytest_asyncio.fixture
+async def federation(tmp_path: Path) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path,
+        clients=4,
+        hosts=2,
+        count=3,
+        rounds=100_000,
+        assignments=["round.grace_seconds=120"],  # whoever was killed is back in time
+    ) as federation:
+        yield federation
+
+
+def same(
+    before: list[operator_pb2.CommittedRound], after: list[operator_pb2.CommittedRound]
+) -> bool:
+    """Whether what was committed before is as it was, and nothing is missing in between."""
+    numbered = [entry.round for entry in after] == list(range(1, len(after) + 1))
+    return numbered and after[: len(before)] == before
+
+
+async def killed(federation: Federation, victims: list[int]) -> None:
+    """Kill them all at once, and start them again."""
+    kills = [
+        federation.kill_coordinator() if victim == COORDINATOR else federation.kill_host(victim)
+        for victim in victims
+    ]
+    await asyncio.gather(*kills)
+    if COORDINATOR in victims:
+        await federation.processes.start_coordinator()
+    for victim in victims:
+        if victim != COORDINATOR:
+            await federation.processes.start_host(victim)
+    await federation.processes.until_ready()
+
+
+async def test_nothing_is_lost_or_counted_twice(federation: Federation) -> None:
+    generator = random.Random(SEED)
+    await federation.until_attending()
+    run_id = await federation.start_run()
+    history: list[operator_pb2.CommittedRound] = []
+    kills = 0
+    while kills < KILLS:
+        await asyncio.sleep(generator.uniform(0.0, MOST_SECONDS))  # the moment is what is tested
+        try:
+            known = await federation.history(run_id)
+        except UnreachableError:
+            known = history
+        assert same(history, known)
+        victims = [each for each in (COORDINATOR, 0, 1) if generator.random() < 0.5]
+        await killed(federation, victims)
+        kills += len(victims)
+        history = await federation.history(run_id)
+        assert same(known, history)
+        print(f"{kills} kills, {len(history)} rounds", flush=True)
+        if generator.random() < 0.3:  # now and then the next kill hits those that are starting
+            await federation.until_attending()
+    await federation.until_committed(run_id, len(history) + 1)
+    await federation.operator.stop_run(run_id)
+    history = await federation.history(run_id)
+    print(f"{kills} kills, {len(history)} rounds")
+    assert {member.state for entry in history for member in entry.members} == {INCLUDED}
+
+    # Every round is what it would have been: each update is in its model, once.
+    undisturbed = await federation.start_run(f"rounds={len(history)}")
+    await federation.finished(undisturbed)
+    expected = await federation.history(undisturbed)
+    assert [e.model_sha256 for e in history] == [e.model_sha256 for e in expected]
+
+    await federation.kill_coordinator()
+    with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
+        stored = store.rounds(run_id)
+    assert [row.model_sha256 for row in stored] == [entry.model_sha256 for entry in history]
+    assert not list(federation.state.glob("spool/*"))
+    models = {path.stem for path in (federation.state / "models").glob("*.safetensors")}
+    assert len(models) <= 5, "models that nobody needs are left behind"
+    assert not [path for path in (federation.state / "models").iterdir() if path.name[0] == "."]
