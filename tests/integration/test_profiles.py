@@ -24,8 +24,10 @@ from potluck.common.heterogeneity import triplets
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import ColoredDigits
 from potluck.deploy.federation_root import add_members, create_root
+from potluck.deploy.label_audit_command import audit_labels
 from potluck.deploy.profile_commands import profiles_text
 from potluck.deploy.profile_file import read_profile_file
+from potluck.deploy.report_command import report
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.store import Store
@@ -50,7 +52,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
     ],
 )
 async def test_selectors_get_the_profiles_they_need(
-    tmp_path: Path, task: str, selector: str, signal: str
+    tmp_path: Path, task: str, selector: str, signal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with profile_federation(tmp_path, task=task, selector=selector) as federation:
         run_id = await federation.start_run()
@@ -58,6 +60,16 @@ async def test_selectors_get_the_profiles_they_need(
         kept = ledgers(federation)
         classes, clients = await federation.operator.fetch_profiles(run_id)
         runs = await federation.operator.list_runs()
+        picture = tmp_path / "report.png"
+        await report(federation.operator, run_id, picture)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        said = capsys.readouterr().out
+        assert "clients a round: 2 selected, 2 included" in said
+        assert ("entropy" in said) == (signal == "label_counts")
+        assert ("spurious correlation" in said) == (signal == "triplet")
+        await report(federation.operator, run_id, picture, as_json=True)
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["round"] for line in lines] == [1, 2]
     assert len(runs) == 1
     assert sorted(kept) == [f"client-{n}" for n in range(4)]
     for client, ledger in kept.items():
@@ -128,7 +140,9 @@ async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: P
         assert sum(log.count(f"of {client} to the coordinator") for log in logs) == 1
 
 
-async def test_an_audit_holds_claims_against_updates_also_after_a_restart(tmp_path: Path) -> None:
+async def test_an_audit_holds_claims_against_updates_also_after_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with profile_federation(
         tmp_path,
         count=4,
@@ -169,6 +183,10 @@ async def test_an_audit_holds_claims_against_updates_also_after_a_restart(tmp_pa
         [hidden] = [each for each in caught.suspicions if each.label == most]
         assert (hidden.hidden, hidden.claimed) == (True, 0.0)
         assert hidden.bound > 0
+        await audit_labels(federation.operator, run_id)
+        first = capsys.readouterr().out.splitlines()[1]
+        assert first.startswith("client-2  suspicious")
+        assert f"class {most}: claims 0, holds at least {hidden.bound}" in first
         assert list(audits.values()) == [each for each in honest if each.client_id in audits]
 
         run_id = await federation.start_run('selector.name="uniform"', "rounds=1")

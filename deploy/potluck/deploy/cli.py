@@ -17,6 +17,7 @@ from potluck.deploy.label_audit_command import COMMANDS as AUDIT_COMMANDS
 from potluck.deploy.operator_config import example_operator_config
 from potluck.deploy.pki_cli import app as pki_app
 from potluck.deploy.profile_commands import COMMANDS as PROFILE_COMMANDS
+from potluck.deploy.report_command import COMMANDS as REPORT_COMMANDS
 from potluck.deploy.run_commands import COMMANDS
 from potluck.deploy.select_cli import select
 
@@ -92,7 +93,7 @@ def config(
 
 
 app.command("demo")(demo)
-for name, command in {**COMMANDS, **PROFILE_COMMANDS, **AUDIT_COMMANDS}.items():
+for name, command in {**COMMANDS, **PROFILE_COMMANDS, **AUDIT_COMMANDS, **REPORT_COMMANDS}.items():
     app.command(name)(command)
 app.command("select")(select)
 app.add_typer(clients_app, name="clients")

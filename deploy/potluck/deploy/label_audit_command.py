@@ -11,6 +11,7 @@ from rich.text import Text
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import to_line
 from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.readable import natural_order
 from potluck.deploy.run_commands import AsJson, RunId, print_line, table_console
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import LabelVerdict
@@ -64,7 +65,8 @@ def audit_table(audits: Sequence[operator_pb2.LabelAudit]) -> Table:
     for name in ("client", "verdict", "rounds", "why"):
         table.add_column(name, justify="right" if name == "rounds" else "left")
     suspicious = LabelVerdict.LABEL_VERDICT_SUSPICIOUS
-    for audit in sorted(audits, key=lambda audit: audit.verdict != suspicious):
+    in_order = sorted(audits, key=lambda audit: natural_order(audit.client_id))
+    for audit in sorted(in_order, key=lambda audit: audit.verdict != suspicious):
         table.add_row(
             Text(audit.client_id),
             Text(_verdict(audit), style=_COLOURS.get(audit.verdict, "yellow")),

@@ -1,17 +1,22 @@
-"""A picture of selection: who was chosen when, and how even the cohorts' labels were."""
+"""A picture of selection: who was chosen when, how even the cohorts' labels were, what came of it.
+
+A selection that was only planned and one that was carried out are drawn alike; of the latter it
+also shows what was left of it where clients were lost.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure, FigureBase
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from potluck.common.heterogeneity import entropy, triplets
@@ -30,8 +35,12 @@ _GROUPS = (
     ("no heterogeneity", "#CC79A7"),
     ("no triplet", "#555555"),
 )
+HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
+"""What `dominant_heterogeneity` numbers."""
+
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13
+_PANEL_INCHES = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +91,28 @@ def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
 
 
 def plot_selection(
-    population: Population, cohorts: Mapping[int, Rows], path: Path, *, title: str
+    population: Population,
+    cohorts: Mapping[int, Rows],
+    path: Path,
+    *,
+    title: str,
+    included: Mapping[int, Rows] | None = None,
+    accuracies: Mapping[str, Mapping[int, float]] | None = None,
 ) -> None:
-    """Write a PNG of at least one round: cohorts by round (rows of the population), in order."""
+    """Write a PNG of at least one round: cohorts by round (rows of the population), in order.
+
+    Of a run also: included, whose update became part of the model, by round; accuracies, shares in
+    [0, 1] by name and round.
+    """
     groups = dominant_heterogeneity(population)
     found = _triplets(population)
     height = float(np.clip(_ROW_INCHES * len(population), 1.8, 6.5))
-    labels = 0.0 if population.label_counts is None else 3.0
+    heights = [height]
+    heights += [] if population.label_counts is None else [_PANEL_INCHES] * 2
+    heights += [_PANEL_INCHES] if accuracies else []
     wide, narrow = 7.8, 0.0 if found is None else 4.2
     figure = Figure(
-        figsize=(wide + narrow, 1.2 + max(height + labels, 1.2 * narrow)), layout="constrained"
+        figsize=(wide + narrow, 1.2 + max(sum(heights), 1.2 * narrow)), layout="constrained"
     )
     FigureCanvasAgg(figure)
     if found is None:
@@ -103,17 +124,16 @@ def plot_selection(
         above, below = right.subplots(2, 1, height_ratios=[1.5, 1])
         _draw_ternary(above, found, groups, picks)
         _draw_shares(below, groups, picks)
-    if population.label_counts is None:
-        raster = bottom = left.subplots()
-    else:
-        raster, entropies, bottom = left.subplots(
-            3, 1, sharex=True, height_ratios=[height, labels / 2, labels / 2]
-        )
-        _draw_labels(entropies, bottom, population.label_counts, cohorts)
-    _draw_raster(raster, population, cohorts, groups, height)
-    bottom.set_xlabel("round", color=_INK)
-    bottom.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    bottom.set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)
+    column = left.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
+    panels: list[Axes] = column[:, 0].tolist()
+    _draw_raster(panels[0], population, cohorts, included or cohorts, groups, height)
+    if population.label_counts is not None:
+        _draw_labels(panels[1], panels[2], population.label_counts, cohorts, included)
+    if accuracies:
+        _draw_accuracies(panels[-1], accuracies)
+    panels[-1].set_xlabel("round", color=_INK)
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panels[-1].set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     figure.savefig(path, dpi=140, facecolor="white", metadata={"Software": "Potluck"})
 
@@ -136,6 +156,7 @@ def _draw_raster(
     axes: Axes,
     population: Population,
     cohorts: Mapping[int, Rows],
+    included: Mapping[int, Rows],
     groups: NDArray[np.int64],
     height: float,
 ) -> None:
@@ -159,21 +180,33 @@ def _draw_raster(
             for row in rows[groups[rows] == group].tolist()
         ]
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, capstyle="butt"))
+    lost = [
+        (number, place[row])
+        for number, rows in cohorts.items()
+        for row in np.setdiff1d(rows, included[number]).tolist()
+    ]
+    if lost:
+        numbers, places = zip(*lost, strict=True)
+        axes.scatter(numbers, places, marker="x", s=20, color="white", linewidths=1.6, zorder=3)
     axes.set_ylim(len(order) - 0.5, -0.5)
     if len(order) <= _MOST_NAMED_CLIENTS:
         axes.set_yticks(range(len(order)), [str(population.ids[int(row)]) for row in order])
     else:
         axes.set_yticks([])
     axes.set_ylabel("client", color=_INK)
-    axes.set_title("who was selected when", loc="left", fontsize=10, color=_INK)
+    crossed = ", × without becoming part of the model" if lost else ""
+    axes.set_title(f"who was selected when{crossed}", loc="left", fontsize=10, color=_INK)
     _dress(axes)
     axes.tick_params(axis="y", length=0, labelsize=7)
 
 
 def _draw_labels(
-    entropies: Axes, distances: Axes, label_counts: Floats, cohorts: Mapping[int, Rows]
+    entropies: Axes,
+    distances: Axes,
+    label_counts: Floats,
+    cohorts: Mapping[int, Rows],
+    included: Mapping[int, Rows] | None,
 ) -> None:
-    measured = cohort_labels(label_counts, cohorts)
     numbers = list(cohorts)
     marker = "o" if len(numbers) <= 60 else ""
     most = np.log2(label_counts.shape[1])
@@ -182,22 +215,52 @@ def _draw_labels(
         f"all classes\nequal: {most:.2f}", (1.0, most), xycoords=("axes fraction", "data"),
         xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=_GREY,
     )  # fmt: skip
-    entropies.plot(numbers, measured.entropy, color="#0072B2", marker=marker, markersize=3)
+    shown = [("", cohorts, "-", 1.0)]
+    if included is not None:
+        shown = [("selected", cohorts, "-", 0.4), ("included", included, ":", 1.0)]
+    for who, chosen, line, alpha in shown:
+        measured = cohort_labels(label_counts, chosen)
+        style: dict[str, Any] = {"linestyle": line, "alpha": alpha, "marker": marker}
+        entropies.plot(numbers, measured.entropy, color="#0072B2", label=who, markersize=3, **style)
+        for values, name, colour in (
+            (measured.to_balanced, "to balanced classes", "#D55E00"),
+            (measured.to_federation, "to the federation's mix", "#009E73"),
+        ):
+            label = f"{name}, {who}" if who else name
+            distances.plot(numbers, values, color=colour, label=label, markersize=3, **style)
     entropies.set_ylabel("bits", color=_INK)
     entropies.set_title("entropy of the cohort's labels", loc="left", fontsize=10, color=_INK)
-    for values, name, colour, line in (
-        (measured.to_balanced, "to balanced classes", "#D55E00", "-"),
-        (measured.to_federation, "to the federation's mix", "#009E73", "--"),
-    ):
-        distances.plot(numbers, values, line, color=colour, marker=marker, markersize=3, label=name)
     distances.set_ylim(bottom=0)
     distances.set_ylabel("1 − cosine", color=_INK)
     distances.set_title("distance of the cohort's labels", loc="left", fontsize=10, color=_INK)
-    distances.legend(
-        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=1.8
-    )
+    _name_lines(distances)
+    if included is not None:
+        entropies.legend(
+            loc="lower left", bbox_to_anchor=(1.0, 0.0), frameon=False, fontsize=8, handlelength=1.8
+        )
     _dress(entropies)
     _dress(distances)
+
+
+def _draw_accuracies(axes: Axes, accuracies: Mapping[str, Mapping[int, float]]) -> None:
+    for (name, values), colour in zip(accuracies.items(), ("#0072B2", "#D55E00"), strict=False):
+        last = f"{name}: {list(values.values())[-1]:.1%}"
+        marker = "o" if len(values) <= 60 else ""
+        axes.plot(
+            list(values), list(values.values()),
+            color=colour, label=last, marker=marker, markersize=3,
+        )  # fmt: skip
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_title("accuracy of the model", loc="left", fontsize=10, color=_INK)
+    _name_lines(axes)
+    _dress(axes)
+
+
+def _name_lines(axes: Axes) -> None:
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=1.8
+    )
 
 
 def _draw_ternary(
