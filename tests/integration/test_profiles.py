@@ -22,6 +22,7 @@ from potluck.common.disclosure import canonical_json
 from potluck.common.errors import NotFoundError, RunError, StorageError
 from potluck.common.heterogeneity import triplets
 from potluck.common.names import ClientId
+from potluck.common.plugins import SELECTORS, installed
 from potluck.common.tasks.digits import ColoredDigits
 from potluck.deploy.federation_root import add_members, create_root
 from potluck.deploy.label_audit_command import audit_labels
@@ -85,6 +86,33 @@ async def test_selectors_get_the_profiles_they_need(
     path.write_text(profiles_text(classes, clients))
     population = read_profile_file(path)
     assert list(population.ids) == sorted(kept)
+
+
+async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
+    async with profile_federation(
+        tmp_path,
+        task="colored-digits",
+        clients=6,
+        count=3,
+        disclosure={"signals": ["label_counts", "triplet", "interaction_matrix"]},
+    ) as federation:
+        selectors = [f'selector.name="{name}"' for name in installed(SELECTORS)]
+        assert len(selectors) >= 10
+        for assignments in [[each] for each in selectors] + [
+            ['selector.name="feddiverse"', 'selector.triplets="known"'],
+            ['selector.name="feddiverse"', 'selector.cross_product="signed"'],
+            ['selector.name="fedentopt"', "selector.buffer=2"],
+        ]:
+            extra = ["selector.added=2"] if "dc-" in assignments[0] else []
+            run_id = await federation.start_run(*assignments, *extra)
+            await federation.finished(run_id)
+            cohorts = [round_.members for round_ in await federation.history(run_id)]
+            assert [len({member.client_id for member in each}) for each in cohorts] == [3, 3]
+            assert all(member.reason for each in cohorts for member in each)
+        run_id = await federation.start_run('selector.name="kl"', "selector.truncate=true")
+        status = await federation.ended(run_id)
+        assert status.state == operator_pb2.RUN_STATE_FAILED
+        assert "truncate" in status.reason
 
 
 async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path) -> None:
