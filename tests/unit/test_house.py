@@ -256,3 +256,15 @@ from potluck.server import selection
 print(pathlib.Path(selection.__file__).parents[2])
 """
     assert set(run_with_wheel(unpacked_wheel, program).split()) == {str(unpacked_wheel)}
+
+
+def test_every_entry_point_of_the_wheel_loads(unpacked_wheel: Path) -> None:
+    program = """
+from importlib.metadata import distribution
+for entry in distribution("potluck").entry_points:
+    try:
+        entry.load()
+    except (ImportError, AttributeError) as error:
+        print(f"{entry.group}: {entry.name} = {entry.value}: {error}")
+"""
+    assert run_with_wheel(unpacked_wheel, program) == ""
