@@ -191,7 +191,7 @@ async def test_resume_says_where_the_run_stands_and_may_follow_it(
 async def test_ctrl_c_ends_a_watch_with_130(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:
-    service.watches = [[status()]]
+    service.watches, service.holds = [[status()]], True
     process = await start(config, tmp_path, "watch", RUN_ID)
     assert process.stdout is not None
     await process.stdout.readline()  # by now it waits for events

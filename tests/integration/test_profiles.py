@@ -144,7 +144,9 @@ async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path)
 
 async def test_killed_after_the_profile_phase_nobody_discloses_again(tmp_path: Path) -> None:
     assignments = ["round.quorum=1.0"]
-    async with profile_federation(tmp_path, count=4, assignments=assignments) as federation:
+    async with profile_federation(
+        tmp_path, count=4, rounds=20, assignments=assignments
+    ) as federation:
         run_id = await federation.start_run()
         await federation.cohort(run_id)  # somebody is selected, so all have disclosed
         await federation.kill_coordinator()

@@ -208,13 +208,14 @@ class Federation:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def cohort(self, run_id: str) -> list[operator_pb2.Member]:
-        """The cohort of the round under way, once it is chosen."""
+        """The cohort of a round, once it is chosen."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             events = self.operator.watch_run(run_id)
             async for event in events:
-                if event.WhichOneof("event") == "progress" and event.progress.members:
+                members = event.progress.members or event.committed.members
+                if members:
                     await events.aclose()
-                    return list(event.progress.members)
+                    return list(members)
         raise AssertionError("the run ended before it had chosen anybody")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -101,13 +102,15 @@ def notice(text: str, *, warning: bool = True) -> Event:
 class FakeOperatorService(OperatorServiceServicer):
     """Answers from what it is given; `watches` holds one list of events per call of WatchRun.
 
-    A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died.
+    A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died,
+    or, with `holds`, by nothing: the stream stays open.
     `model_breaks` are the offsets at which downloads break off, one per call.
     """
 
     runs: Sequence[operator_pb2.RunStatus] = ()
     clients: Sequence[operator_pb2.ClientStatus] = ()
     watches: list[list[Event]] = field(default_factory=list)
+    holds: bool = False
     model: bytes = b""
     model_breaks: list[int] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
@@ -171,6 +174,8 @@ class FakeOperatorService(OperatorServiceServicer):
             yield event
         ends = {RunState.RUN_STATE_FINISHED, RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED}
         if events[-1].status.state not in ends:
+            if self.holds:
+                await asyncio.get_running_loop().create_future()  # until the call is cancelled
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     async def FetchModel(  # noqa: N802  # named by the protocol
