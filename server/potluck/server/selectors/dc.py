@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +60,7 @@ def distance(counts: Floats, target: Floats) -> float:
     return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0
 
 
-class _Steered(Stateless):
+class _Steered(Stateless, ABC):
     """Uniform clients, then one by one whoever brings the cohort nearest to a target.
 
     added: how many of `count` are chosen by the target. stop_early: choose no more once nobody
@@ -74,9 +76,9 @@ class _Steered(Stateless):
         self._added = whole("added", added, minimum=0)
         self._stop_early = switch("stop_early", stop_early)
 
+    @abstractmethod
     def target(self, population: Population) -> Floats:
         """The label distribution to come near to: classes, ≥ 0."""
-        raise NotImplementedError
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients, of them `added` by the target."""
