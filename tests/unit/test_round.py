@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.common.runfile import RoundPolicy
-from potluck.server import round as rounds
+from potluck.server import round_events as rounds
 from potluck.server.round import Phase, Plan, Resumption, RoundMachine
 from potluck.server.store.records import MemberState
 

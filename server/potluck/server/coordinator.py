@@ -37,7 +37,7 @@ from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.profiling import Profiling, Trust, stored_profiles
-from potluck.server.round import StopRequested
+from potluck.server.round_events import StopRequested
 from potluck.server.round_work import RoundWork
 from potluck.server.selection import Population
 from potluck.server.spool import Spool

@@ -34,7 +34,7 @@ from potluck.server.engine import RunEngine
 from potluck.server.guard import Context, identity_of
 from potluck.server.model_files import Published
 from potluck.server.outgoing import send_file
-from potluck.server.round import Broke
+from potluck.server.round_events import Broke
 from potluck.server.round_work import SpooledUpdate
 from potluck.server.store.records import UpdateRow
 from potluck.server.wire import ENCODINGS

@@ -22,7 +22,7 @@ import structlog
 from potluck.common.errors import NotFoundError, PotluckError, RunError
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
-from potluck.server import round as rounds
+from potluck.server import round_events as rounds
 from potluck.server.attendance import Attendance
 from potluck.server.blueprint import Blueprint
 from potluck.server.evaluating import evaluate_on_clients
@@ -30,7 +30,7 @@ from potluck.server.gatekeeping import Gatekeeper
 from potluck.server.model_files import ModelFiles, Published
 from potluck.server.news import News, committed_round_message, member_message
 from potluck.server.profiling import Profiling, Trust
-from potluck.server.round import Phase, RoundMachine
+from potluck.server.round import Phase, Resumption, RoundMachine
 from potluck.server.round_work import RoundWork, SpooledUpdate, States, spooled_intact
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.spool import Spool
@@ -409,7 +409,7 @@ class RunEngine:
         if attempt is None:
             last = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
             await asyncio.to_thread(self.spool.remove)
-            resumption = rounds.Resumption(
+            resumption = Resumption(
                 roster=tuple(self._roster), committed=committed, attempt=last + 1, spent=last
             )
         else:
@@ -417,7 +417,7 @@ class RunEngine:
         self._machine = RoundMachine(self.blueprint.plan, resumption)
         self._say(f"resumed after round {committed}")
 
-    async def _resume_attempt(self, attempt: Attempt, committed: int) -> rounds.Resumption:
+    async def _resume_attempt(self, attempt: Attempt, committed: int) -> Resumption:
         key = attempt.key
         self._begun_attempt = key
         facts = self._facts
@@ -439,7 +439,7 @@ class RunEngine:
                     state = MemberState.SELECTED  # torn by the crash; have it sent again
             cohort.append((member.client_id, state))
         await asyncio.to_thread(self.spool.clear_except, key.round, key.attempt)
-        return rounds.Resumption(
+        return Resumption(
             roster=tuple(self._roster),
             committed=committed,
             attempt=key.attempt,

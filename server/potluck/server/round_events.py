@@ -1,0 +1,225 @@
+"""What the round machine is told and what it answers: events and actions.
+
+`round.py` turns one into the other; `engine.py` brings the events and carries the actions out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from potluck.server.store.records import MemberState
+
+# Events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run begins, or goes on after a restart."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Clients attend."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Clients' host went away."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Barred:
+    """From the next selection on, these clients and no others may not be selected."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The selector has chosen, and the cohort is stored."""
+
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UpdateArrived:
+    """A client's update is verified and spooled."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class ClientFailed:
+    """A client said it can't, or its update was refused for good."""
+
+    client: str
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The new model is on disk."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The new model's metrics are known."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is committed."""
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The shell could not carry out an action; the run can't go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """An operator stops the run."""
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed; see `next_wakeup`."""
+
+
+Event = (
+    Started
+    | Joined
+    | Left
+    | Barred
+    | Selected
+    | UpdateArrived
+    | ClientFailed
+    | Reduced
+    | Evaluated
+    | Committed
+    | Broke
+    | StopRequested
+    | Ticked
+)
+
+# Actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Append clients to the run's roster, in this order."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose a cohort of `count` among the available clients; answer with Selected."""
+
+    round: int
+    attempt: int
+    available: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Train:
+    """Tell a client to train."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Tell clients to stop; nobody waits for them."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MarkMember:
+    """Record how a client's part in an attempt ended."""
+
+    round: int
+    attempt: int
+    client: str
+    state: MemberState
+    trouble: str
+
+
+@dataclass(frozen=True)
+class GiveUpAttempt:
+    """The attempt can't reach its quorum: drop what it spooled."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Combine the updates of these clients, in this order; answer with Reduced."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate the new model; answer with Evaluated."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Commit the round; answer with Committed."""
+
+    round: int
+    attempt: int
+    included: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Say:
+    """Something a person should know."""
+
+    text: str
+    warning: bool = False
+
+
+class Ending(StrEnum):
+    """How a run ends."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over."""
+
+    ending: Ending
+    reason: str = ""
+
+
+Action = (
+    Admit
+    | Select
+    | Train
+    | Abandon
+    | MarkMember
+    | GiveUpAttempt
+    | Reduce
+    | Evaluate
+    | Commit
+    | Say
+    | End
+)
