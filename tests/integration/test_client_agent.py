@@ -62,7 +62,8 @@ class Scene:
         agent = Agent(config, state, device="cpu", generator=random.Random(0))
         stop = asyncio.Event()
         running = asyncio.create_task(attend_until(agent, stop))
-        arrived = asyncio.create_task(self.fake.until(lambda: self.fake.hosts > 0))
+        before = self.fake.arrivals  # an earlier host may not have left yet
+        arrived = asyncio.create_task(self.fake.until(lambda: self.fake.arrivals > before))
         try:
             await asyncio.wait((running, arrived), return_when=asyncio.FIRST_COMPLETED)
             if running.done():

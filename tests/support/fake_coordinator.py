@@ -43,6 +43,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Everything hosts say is noted; what it does wrong is set beforehand."""
 
     files: dict[str, bytes] = field(default_factory=dict)
+    arrivals: int = 0
+    """Hosts that were welcomed, those that left since among them."""
     hellos: list[rpc.Hello] = field(default_factory=list)
     heartbeats: list[rpc.Heartbeat] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
@@ -136,6 +138,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         welcome.heartbeat_interval.FromMilliseconds(50)
         yield rpc.AttendResponse(welcome=welcome)
         self.hosts += 1
+        self.arrivals += 1
         await self._note()
         listening = asyncio.create_task(self._listen(request_iterator))
         try:
