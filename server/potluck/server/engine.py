@@ -133,7 +133,6 @@ class RunEngine:
         self._begun_attempt: AttemptKey | None = None
         self._state = RunState.WAITING
         self._stored: Attempt | None = None
-        self._committed: set[int] = set()
         self._log = log.bind(run=row.run_id)
 
     # What others see --------------------------------------------------------------------------
@@ -400,7 +399,6 @@ class RunEngine:
         run_id, in_store = self.row.run_id, self._environment.in_store
         history: list[RoundRow] = await in_store(lambda store: store.rounds(run_id))
         for row in history:
-            self._committed.add(row.key.round)
             self._gate.count_picks([member.client_id for member in row.members])
             for member in row.members:
                 if member.update is not None:
@@ -626,7 +624,6 @@ class RunEngine:
         await self._environment.in_store(lambda store: store.commit_round(commit))
         self._model, self._states = facts.model, states
         self._samples |= {c: facts.updates[c].row.samples for c in action.included}
-        self._committed.add(action.round)
         self._gate.count_picks(facts.cohort)
         self._tell_settled(action)
         await self._after_commit(action.round, action.attempt)
