@@ -10,6 +10,7 @@ when the run starts, late joiners are appended. A selector speaks of clients by 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ class RoundOutcome:
     selected: the cohort in the order chosen. included: those whose update became part of the model.
     seconds: per selected client, from instruction to update; NaN where none came.
     reports: per selected client, what it reported (e.g. "loss"); NaN where none came.
+    answers: what clients answered before this cohort was chosen, in the order asked.
+    deadline_seconds: what a client that failed has taken at least, as far as that is known.
     """
 
     round: int
@@ -123,6 +126,8 @@ class RoundOutcome:
     included: Rows
     seconds: NDArray[np.float64]
     reports: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    answers: Sequence[Answers] = ()
+    deadline_seconds: float = math.inf
 
 
 class Selector(Protocol):
