@@ -145,7 +145,7 @@ class _Loop:
     def step(self, indices: Tensor) -> Tensor:
         """One optimiser step; returns the batch's loss, still on the device."""
         batch = Batch(
-            inputs=self.data.inputs.index_select(0, indices),
+            inputs=self.data.inputs_at(indices),
             labels=self.data.labels.index_select(0, indices),
             indices=indices,
         )

@@ -36,8 +36,10 @@ def evaluate(
     predictions: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(examples), batch_size):
-            inputs = examples.inputs[start : start + batch_size].to(device)
-            labels = examples.labels[start : start + batch_size].to(device)
+            end = min(start + batch_size, len(examples))
+            positions = torch.arange(start, end, device=examples.labels.device)
+            inputs = examples.inputs_at(positions).to(device)
+            labels = examples.labels[start:end].to(device)
             logits = model(inputs)
             if logits.shape != (len(labels), classes):
                 raise TrainingError(

@@ -32,6 +32,14 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def inputs_at(self, positions: Tensor) -> Tensor:
+        """The inputs of some samples, b × …; positions: b, int64, on the device of `labels`.
+
+        What training and evaluation read, so that samples that are stored in another form
+        (`tasks.stored`) are turned into inputs a batch at a time.
+        """
+        return self.inputs.index_select(0, positions)
+
     def to(self, device: torch.device) -> Examples:
         """The same samples on another device."""
         groups = None if self.groups is None else self.groups.to(device)

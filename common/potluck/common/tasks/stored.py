@@ -1,0 +1,86 @@
+"""Samples that stay where they are stored, and become a model's inputs a batch at a time.
+
+All clients of a host look into one read-only mapping of the data file, and so do all processes of
+a machine: a client costs the positions of its samples, not a copy of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from potluck.common.task import Examples
+
+Prepare = Callable[[Tensor, Tensor | None], Tensor]
+"""(stored samples b × …, their groups or None) -> inputs b × …, float32; pure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Some samples of a data file.
+
+    array: N × …, the whole file's samples (a view of the mapping). rows: n, int64, which of them.
+    prepare: makes inputs of them.
+    """
+
+    array: Tensor
+    rows: Tensor
+    prepare: Prepare
+
+    def inputs(self, positions: Tensor, groups: Tensor | None) -> Tensor:
+        """The inputs of the samples at some positions (b, int64, in [0, n))."""
+        samples = self.array.index_select(0, self.rows.index_select(0, positions))
+        chosen = None if groups is None else groups.index_select(0, positions)
+        return self.prepare(samples, chosen)
+
+    def to(self, device: torch.device) -> Stored:
+        """The same on another device: of the file, only these samples are copied there."""
+        if device == self.array.device:
+            return self
+        samples = self.array.index_select(0, self.rows).to(device)
+        rows = torch.arange(len(self.rows), device=device)
+        return replace(self, array=samples, rows=rows)
+
+
+class StoredExamples(Examples):
+    """Labelled samples whose inputs are made when they are asked for.
+
+    `inputs` makes all at once, and anew each time; `inputs_at` makes a batch.
+    """
+
+    def __init__(
+        self, *, inputs: Tensor | Stored, labels: Tensor, groups: Tensor | None = None
+    ) -> None:
+        """labels, groups: as in `Examples`. A tensor of inputs is accepted for `replace`."""
+        if isinstance(inputs, Tensor):
+            rows = torch.arange(len(inputs), device=inputs.device)
+            inputs = Stored(array=inputs, rows=rows, prepare=lambda samples, _: samples)
+        object.__setattr__(self, "stored", inputs)
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "groups", groups)
+
+    stored: Stored
+
+    @property
+    def inputs(self) -> Tensor:
+        """All inputs, n × …."""
+        return self.inputs_at(torch.arange(len(self), device=self.labels.device))
+
+    def inputs_at(self, positions: Tensor) -> Tensor:
+        """The inputs of some samples."""
+        return self.stored.inputs(positions, self.groups)
+
+    def to(self, device: torch.device) -> StoredExamples:
+        """The same samples on another device."""
+        return StoredExamples(
+            inputs=self.stored.to(device),
+            labels=self.labels.to(device),
+            groups=None if self.groups is None else self.groups.to(device),
+        )
+
+    def with_labels(self, labels: Tensor) -> StoredExamples:
+        """The same samples with other labels (n, int64)."""
+        return StoredExamples(inputs=self.stored, labels=labels, groups=self.groups)
