@@ -12,9 +12,9 @@ from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.runfile import example_run_file
 from potluck.common.triplet import TripletSettings
 from potluck.server.blueprint import draw_up
-from potluck.server.engine import check_selection
 from potluck.server.profile_requests import request_for
 from potluck.server.selection import Population, Selection, SelectionContext
+from potluck.server.selection_checks import check_selection
 from potluck.server.selectors.kl import KullbackLeibler
 from potluck.server.state import State
 

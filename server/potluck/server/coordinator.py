@@ -32,7 +32,8 @@ from potluck.server.attendance import Attendance, Session
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
-from potluck.server.engine import Environment, RunEngine, now, utc
+from potluck.server.engine import RunEngine
+from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run

@@ -1,0 +1,39 @@
+"""What a run needs of the coordinator it runs in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from potluck.server.attendance import Attendance
+from potluck.server.model_files import ModelFiles
+from potluck.server.profiling import Trust
+from potluck.server.store import Store
+
+
+def now() -> float:
+    """Monotonic seconds."""
+    return time.monotonic()
+
+
+def utc() -> datetime:
+    """The time of day, for people."""
+    return datetime.now(UTC)
+
+
+@dataclass(kw_only=True)
+class Environment:
+    """What a run needs of the coordinator."""
+
+    attendance: Attendance
+    files: ModelFiles
+    in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]]
+    """Call with the store in its thread."""
+    tidy: Callable[[], Awaitable[None]]
+    """Delete model files that no run needs any more."""
+    pretrain: Callable[[str], Awaitable[str | None]]
+    """Train a model before round 1; digests in and out. None where the operator stops it."""
+    trust: Trust

@@ -1,0 +1,150 @@
+"""The end of a round: reduce its updates, evaluate the new model, commit, tell the clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+
+from potluck.common.scores import Metrics
+from potluck.rpc.v1 import coordinator_pb2, operator_pb2
+from potluck.server import round_events as rounds
+from potluck.server.environment import now, utc
+from potluck.server.evaluating import evaluate_on_clients
+from potluck.server.news import committed_round_message
+from potluck.server.round_work import States
+from potluck.server.selection import RoundOutcome
+from potluck.server.standing import Standing
+from potluck.server.store.records import Metrics as MetricsRow
+from potluck.server.store.records import RoundCommit, RoundRow
+
+_SETTLE_SECONDS = 3600.0
+"""How long a client is tried to be told how a round ended."""
+
+
+class Finishing:
+    """The part of a run that makes models of updates, and commits them."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._in_store = run.environment.in_store
+
+    async def reduce(self, clients: tuple[str, ...]) -> None:
+        """Combine the updates of these clients, in this order, into the round's model."""
+        run = self._run
+        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
+        updates = [run.facts.updates[client] for client in clients]
+        run.facts.model, run.facts.strategy_state = await asyncio.to_thread(
+            run.work.next_model,
+            run.machine.round,
+            updates,
+            run.model,
+            run.states.strategy,
+        )
+        run.post(rounds.Reduced())
+
+    async def evaluate(self) -> None:
+        """Evaluate the round's model on the coordinator's data, or else on the clients'."""
+        run = self._run
+        model = run.facts.model
+        assert model is not None  # noqa: S101  # evaluation follows reduction
+        counts = await asyncio.to_thread(run.work.evaluate, model)
+        if counts is None:
+            counts = await evaluate_on_clients(
+                run.environment.attendance,
+                run.blueprint,
+                run.key,
+                model,
+                run.machine.available(now()),
+                seconds=run.blueprint.run_file.round.deadline_seconds,
+                present=run.is_present,
+            )
+        run.facts.metrics = None if counts is None else counts.metrics()
+        run.post(rounds.Evaluated())
+
+    async def commit(self, action: rounds.Commit) -> None:
+        """Commit the round: its states are on disk before its row is in the store."""
+        run, facts = self._run, self._run.facts
+        assert facts.model is not None  # noqa: S101  # a commit follows a reduction
+        assert facts.strategy_state is not None  # noqa: S101
+        selector_state = run.blueprint.selector.observe(run.states.selector, self._outcome(action))
+        states = States(selector=selector_state, strategy=facts.strategy_state)
+        state_sha256 = await asyncio.to_thread(run.work.write_states, states)
+        commit = RoundCommit(
+            key=run.key,
+            model_sha256=facts.model.sha256,
+            state_sha256=state_sha256,
+            selector_scalars=states.selector.scalars,
+            strategy_scalars=states.strategy.scalars,
+            metrics=_metrics_row(facts.metrics),
+            seconds=now() - facts.begun,
+            bytes_down=facts.bytes_down,
+            bytes_up=facts.bytes_up,
+            committed_at=utc(),
+            included=action.included,
+        )
+        await self._in_store(lambda store: store.commit_round(commit))
+        run.model, run.states = facts.model, states
+        run.samples |= {c: facts.updates[c].row.samples for c in action.included}
+        run.gate.count_picks(facts.cohort)
+        self._tell_settled(action)
+        await self._after_commit(action.round, action.attempt)
+        run.post(rounds.Committed())
+
+    def _outcome(self, action: rounds.Commit) -> RoundOutcome:
+        run, facts = self._run, self._run.facts
+        seconds = [
+            facts.updates[c].row.seconds if c in facts.updates else np.nan for c in facts.cohort
+        ]
+        losses = [
+            np.nan
+            if c not in facts.updates or facts.updates[c].row.loss is None
+            else facts.updates[c].row.loss
+            for c in facts.cohort
+        ]
+        return RoundOutcome(
+            round=action.round,
+            selected=run.rows(facts.cohort),
+            included=run.rows(action.included),
+            seconds=np.array(seconds, dtype=np.float64),
+            reports={"loss": np.array(losses, dtype=np.float64)},
+        )
+
+    def _tell_settled(self, action: rounds.Commit) -> None:
+        run = self._run
+        for client in run.facts.cohort:
+            instruction = coordinator_pb2.Instruction(
+                id=f"{run.instruction_id(client)}/settle",
+                client_id=client,
+                run_id=run.row.run_id,
+                round=action.round,
+                settle=coordinator_pb2.Settle(included=client in action.included),
+            )
+            run.environment.attendance.instruct(
+                instruction, deadline=now() + _SETTLE_SECONDS, until_acknowledged=True
+            )
+
+    async def _after_commit(self, round_number: int, attempt: int) -> None:
+        run, run_id = self._run, self._run.row.run_id
+        await asyncio.to_thread(run.spool.clear, round_number, attempt)
+        await run.environment.tidy()
+        row: RoundRow = await self._in_store(lambda store: store.last_round(run_id))
+        run.row = await self._in_store(lambda store: store.run(run_id))
+        run.log.info("committed", round=round_number, seconds=round(row.seconds, 3))
+        run.news.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
+        run.publish_status()
+
+
+def _metrics_row(metrics: Metrics | None) -> MetricsRow:
+    return MetricsRow() if metrics is None else MetricsRow(**_by_name(metrics))
+
+
+def _by_name(metrics: Metrics) -> Mapping[str, float | None]:
+    """A model's metrics by name."""
+    return {
+        "loss": metrics.loss,
+        "accuracy": metrics.accuracy,
+        "worst_group_accuracy": metrics.worst_group_accuracy,
+        "weighted_f1": metrics.weighted_f1,
+    }

@@ -1,0 +1,135 @@
+"""Before a run's first event: its first model, or where a coordinator that went down left it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from potluck.common.errors import NotFoundError
+from potluck.server import round_events as rounds
+from potluck.server.environment import utc
+from potluck.server.model_files import Published
+from potluck.server.round import Resumption, RoundMachine
+from potluck.server.round_work import SpooledUpdate, States, spooled_intact
+from potluck.server.standing import Standing
+from potluck.server.store.records import Attempt, MemberState, RoundRow
+
+
+class Preparing:
+    """Brings a run to where it stands according to the store."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._in_store = run.environment.in_store
+
+    async def prepare(self) -> None:
+        """Find or make the model, read what selector and strategy remember, resume the round."""
+        run, run_id = self._run, self._run.row.run_id
+        run.enrol(await self._in_store(lambda store: store.roster(run_id)))
+        last: RoundRow | None = await self._in_store(lambda store: store.last_round(run_id))
+        if run.row.model_sha256 is not None:
+            run.model = await asyncio.to_thread(run.work.load, run.row.model_sha256)
+        elif not await self._begin_with_a_model():
+            run.post(rounds.StopRequested())
+            return
+        if run.profiling.needs_model:
+            await self._find_profile_model()
+        await run.gate.admit(run.roster)
+        if last is None:
+            run.states = await asyncio.to_thread(self._initial_states)
+        else:
+            run.states = await asyncio.to_thread(
+                run.work.read_states,
+                last.state_sha256,
+                last.selector_scalars,
+                last.strategy_scalars,
+            )
+        if run.roster:
+            await self._resume(0 if last is None else last.key.round)
+
+    # Models -----------------------------------------------------------------------------------
+
+    async def _begin_with_a_model(self) -> bool:
+        """Make the model before round 1; False where the operator stops that."""
+        run, run_id = self._run, self._run.row.run_id
+        initial = await asyncio.to_thread(run.work.initial_model)
+        sha256: str | None = initial.sha256
+        triplet = run.blueprint.run_file.profiles.triplet
+        if run.profiling.needs_model and triplet.pretraining_rounds:
+            run.say("pre-training a model for triplets")
+            sha256 = await run.environment.pretrain(initial.sha256)
+        if sha256 is None:
+            return False
+        run.model = await asyncio.to_thread(run.work.load, sha256)
+        await self._in_store(lambda store: store.set_initial_model(run_id, sha256, utc()))
+        return True
+
+    async def _find_profile_model(self) -> None:
+        """Triplets of late joiners too are estimated with the model before round 1."""
+        run, run_id = self._run, self._run.row.run_id
+        references = await self._in_store(lambda store: store.model_references(run_id))
+        [sha256] = [each.model_sha256 for each in references if each.round == 0]
+        try:
+            model = await asyncio.to_thread(run.environment.files.published, sha256)
+        except NotFoundError:  # who has disclosed is known by it, but nobody can any more
+            model = Published(sha256=sha256, size=0, renditions=())
+        run.profiling.use_model(model)
+
+    def _initial_states(self) -> States:
+        run = self._run
+        assert run.model is not None  # noqa: S101  # prepare has just loaded it
+        with run.environment.files.open(run.model.sha256) as file:
+            strategy = run.blueprint.strategy.init(file.arrays)
+        return States(selector=run.blueprint.selector.init(run.population()), strategy=strategy)
+
+    # Resuming ---------------------------------------------------------------------------------
+
+    async def _resume(self, committed: int) -> None:
+        """Go on where a coordinator went down."""
+        run, run_id = self._run, self._run.row.run_id
+        history: list[RoundRow] = await self._in_store(lambda store: store.rounds(run_id))
+        for row in history:
+            run.gate.count_picks([member.client_id for member in row.members])
+            for member in row.members:
+                if member.update is not None:
+                    run.samples[member.client_id] = member.update.samples
+        attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        if attempt is None:
+            last = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))
+            await asyncio.to_thread(run.spool.remove)
+            resumption = Resumption(
+                roster=tuple(run.roster), committed=committed, attempt=last + 1, spent=last
+            )
+        else:
+            resumption = await self._resume_attempt(attempt, committed)
+        run.machine = RoundMachine(run.blueprint.plan, resumption)
+        run.say(f"resumed after round {committed}")
+
+    async def _resume_attempt(self, attempt: Attempt, committed: int) -> Resumption:
+        run, key = self._run, attempt.key
+        run.begun_attempt = key
+        facts = run.facts
+        facts.available = tuple(run.roster[row] for row in attempt.available)
+        facts.cohort = tuple(member.client_id for member in attempt.members)
+        cohort: list[tuple[str, MemberState]] = []
+        for member in attempt.members:
+            facts.hosts[member.client_id] = member.host_id
+            facts.reasons[member.client_id] = member.reason
+            state = member.state
+            if state is MemberState.RECEIVED and member.update is not None:
+                path = run.spool.path(
+                    key.round, key.attempt, member.client_id, member.update.sha256
+                )
+                update = SpooledUpdate(client=member.client_id, path=path, row=member.update)
+                if await asyncio.to_thread(spooled_intact, update):
+                    facts.updates[member.client_id] = update
+                else:
+                    state = MemberState.SELECTED  # torn by the crash; have it sent again
+            cohort.append((member.client_id, state))
+        await asyncio.to_thread(run.spool.clear_except, key.round, key.attempt)
+        return Resumption(
+            roster=tuple(run.roster),
+            committed=committed,
+            attempt=key.attempt,
+            available=facts.available,
+            cohort=tuple(cohort),
+        )

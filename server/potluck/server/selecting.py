@@ -1,0 +1,90 @@
+"""Choosing a round's cohort: who may be selected, what the selector says, whether that is sound."""
+
+from __future__ import annotations
+
+import asyncio
+
+from potluck.common.errors import RunError
+from potluck.server import round_events as rounds
+from potluck.server.environment import utc
+from potluck.server.round_work import States
+from potluck.server.selection import Selection, SelectionContext
+from potluck.server.selection_checks import check_selection
+from potluck.server.standing import RoundFacts, Standing
+from potluck.server.store.records import AttemptKey, RunState
+
+
+class Selecting:
+    """The part of a run that chooses cohorts."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._in_store = run.environment.in_store
+
+    async def admit(self, clients: tuple[str, ...]) -> None:
+        """Append clients to the roster, in this order."""
+        run, run_id = self._run, self._run.row.run_id
+        first = not run.roster
+        await self._in_store(lambda store: store.append_to_roster(run_id, clients))
+        run.enrol(clients)
+        await run.gate.admit(clients)
+        if first:
+            await run.set_state(RunState.RUNNING, "")
+            run.states = States(
+                selector=run.blueprint.selector.init(run.population()),
+                strategy=run.states.strategy,
+            )
+
+    async def select(self, action: rounds.Select) -> None:
+        """Choose a cohort; it is in the store before anybody acts on it."""
+        run = self._run
+        if run.state is not RunState.RUNNING:
+            await run.set_state(RunState.RUNNING, "")
+        context = await self._context(action)
+        selection = await asyncio.to_thread(self._choose, context)
+        cohort = tuple(run.roster[int(row)] for row in selection.rows)
+        facts = run.facts
+        facts.cohort = cohort
+        facts.reasons = dict(zip(cohort, selection.reasons, strict=True))
+        for client in cohort:
+            session = run.environment.attendance.session_of(client)
+            facts.hosts[client] = session.host_id if session else ""
+        stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]
+        key = AttemptKey(run.row.run_id, action.round, action.attempt)
+        await self._in_store(lambda store: store.set_cohort(key, stored))
+        run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
+        run.post(rounds.Selected(cohort))
+
+    async def _context(self, action: rounds.Select) -> SelectionContext:
+        """What the selector may look at; the available set is in the store before it does."""
+        run = self._run
+        run.facts = RoundFacts()  # nobody is selected while profiles are asked for
+        rows = await run.gate.eligible(
+            action.available,
+            round_number=action.round,
+            attempt=action.attempt,
+            count=action.count,
+            present=run.is_present,
+        )
+        run.post(rounds.Barred(run.gate.barred))
+        run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
+        key = AttemptKey(run.row.run_id, action.round, action.attempt)
+        if run.begun_attempt != key:
+            await self._in_store(lambda store: store.begin_attempt(key, rows.tolist(), utc()))
+            run.begun_attempt = key
+        return SelectionContext(
+            round=action.round,
+            seed=run.blueprint.run_file.seed,
+            count=action.count,
+            population=run.population(),
+            available=rows,
+        )
+
+    def _choose(self, context: SelectionContext) -> Selection:
+        blueprint = self._run.blueprint
+        name = blueprint.run_file.selector.name
+        selection = blueprint.selector.select(self._run.states.selector, context)
+        if not isinstance(selection, Selection):
+            raise RunError(f"selector '{name}' asks questions, which this coordinator can't carry")
+        check_selection(selection, context, name)
+        return selection

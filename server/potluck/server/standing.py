@@ -1,0 +1,152 @@
+"""Where a run under way stands: what its parts share.
+
+`engine.py` drives a run; preparing, selecting, training and finishing a round are modules of their
+own, each a class made with the run's `Standing`. Everything here lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from potluck.common.scores import Metrics
+from potluck.rpc.v1 import operator_pb2
+from potluck.server import round_events as rounds
+from potluck.server.blueprint import Blueprint
+from potluck.server.environment import Environment, now, utc
+from potluck.server.gatekeeping import Gatekeeper
+from potluck.server.model_files import Published
+from potluck.server.news import News
+from potluck.server.profiling import Profiling
+from potluck.server.round import RoundMachine
+from potluck.server.round_work import RoundWork, SpooledUpdate, States
+from potluck.server.selection import Population, Rows
+from potluck.server.spool import Spool
+from potluck.server.state import State
+from potluck.server.store.records import AttemptKey, RunRow, RunState
+from potluck.server.wire import train_instruction_id
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True)
+class RoundFacts:
+    """What is known and measured of the round under way."""
+
+    begun: float = field(default_factory=now)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    told: dict[str, float] = field(default_factory=dict)
+    """When each client was told to train."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    updates: dict[str, SpooledUpdate] = field(default_factory=dict)
+    cohort: tuple[str, ...] = ()
+    available: tuple[str, ...] = ()
+    model: Published | None = None
+    """The round's result, once there is one."""
+    strategy_state: State | None = None
+    metrics: Metrics | None = None
+
+
+class Standing:
+    """Where a run stands, and the few things that all its parts do."""
+
+    def __init__(
+        self,
+        row: RunRow,
+        blueprint: Blueprint,
+        work: RoundWork,
+        spool: Spool,
+        environment: Environment,
+    ) -> None:
+        self.row = row
+        self.blueprint = blueprint
+        self.work = work
+        self.spool = spool
+        self.environment = environment
+        self.news = News()
+        self.log = log.bind(run=row.run_id)
+        self.profiling = Profiling(
+            row.run_id, blueprint, environment.attendance, environment.in_store, environment.trust
+        )
+        self.gate = Gatekeeper(blueprint, self.profiling, lambda text: self.say(text, warning=True))
+        self.machine = RoundMachine(blueprint.plan)
+        self.events: asyncio.Queue[rounds.Event] = asyncio.Queue()
+        self.state = RunState.WAITING
+        self.facts = RoundFacts()
+        self.model: Published | None = None
+        """The model clients train from."""
+        self.states = States(selector=State(), strategy=State())
+        """What selector and strategy remember, as of the last committed round."""
+        self.begun_attempt: AttemptKey | None = None
+        """The attempt that is in the store."""
+        self.samples: dict[str, int] = {}
+        """Training samples, by client, as far as disclosed."""
+        self.roster: list[str] = []
+        self._row_of: dict[str, int] = {}
+
+    # Clients ----------------------------------------------------------------------------------
+
+    def enrol(self, clients: Sequence[str]) -> None:
+        """Append clients to the roster, in this order."""
+        for client in clients:
+            self._row_of[client] = len(self.roster)
+            self.roster.append(client)
+
+    def rows(self, clients: Sequence[str]) -> Rows:
+        """The rows of clients, as selectors know them."""
+        return np.array([self._row_of[client] for client in clients], dtype=np.int64)
+
+    def population(self) -> Population:
+        """The roster as selectors see it."""
+        return Population(
+            ids=self.roster,
+            classes=self.blueprint.task.classes,
+            samples=np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64),
+            **self.gate.columns(),
+        )
+
+    # The attempt under way --------------------------------------------------------------------
+
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt under way."""
+        return AttemptKey(self.row.run_id, self.machine.round, self.machine.attempt)
+
+    def instruction_id(self, client: str) -> str:
+        """The id of a client's training, and of its update, in the attempt under way."""
+        machine = self.machine
+        return train_instruction_id(self.row.run_id, machine.round, machine.attempt, client)
+
+    def is_present(self, client: str) -> bool:
+        """Whether a client attends, or may still come back in time."""
+        return self.machine.is_present(client, now())
+
+    def post(self, event: rounds.Event) -> None:
+        """Something happened."""
+        self.events.put_nowait(event)
+
+    # Telling ----------------------------------------------------------------------------------
+
+    async def set_state(self, state: RunState, reason: str) -> None:
+        """The run is in another state from now on."""
+        run_id, in_store = self.row.run_id, self.environment.in_store
+        self.state = state
+        await in_store(lambda store: store.set_run_state(run_id, state, reason, utc()))
+        self.row = await in_store(lambda store: store.run(run_id))
+        self.publish_status()
+
+    def publish_status(self) -> None:
+        """Tell those who watch where the run stands."""
+        status = self.news.status(self.row)
+        self.news.publish(operator_pb2.WatchRunResponse(status=status))
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        """Something a person should know."""
+        (self.log.warning if warning else self.log.info)(text)
+        self.news.say(text, utc(), warning=warning)
