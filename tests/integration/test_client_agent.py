@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from potluck.client.kept_updates import KeptUpdate
 from potluck.client.link import Link
 from potluck.client.state_directory import StateDirectory
 from potluck.client.uploads import deliver
+from potluck.common.digest import digest_of
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.errors import (
     IdentityError,
@@ -369,7 +369,7 @@ async def test_a_transfer_whose_connection_is_closed_begins_again(
         client_id="client-0",
         run_id="run",
         round=1,
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=digest_of(content),
         size=len(content),
         encoding=transfer_pb2.ENCODING_FLOAT32,
         delta=False,

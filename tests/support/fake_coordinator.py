@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
+from potluck.common.digest import digest_of
 from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
 from potluck.common.protocol import PROTOCOL_VERSION
 from potluck.common.tls import SERVER_OPTIONS, TlsFiles, server_credentials
@@ -74,7 +74,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def offer(self, content: bytes) -> str:
         """Let a file be fetched."""
-        sha256 = hashlib.sha256(content).hexdigest()
+        sha256 = digest_of(content)
         self.files[sha256] = content
         return sha256
 
@@ -213,7 +213,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self.mismatches -= 1
             del self.uploads[header.update_id]
             await refuse(context, DigestMismatchError("the digest does not match, says the test"))
-        assert hashlib.sha256(upload.content).hexdigest() == header.sha256
+        assert digest_of(upload.content) == header.sha256
         upload.complete = True
         await self._note()
         return rpc.SubmitUpdateResponse()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import grpc
 import grpc.aio
 from support.pki import TestFederation
 
+from potluck.common.digest import digest_of
 from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
 from potluck.common.runfile import parse_run_file
 from potluck.common.tls import SERVER_OPTIONS, server_credentials
@@ -81,7 +81,7 @@ def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Ev
             seconds=1.5,
             bytes_down=1_200_000,
             bytes_up=800_000,
-            model_sha256=hashlib.sha256(bytes([number])).hexdigest(),
+            model_sha256=digest_of(bytes([number])),
         )
     )
 
@@ -183,7 +183,7 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.OperatorServiceFetchModelRequest,
         context: Context,
     ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
-        sha256 = hashlib.sha256(self.model).hexdigest()
+        sha256 = digest_of(self.model)
         offset = request.offset if request.sha256 == sha256 else 0
         self.offsets.append(offset)
         end = self.model_breaks.pop(0) if self.model_breaks else len(self.model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import grpc.aio
 
 from potluck.client.config import ClientConfig
 from potluck.common.configuration import load
+from potluck.common.digest import digest_of
 from potluck.common.errors import PotluckError, from_rpc_error
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
 from potluck.common.tls import CHANNEL_OPTIONS, TlsFiles, channel_credentials
@@ -99,7 +99,7 @@ class RawHost:
         request = rpc.CoordinatorServiceFetchModelRequest(sha256=reference.sha256)
         frames = [response.frame async for response in self.stub.FetchModel(request)]
         content = b"".join(frame.chunk for frame in frames)
-        assert hashlib.sha256(content).hexdigest() == reference.sha256
+        assert digest_of(content) == reference.sha256
         return content
 
     async def submit(self, messages: Iterable[bytes]) -> rpc.SubmitUpdateResponse | Refusal:
@@ -139,7 +139,7 @@ def header(update_id: str, client: str, content: bytes, **changes: Any) -> bytes
         "version": FRAMING_VERSION,
         "update_id": update_id,
         "client_id": client,
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": digest_of(content),
         "size": len(content),
         "encoding": transfer_pb2.ENCODING_FLOAT32,
         "report": transfer_pb2.TrainingReport(samples=32, steps=1, seconds=0.1, loss=1.0),
@@ -157,7 +157,7 @@ def chunks(content: bytes, size: int = 1 << 18) -> Sequence[bytes]:
 
 
 def trailer(content: bytes) -> bytes:
-    part = transfer_pb2.FileTrailer(sha256=hashlib.sha256(content).hexdigest())
+    part = transfer_pb2.FileTrailer(sha256=digest_of(content))
     return _message(transfer_pb2.UpdateFrame(trailer=part))
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
 from potluck.client.model_cache import ModelCache, evictions
+from potluck.common.digest import digest_of
 from potluck.common.errors import ProtocolError
 
 
@@ -26,7 +26,7 @@ def test_the_longest_unused_go(by_use: str, in_use: str, keep: int, expected: st
 
 
 def put(folder: Path, content: bytes, *, age: int = 0) -> str:
-    sha256 = hashlib.sha256(content).hexdigest()
+    sha256 = digest_of(content)
     path = folder / sha256
     path.write_bytes(content)
     os.utime(path, ns=(10**18 - age, 10**18 - age))

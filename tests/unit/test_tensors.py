@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 from pathlib import Path
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from potluck.common.digest import digest_of
 from potluck.common.errors import LayoutError, NotFiniteError, StorageError
 from potluck.common.layout import DTYPES, parse_header
 from potluck.common.tensors import (
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_back_aligned_read_only_and_in_order(tmp_path: P
     digest = write_tensors(path, ARRAYS, sync=True)
     content = path.read_bytes()
     assert digest.size == len(content) == Layout.of(ARRAYS).file_bytes
-    assert digest.sha256 == hashlib.sha256(content).hexdigest()
+    assert digest.sha256 == digest_of(content)
     assert file_digest(path) == digest
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     with open_tensors(path, expected=Layout.of(ARRAYS)) as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from potluck.common.digest import digest_of
 from potluck.common.errors import (
     DigestMismatchError,
     PotluckError,
@@ -23,7 +23,7 @@ from potluck.common.transfer import FileReceiver, held_bytes, part_path
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 
 CONTENT = bytes(range(256)) * 3
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
+SHA256 = digest_of(CONTENT)
 MAXIMUM = 4096
 
 

@@ -34,6 +34,7 @@ from potluck.common.errors import (
     from_rpc_error,
 )
 from potluck.common.identity import Role
+from potluck.common.memory import spare_what_is_loaded
 from potluck.common.names import ClientId
 from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES, PROTOCOL_VERSION, SOFTWARE_VERSION
 from potluck.common.tls import channel
@@ -78,6 +79,7 @@ class Agent:
         self._session: Session | None = None
         self._welcomed = False
         self._coordinator_id = ""
+        self._shown = b""
 
     async def run(self) -> None:
         """Attend until cancelled. Raises what connecting again can't help."""
@@ -130,11 +132,13 @@ class Agent:
     def _make_workbench(self) -> Workbench:
         from potluck.client.workbench import Workbench
 
-        return Workbench(
+        workbench = Workbench(
             device=self._device,
             threads=self._config.threads,
             data_directory=self._config.data_directory,
         )
+        spare_what_is_loaded()
+        return workbench
 
     def _say(self, message: rpc.AttendRequest) -> None:
         if self._session is not None:
@@ -154,7 +158,7 @@ class Agent:
                 trouble = self._explain(error)
             except UnreachableError as error:
                 trouble = error
-            if isinstance(trouble, _HOPELESS):
+            if isinstance(trouble, _HOPELESS) and not self._renewed():
                 raise trouble
             seconds = backoff.next_seconds()
             write = log.warning if backoff.attempt == 1 or trouble.message != told else log.debug
@@ -167,8 +171,16 @@ class Agent:
             )
             await asyncio.sleep(seconds)
 
+    def _renewed(self) -> bool:
+        """Whether another certificate lies here than the one shown last: it may be taken."""
+        try:
+            return self._config.tls.load(Role.HOST).certificate != self._shown
+        except PotluckError:
+            return False
+
     async def _attend(self, instructions: Instructions, link: Link, backoff: Backoff) -> None:
         """One control stream, on a connection of its own."""
+        self._shown = self._config.tls.load(Role.HOST).certificate
         async with channel(self._config.coordinator, self._config.tls) as control:
             stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
                 coordinator_pb2_grpc.CoordinatorServiceStub(control)

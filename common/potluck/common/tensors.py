@@ -7,7 +7,6 @@ drop. Writing hands each array's own memory to `write`, hashing on the way.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.digest import digest_of_file, hasher
 from potluck.common.errors import LayoutError, NotFiniteError, StorageError
 from potluck.common.layout import (
     DTYPES,
@@ -135,7 +135,7 @@ def write_tensors(
     if layout is None:
         layout = Layout.of(arrays)
     _check_fit(arrays, layout)
-    digest = hashlib.sha256()
+    digest = hasher()
     temporary: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
@@ -163,16 +163,14 @@ def write_tensors(
 
 
 def file_digest(path: Path) -> FileDigest:
-    """SHA-256 and length of a file. Raises StorageError if it can't be read."""
+    """Digest and length of a file. Raises StorageError if it can't be read."""
     try:
-        with path.open("rb", buffering=0) as file:
-            digest = hashlib.file_digest(file, "sha256")
-            size = file.tell()
+        digest, size = digest_of_file(path)
     except OSError as error:
         raise StorageError(
             f"can't read {path}: {error.strerror}", path=path, errno=error.errno
         ) from error
-    return FileDigest(sha256=digest.hexdigest(), size=size)
+    return FileDigest(sha256=digest, size=size)
 
 
 def check_finite(file: TensorFile) -> None:

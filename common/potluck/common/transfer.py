@@ -6,11 +6,11 @@ was announced. A broken transfer leaves the part behind, and the next one may go
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
 
+from potluck.common.digest import hasher
 from potluck.common.errors import (
     DigestMismatchError,
     ProtocolError,
@@ -58,7 +58,7 @@ class FileReceiver:
         self._sha256 = check_digest(sha256)
         self._size = size
         self._received = offset
-        self._hash = hashlib.sha256()
+        self._hash = hasher()
         flags = os.O_RDWR | os.O_CREAT | (0 if offset else os.O_TRUNC)
         self._file = os.fdopen(os.open(self._part, flags, 0o600), "r+b", buffering=0)
         try:
