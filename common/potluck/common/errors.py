@@ -200,6 +200,9 @@ def _tree(cls: type[PotluckError]) -> list[type[PotluckError]]:
 
 _BY_REASON = {cls.reason: cls for cls in _tree(PotluckError)}
 
+REASONS = tuple(sorted(_BY_REASON))
+"""The reasons of all classes."""
+
 
 def to_status(error: PotluckError) -> status_pb2.Status:
     """The gRPC status of an error, with one `google.rpc.ErrorInfo`."""

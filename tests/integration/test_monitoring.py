@@ -1,0 +1,105 @@
+"""The metrics address over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from potluck.common.errors import ConfigurationError, UnreachableError
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import Party
+from potluck.common.monitoring import monitoring, parse_address
+
+INSTRUMENTS = Instruments(Party.HOST)
+
+
+async def ask(address: str, request: bytes) -> tuple[int, bytes, bytes]:
+    """Status, head and body of what comes back."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head, body
+
+
+async def get(address: str, path: str) -> tuple[int, bytes]:
+    status, _, body = await ask(address, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return status, body
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        (":9464", ("127.0.0.1", 9464)),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),  # noqa: S104  # only parsed
+        ("localhost:80", ("localhost", 80)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_a_port_alone_is_on_loopback(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["metrics", "1.2.3.4", "a:b", "127.0.0.1:65536", "::1:80", "a b:1"]
+)
+def test_other_addresses_are_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not HOST:PORT"):
+        parse_address(text)
+
+
+async def test_metrics_health_and_readiness() -> None:
+    why = "still importing"
+    async with monitoring("127.0.0.1:0", INSTRUMENTS, lambda: why) as address:
+        for path in ("/metrics", "/metrics?name=x"):
+            status, body = await get(address, path)
+            assert status == 200
+            assert b"# TYPE potluck_build_info gauge" in body
+        assert await get(address, "/healthz") == (200, b"ok\n")
+        assert await get(address, "/readyz") == (503, b"still importing\n")
+        why = ""
+        assert await get(address, "/readyz") == (200, b"ok\n")
+        assert (await get(address, "/etc/passwd"))[0] == 404
+
+
+async def test_nothing_else_is_understood() -> None:
+    async with monitoring("0", INSTRUMENTS) as address:
+        assert (await ask(address, b"POST /metrics HTTP/1.1\r\n\r\n"))[0] == 405
+        assert (await ask(address, b"\x16\x03\x01\r\n\r\n"))[0] == 400
+        status, head, body = await ask(address, b"HEAD /healthz HTTP/1.0\r\n\r\n")
+        assert (status, body) == (200, b"")
+        assert b"Content-Length: 3" in head
+
+
+async def test_a_request_without_end_does_not_take_the_address_from_others() -> None:
+    async with monitoring("0", INSTRUMENTS) as address:
+        port = int(address.rpartition(":")[2])
+        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        try:
+            for each in sockets:
+                each.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20_000)
+            assert (await get(address, "/healthz"))[0] == 200
+        finally:
+            for each in sockets:
+                each.close()
+
+
+async def test_nothing_listens_without_an_address_and_after_the_end() -> None:
+    async with monitoring("", INSTRUMENTS) as address:
+        assert address == ""
+    async with monitoring("0", INSTRUMENTS) as address:
+        pass
+    with pytest.raises(OSError, match=r"Connect call failed|refused"):
+        await get(address, "/healthz")
+
+
+async def test_a_port_in_use_is_named() -> None:
+    async with monitoring("0", INSTRUMENTS) as address:
+        with pytest.raises(UnreachableError, match=address):
+            async with monitoring(address, INSTRUMENTS):
+                pass

@@ -1,0 +1,135 @@
+"""What every metric promises, and the registry that counts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from potluck.common import metrics
+from potluck.common.errors import REASONS
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import OTHER, RUN, Party, known_reason
+from potluck.common.metrics import METRICS, Kind, Metric, metrics_of
+from potluck.deploy.metrics_page import metrics_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}
+
+
+def samples(instruments: Instruments) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = text_string_to_metric_families(instruments.exposition().decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_page_is_made_from_the_definitions() -> None:
+    assert PAGE.read_text() == metrics_page(), (
+        "run: python -m potluck.deploy.metrics_page > docs/metrics.md"
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_follow_the_rules(metric: Metric) -> None:
+    assert re.fullmatch(r"potluck_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert metric.help.endswith(".")
+    assert metric.parties
+    if metric.unit:
+        assert metric.unit in metric.name
+    if Party.HOST in metric.parties and len(metric.parties) == 1:
+        assert metric.name.startswith("potluck_host_")
+    assert not PER_CLIENT & {label.name for label in metric.labels}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_label_is_bounded(metric: Metric) -> None:
+    for label in metric.labels:
+        assert label.values or label.about
+        if metric.kind is not Kind.GAUGE:
+            assert label.values, "a counter must begin at 0 under every label"
+    if any(not label.values for label in metric.labels):
+        unbounded = {label.name for label in metric.labels if not label.values}
+        assert unbounded <= {"run", "gpu"} or metric.name.endswith("_info")
+
+
+def test_names_are_unique() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names)) > 50
+
+
+def test_a_fresh_process_shows_counters_at_zero_and_no_gauge_without_a_value() -> None:
+    for party in Party:
+        shown = samples(Instruments(party))
+        names = {name for name, _ in shown}
+        for metric in metrics_of(party):
+            suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
+            expected = metric.kind is not Kind.GAUGE or metric is metrics.BUILD_INFO
+            assert (metric.name + suffix in names) == expected, metric.name
+        assert not any(name.endswith("_created") for name in names)
+
+
+def test_what_is_counted_is_shown() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    instruments.count(metrics.ATTEMPTS, outcome="committed")
+    instruments.count(metrics.ATTEMPTS, 2, outcome="committed")
+    instruments.set(metrics.ACCURACY, 0.5, run="a")
+    instruments.observe(metrics.PHASE_SECONDS, 0.3, phase="train")
+    shown = samples(instruments)
+    assert shown["potluck_rounds_total", frozenset({("outcome", "committed")})] == 3
+    assert shown["potluck_model_accuracy_ratio", frozenset({("run", "a")})] == 0.5
+    phase = ("phase", "train")
+    assert shown["potluck_round_phase_seconds_sum", frozenset({phase})] == 0.3
+    below = "potluck_round_phase_seconds_bucket"
+    assert shown[below, frozenset({phase, ("le", "0.25")})] == 0
+    assert shown[below, frozenset({phase, ("le", "0.5")})] == 1
+
+
+def test_a_run_that_is_forgotten_leaves_no_series() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    of_runs = [metric for metric in metrics_of(Party.COORDINATOR) if RUN in metric.labels]
+    for run in ("a", "b"):
+        for metric in of_runs:
+            values = {label.name: (label.values or ("x",))[0] for label in metric.labels}
+            instruments.set(metric, 1, **(values | {"run": run}))
+    for metric in of_runs:
+        instruments.forget(metric, run="a")
+    runs = {dict(labels)["run"] for _, labels in samples(instruments) if "run" in dict(labels)}
+    assert runs == {"b"}
+
+
+def test_none_takes_a_gauge_away() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    instruments.set(metrics.LOSS, 1.0, run="a")
+    instruments.set(metrics.LOSS, None, run="a")
+    instruments.set(metrics.LOSS, None, run="never set")
+    assert not any(name == metrics.LOSS.name for name, _ in samples(instruments))
+
+
+def test_refreshers_run_whenever_somebody_looks() -> None:
+    instruments, calls = Instruments(Party.HOST), [0]
+
+    def refresh() -> None:
+        calls[0] += 1
+        instruments.set(metrics.HOST_CLIENTS, calls[0])
+
+    instruments.refresh_with(refresh)
+    samples(instruments)
+    assert samples(instruments)["potluck_host_clients", frozenset()] == 2
+
+
+def test_registries_share_nothing() -> None:
+    first, second = Instruments(Party.HOST), Instruments(Party.HOST)
+    first.count(metrics.RECONNECTS)
+    assert samples(second)["potluck_host_reconnects_total", frozenset()] == 0
+
+
+def test_reasons_of_others_are_not_made_labels() -> None:
+    assert "UNREACHABLE" in REASONS
+    assert known_reason("UNREACHABLE") == "UNREACHABLE"
+    assert known_reason('x"} 1\npotluck_evil 1') == OTHER
