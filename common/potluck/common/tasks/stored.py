@@ -65,7 +65,7 @@ class StoredExamples(Examples):
     stored: Stored
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
         """All inputs, n × …."""
         return self.inputs_at(torch.arange(len(self), device=self.labels.device))
 

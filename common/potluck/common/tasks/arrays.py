@@ -1,0 +1,202 @@
+"""Data sets as they lie in a data directory: NAME.npz with x_train, y_train, x_test and y_test.
+
+Arrays are mapped, not read: several processes share the pages, and only what is used is in memory.
+That needs arrays stored without compression, as `numpy.savez` and `potluck data prepare` write
+them; of a compressed file each process holds its own copy. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Of a member of a zip archive: signature, …, length of its name, length of the extra field."""
+
+REQUIRED = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFormat:
+    """What a data set's file must hold.
+
+    shape: of one sample; None where it may be any (images of a size chosen when preparing).
+    dtype: of the samples. classes: labels are in [0, classes). attributes: whether there are
+    `a_train` and `a_test` with a binary attribute of each sample, too. source: where the data come
+    from, in a sentence for a person who does not have them.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    classes: int
+    source: str
+    attributes: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """The file in the data directory."""
+        return f"{self.name}.npz"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrays:
+    """A data set. x: n × …, as stored; y: n, int64; a: n, int64 in {0, 1}, or None."""
+
+    x_train: NDArray[Any]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[Any]
+    y_test: NDArray[np.int64]
+    a_train: NDArray[np.int64] | None = None
+    a_test: NDArray[np.int64] | None = None
+
+
+def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
+    """The arrays of a data set, checked against its format; samples are mapped copy-on-write.
+
+    Raises ConfigurationError where the file is missing or is something else, saying what to put
+    where.
+    """
+    if data is None:
+        raise ConfigurationError(
+            f"task {form.name} reads {form.file_name} from a data directory, and none is set; set "
+            "data_directory in the configuration file (or --data), and put the file there: "
+            f"{_recipe(form)}",
+            task=form.name,
+        )
+    path = data / form.file_name
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigurationError(
+            f"task {form.name} needs {path}: {error.strerror}. {_recipe(form)}",
+            task=form.name,
+            path=path,
+        ) from None
+    return _open(form, path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+def _recipe(form: DataFormat) -> str:
+    extra = ", a_train, a_test" if form.attributes else ""
+    return (
+        f"It holds the arrays {', '.join(REQUIRED)}{extra}; make it with "
+        f"`potluck data prepare {form.name} --from FOLDER`, where FOLDER holds {form.source}"
+    )
+
+
+@lru_cache(maxsize=8)
+def _open(form: DataFormat, path: Path, _size: int, _modified: int) -> Arrays:
+    """Kept by size and time of change: all clients of a host look at the same mapping."""
+    arrays = mapped_arrays(path)
+    return checked(form, arrays, source=str(path))
+
+
+def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str) -> Arrays:
+    """Arrays that fit a format. Raises ConfigurationError naming array, value and expectation."""
+    names = [*REQUIRED, *(("a_train", "a_test") if form.attributes else ())]
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ConfigurationError(
+            f"{source} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}. "
+            f"{_recipe(form)}",
+            path=source,
+        )
+    labels: dict[str, NDArray[np.int64]] = {}
+    for split in ("train", "test"):
+        samples = arrays[f"x_{split}"]
+        _expect(form, samples, f"{source}: x_{split}")
+        for kind, limit in (("y", form.classes), ("a", 2)):
+            name = f"{kind}_{split}"
+            if name in names:
+                labels[name] = _labels(arrays[name], len(samples), limit, f"{source}: {name}")
+    return Arrays(x_train=arrays["x_train"], x_test=arrays["x_test"], **labels)
+
+
+def _expect(form: DataFormat, samples: NDArray[Any], what: str) -> None:
+    shape = samples.shape[1:]
+    fits = shape == form.shape if form.shape is not None else _is_image(shape)
+    if samples.ndim == 0 or len(samples) == 0 or not fits or samples.dtype != form.dtype:
+        expected = "n × " + (
+            " × ".join(map(str, form.shape)) if form.shape is not None else "height × width × 3"
+        )
+        raise ConfigurationError(
+            f"{what} is {samples.dtype} {samples.shape}, expected {form.dtype} {expected}; "
+            f"{_recipe(form)}"
+        )
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] == 3 and min(shape) > 0
+
+
+def _labels(values: NDArray[Any], samples: int, limit: int, what: str) -> NDArray[np.int64]:
+    if values.shape != (samples,) or values.dtype.kind not in "ui":
+        raise ConfigurationError(
+            f"{what} is {values.dtype} {values.shape}, expected whole numbers, ({samples},)"
+        )
+    if not 0 <= int(values.min()) <= int(values.max()) < limit:
+        raise ConfigurationError(
+            f"{what} is in [{values.min()}, {values.max()}], expected [0, {limit - 1}]"
+        )
+    return values.astype(np.int64)
+
+
+def mapped_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file by name: mapped copy-on-write where stored without compression.
+
+    Raises ConfigurationError if it is no such file, or holds objects.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _array(path, file, archive, member)
+                for member in archive.infolist()
+            }
+    except OSError as error:
+        raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
+    except (zipfile.BadZipFile, struct.error, ValueError, EOFError) as error:
+        raise ConfigurationError(
+            f"{path} is not an .npz file of plain arrays: {error}", path=path
+        ) from None
+
+
+def _array(
+    path: Path, file: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo
+) -> NDArray[Any]:
+    if member.compress_type != zipfile.ZIP_STORED:
+        with archive.open(member) as packed:
+            unpacked: NDArray[Any] = npy.read_array(packed, allow_pickle=False)
+            return unpacked
+    file.seek(member.header_offset)
+    signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    if signature != b"PK\x03\x04":
+        raise ValueError(f"{member.filename} does not begin where it should")
+    file.seek(name + extra, 1)
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{member.filename} has version {version}, expected 1.0 or 2.0")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"{member.filename} holds Python objects")
+    mapped: NDArray[Any] = np.memmap(
+        path, dtype, mode="c", offset=file.tell(), shape=shape, order="F" if fortran else "C"
+    )
+    return mapped
+
+
+def array_sha256(array: NDArray[Any]) -> str:
+    """SHA-256 of an array's bytes in C order, in hexadecimal digits."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
