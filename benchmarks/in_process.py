@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.client.objectives import CrossEntropy
+from potluck.client.objectives.cross_entropy import CrossEntropy
 from potluck.client.training import train
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.task import Examples, Task
 from potluck.common.training import training_for

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.client.objectives import CrossEntropy
+from potluck.client.objectives.cross_entropy import CrossEntropy
 from potluck.client.training import train
 from potluck.common.task import Examples
 from potluck.common.training import LocalTraining

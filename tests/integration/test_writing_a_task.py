@@ -13,10 +13,10 @@ PAGE = REPOSITORY / "docs" / "writing-a-task.md"
 
 PROGRAM = """
 import numpy as np, torch
-from potluck.client.objectives import CrossEntropy
+from potluck.client.objectives.cross_entropy import CrossEntropy
 from potluck.client.training import train
 from potluck.common.evaluation import evaluate
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import TASKS, create, installed
 from potluck.common.task import Task

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from potluck.client.config import ClientConfig
-from potluck.common.models import state_arrays
+from potluck.common.model_arrays import state_arrays
 from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES
 from potluck.common.tasks.digits import Digits
 from potluck.common.tensors import write_tensors

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.heterogeneity import federated_heterogeneity
-from potluck.common.models import state_arrays
+from potluck.common.model_arrays import state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import TASKS, create
 from potluck.common.task import ClientData, Examples, Task

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from potluck.client.noise import noisy_counts
-from potluck.client.objectives import CrossEntropy
+from potluck.client.objectives.cross_entropy import CrossEntropy
 from potluck.client.training import train
 from potluck.common.errors import ConfigurationError
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
 from potluck.common.training import training_for

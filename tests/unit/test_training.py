@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.client.objectives import Batch, CrossEntropy, LocalContext, Objective
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.objectives.cross_entropy import CrossEntropy
 from potluck.client.training import TrainingResult, train
 from potluck.common.configuration import validate
 from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import OBJECTIVES, create
 from potluck.common.task import Examples

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from potluck.client.features import features_and_logits
 from potluck.client.noise import noisy_counts
-from potluck.client.objectives import (
-    Batch,
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.objectives.generalized_cross_entropy import (
     GeneralizedCrossEntropy,
-    LocalContext,
-    Objective,
     generalized_cross_entropy,
 )
 from potluck.client.triplet import (
@@ -39,7 +37,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.heterogeneity import triplet
-from potluck.common.models import state_arrays
+from potluck.common.model_arrays import state_arrays
 from potluck.common.names import ClientId
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import ColoredDigits

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from potluck.client.objectives import Batch, LocalContext, Objective
+from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.optimizers import StochasticGradientDescent
 from potluck.common.errors import RoundClosedError, TrainingError
 from potluck.common.task import Examples

@@ -24,18 +24,16 @@ from torch import Tensor, nn
 
 from potluck.client.features import features_and_logits
 from potluck.client.noise import Adjacency, Epsilon, noisy_counts
-from potluck.client.objectives import (
-    Batch,
-    CrossEntropy,
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.objectives.cross_entropy import CrossEntropy
+from potluck.client.objectives.generalized_cross_entropy import (
     GeneralizedCrossEntropy,
-    LocalContext,
-    Objective,
     generalized_cross_entropy,
 )
 from potluck.client.training import train
 from potluck.common.errors import TrainingError
 from potluck.common.heterogeneity import triplet
-from potluck.common.models import load_arrays
+from potluck.common.model_arrays import load_arrays
 from potluck.common.task import Examples
 from potluck.common.training import LocalTraining
 from potluck.common.triplet import TripletSettings

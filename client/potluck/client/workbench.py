@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from potluck.client.decoding import encoding_of, write_update
-from potluck.client.objectives import Objective
+from potluck.client.objective import Objective
 from potluck.client.signals import interaction_matrix, label_counts
 from potluck.client.training import TrainingResult, train
 from potluck.client.triplet import LocalPrivacy, estimate_triplet
@@ -28,7 +28,7 @@ from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
 from potluck.common.task import ClientData, Task

@@ -18,7 +18,7 @@ from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_lay
 from potluck.common.errors import LayoutError, RunError, StorageError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
-from potluck.common.models import load_arrays, state_arrays
+from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.runfile import Direction
 from potluck.common.scores import EvaluationCounts
 from potluck.common.tensors import TensorFile, file_digest, open_tensors

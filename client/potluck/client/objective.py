@@ -1,0 +1,71 @@
+"""The seam for objectives: a client's local loss.
+
+An objective is a pure object: its constructor takes its options (from the run file's
+`[objective]` table) as keyword arguments and only stores them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples of one step, on the training device.
+
+    inputs: b × …. labels: b, int64. indices: b, int64, their positions in the client's data.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalContext:
+    """What an objective may look at besides the batch.
+
+    round: from 1. label_counts: C, int64, the client's training samples per class. parameters: the
+    model's trainable tensors, as they are now. received: the same tensors as they came from the
+    coordinator; empty unless the objective's `needs_received` is true. predictions: n × C,
+    probabilities that the received model gives the client's samples, by their position; None
+    unless the objective's `needs_predictions` is true.
+    """
+
+    round: int
+    label_counts: Tensor
+    parameters: tuple[Tensor, ...]
+    received: tuple[Tensor, ...] = ()
+    predictions: Tensor | None = None
+
+
+class Objective(Protocol):
+    """A local loss. Called from a worker thread at each step; must not wait for the device.
+
+    Two more attributes are read where an objective has them. `needs_predictions` (bool): whether
+    `loss` needs what the received model says of every sample (a pass over them before the first
+    step). `proximal` (float ≥ 0): μ, where the loss has the term μ/2·‖w − received‖²; strategies
+    that normalise local work (FedNova) account for it.
+    """
+
+    @property
+    def needs_received(self) -> bool:
+        """Whether `loss` needs the weights as they came (a second copy on the device)."""
+        ...
+
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+        """The scalar to descend on, as a mean over the batch. logits: b × C."""
+        ...
+
+
+def needs_predictions(objective: Objective) -> bool:
+    """Whether the objective needs the received model's predictions."""
+    return bool(getattr(objective, "needs_predictions", False))
+
+
+def proximal_weight(objective: Objective) -> float:
+    """μ of the objective's proximal term; 0 without one."""
+    return float(getattr(objective, "proximal", 0.0))
