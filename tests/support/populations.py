@@ -1,4 +1,4 @@
-"""Populations for selectors, and rounds played without an engine."""
+"""Populations for selectors, and rounds played without an engine or clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 from potluck.common.heterogeneity import triplets
 from potluck.common.tasks.table6 import interaction_matrices
 from potluck.server.selection import (
+    Answers,
+    Ask,
     Population,
     RoundOutcome,
     Rows,
@@ -72,20 +74,60 @@ def context(
     )
 
 
-def select(selector: Selector, state: State, given: SelectionContext) -> Selection:
-    """The selection of a selector that asks nothing."""
-    selection = selector.select(state, given)
-    assert isinstance(selection, Selection)
-    return selection
+Respond = Callable[[Ask], Answers]
+"""What clients answer to a question."""
+
+QUESTIONS = {"loss": ("loss",), "context": ("robust", "validation", "seconds")}
+"""The values asked for by each kind of question."""
 
 
-def outcome(number: int, selection: Selection) -> RoundOutcome:
-    """Everybody selected was included."""
+def respond(ask: Ask) -> Answers:
+    """Everybody answers, each something else."""
+    return Answers(
+        rows=ask.rows,
+        values={
+            name: (1.0 + ask.rows % 7 + 0.1 * number).astype(np.float64)
+            for number, name in enumerate(QUESTIONS[ask.kind])
+        },
+    )
+
+
+def played(
+    selector: Selector, state: State, given: SelectionContext, answering: Respond = respond
+) -> tuple[Selection, list[Answers]]:
+    """The selection of a round, and the answers it rests on."""
+    choosing = selector.select(state, given)
+    if isinstance(choosing, Selection):
+        return choosing, []
+    answers: list[Answers] = []
+    try:
+        ask = next(choosing)
+        while True:
+            answers.append(answering(ask))
+            ask = choosing.send(answers[-1])
+    except StopIteration as ended:
+        selection: Selection = ended.value
+        return selection, answers
+
+
+def select(
+    selector: Selector, state: State, given: SelectionContext, answering: Respond = respond
+) -> Selection:
+    """The selection of a round."""
+    return played(selector, state, given, answering)[0]
+
+
+def outcome(
+    number: int, selection: Selection, answers: Sequence[Answers] = (), **reports: ArrayLike
+) -> RoundOutcome:
+    """Everybody selected was included, a second after being told."""
     return RoundOutcome(
         round=number,
         selected=selection.rows,
         included=selection.rows,
         seconds=np.ones(len(selection.rows)),
+        reports={name: np.asarray(values, dtype=np.float64) for name, values in reports.items()},
+        answers=answers,
     )
 
 
@@ -101,6 +143,8 @@ def rounds(
     """Selections of rounds 1, 2, … with everybody available; `store` sees each state."""
     state = store(selector.init(federation))
     for number in range(1, number_of_rounds + 1):
-        selection = select(selector, state, context(federation, count, number=number, seed=seed))
+        given = context(federation, count, number=number, seed=seed)
+        selection, answers = played(selector, state, given)
         yield selection
-        state = store(selector.observe(state, outcome(number, selection)))
+        reports = {"utility": 1.0 + selection.rows % 5}
+        state = store(selector.observe(state, outcome(number, selection, answers, **reports)))

@@ -1,18 +1,28 @@
 """What holds for every selector, whatever the profiles and whoever comes and goes."""
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
-from support.populations import context, outcome, population, rounds, select
+from support.populations import (
+    QUESTIONS,
+    Respond,
+    context,
+    outcome,
+    played,
+    population,
+    rounds,
+    select,
+)
 
 from potluck.common.errors import PluginError
 from potluck.common.heterogeneity import triplets
 from potluck.common.plugins import SELECTORS, create
-from potluck.server.selection import Population, Selection, Selector
+from potluck.server.selection import Answers, Ask, Population, RoundOutcome, Selection, Selector
 from potluck.server.state import State
 
 NAMES = (
@@ -22,8 +32,11 @@ NAMES = (
     "dc-real",
     "feddiverse",
     "fedentopt",
+    "flash",
     "kl",
     "known-matrix",
+    "oort",
+    "pow-d",
     "round-robin",
     "uniform",
 )
@@ -66,35 +79,68 @@ def federations(draw: st.DrawFn) -> Population:
     )
 
 
+NUMBERS = st.one_of(
+    st.floats(),
+    st.floats(0, 10),
+    st.sampled_from([np.nan, np.inf, -np.inf, 0.0, 1e308, -1.0, 1e-310]),
+)
+"""What a client may say: anything that a double can be."""
+
+
+@st.composite
+def anything(draw: st.DrawFn, length: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([draw(NUMBERS) for _ in range(length)], dtype=np.float64)
+
+
+def answer_anything(data: st.DataObject, ask: Ask) -> Answers:
+    """Some don't answer, others answer nonsense, or without one of the values."""
+    keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(ask.rows))), dtype=np.bool_)
+    rows = ask.rows[keep[: len(ask.rows)]]
+    names = [name for name in QUESTIONS[ask.kind] if data.draw(st.integers(0, 9))]
+    return Answers(rows=rows, values={name: data.draw(anything(len(rows))) for name in names})
+
+
+def replayed(answers: Sequence[Answers]) -> Respond:
+    """The same answers again, as after a kill."""
+    left = iter(answers)
+    return lambda _: next(left)
+
+
 @every
 @settings(max_examples=25, deadline=None)
 @given(federation=federations(), count=st.integers(0, 16), data=st.data())
 def test_cohorts_are_complete_distinct_and_available(
     name: str, federation: Population, count: int, data: st.DataObject
 ) -> None:
-    """In every round, whoever has vanished since the last, and whoever of the cohort failed."""
+    """In every round, whoever has vanished since the last, whoever of the cohort failed, and
+    whatever clients answer and report."""
     selector = selector_called(name)
     state = selector.init(federation)
     for number in range(1, 5):
         present = data.draw(st.sets(st.integers(0, len(federation) - 1)))
         available = np.array(sorted(present), dtype=np.int64)
         given_context = context(federation, count, number=number, available=available)
-        selection = select(selector, state, given_context)
+        selection, answers = played(
+            selector, state, given_context, lambda ask: answer_anything(data, ask)
+        )
         rows = selection.rows.tolist()
         assert len(rows) == len(set(rows)) == min(count, len(present))
         assert set(rows) <= present
         assert len(selection.reasons) == len(rows)
         assert all(selection.reasons)
-        again = select(selector_called(name), state, given_context)
+        again = select(selector_called(name), state, given_context, replayed(answers))
         assert again.rows.tolist() == rows
-        ended = outcome(number, selection)
-        survivors = selection.rows[: data.draw(st.integers(0, len(rows)))]
-        state = selector.observe(
-            state,
-            type(ended)(
-                round=number, selected=ended.selected, included=survivors, seconds=ended.seconds
-            ),
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows[: data.draw(st.integers(0, len(rows)))],
+            seconds=data.draw(anything(len(rows))),
+            reports={"utility": data.draw(anything(len(rows)))} if number > 1 else {},
+            answers=answers,
+            deadline_seconds=data.draw(st.sampled_from([np.inf, 600.0])),
         )
+        state = selector.observe(state, ended)
+        json.dumps(dict(state.scalars), allow_nan=False)
 
 
 def large(clients: int = 40) -> Population:
@@ -135,9 +181,9 @@ def test_late_joiners_can_be_selected(name: str) -> None:
     selector, small, grown = selector_called(name), large(5), large(12)
     state = selector.init(small)
     for number, federation in ((1, small), (2, grown), (3, grown)):
-        selection = select(selector, state, context(federation, 12, number=number))
+        selection, answers = played(selector, state, context(federation, 12, number=number))
         assert sorted(selection.rows.tolist()) == list(range(len(federation)))
-        state = through_the_store(selector.observe(state, outcome(number, selection)))
+        state = through_the_store(selector.observe(state, outcome(number, selection, answers)))
 
 
 @every
@@ -150,8 +196,12 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
     state = selector.init(federation)
     for array in state.arrays.values():
         array.flags.writeable = False
-    selection = select(selector, state, context(federation, 7))
-    selector.observe(state, outcome(1, selection))
+    selection, answers = played(selector, state, context(federation, 7))
+    for answer in answers:
+        answer.rows.flags.writeable = False
+        for values in answer.values.values():
+            values.flags.writeable = False
+    selector.observe(state, outcome(1, selection, answers, utility=np.ones(7)))
 
 
 @every

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.selection import Rows, Selection, SelectionContext
+from potluck.server.selection import Population, Rows, Selection, SelectionContext
 
 Floats = NDArray[np.float64]
 
 TIE = 1e-12
 """Scores this close are equal; the round's generator decides between them (ALGORITHMS §0)."""
+
+TIE_DECIMALS = 12
+"""Decimals to round scores to where many are ranked at once: the same tolerance."""
 
 
 def largest(scores: Floats, generator: np.random.Generator) -> int:
@@ -30,6 +33,31 @@ def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
     # "right" skips positions of weight zero; rounding may carry the product up to the total itself
     position = int(np.searchsorted(cumulative, generator.random() * total, side="right"))
     return min(position, int(np.searchsorted(cumulative, total, side="left")))
+
+
+def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) -> Rows:
+    """`size` positions, one after the other, each with probability ∝ weight (≥ 0), none twice.
+
+    Positions of weight zero come only where no others are left, uniformly. By exponential keys
+    (Efraimidis and Spirakis 2006), so O(K) whatever `size` is.
+    """
+    # an infinite first key is a weight of zero, and among those the second one decides
+    first, second = generator.exponential(size=(2, len(weights)))
+    keys = np.full(len(weights), np.inf)
+    with np.errstate(over="ignore"):
+        np.divide(first, weights, out=keys, where=weights > 0)
+    near = np.arange(len(weights))
+    if 0 < size < len(weights):
+        near = np.flatnonzero(keys <= np.partition(keys, size - 1)[size - 1])
+    order: Rows = near[np.lexsort((second[near], keys[near]))][:size]
+    return order
+
+
+def samples_or_mean(population: Population, rows: Rows) -> Floats:
+    """Numbers of samples; the mean of those known where one isn't, 1 where none is."""
+    samples = population.samples[rows].astype(np.float64)
+    known = samples > 0
+    return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
 
 
 def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:

@@ -31,6 +31,13 @@ def not_negative(name: str, value: object) -> float:
     raise _refused(name, value, "a number ≥ 0")
 
 
+def within(name: str, value: object, low: float, high: float) -> float:
+    """`value` if it is a number in [low, high]; else ConfigurationError."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        return float(value)
+    raise _refused(name, value, f"a number in [{low:g}, {high:g}]")
+
+
 def switch(name: str, value: object) -> bool:
     """`value` if it is true or false; else ConfigurationError."""
     if isinstance(value, bool):

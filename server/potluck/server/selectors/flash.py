@@ -1,0 +1,132 @@
+"""FLASH: a bandit on each client's losses and speed (ALGORITHMS §1.12).
+
+"Federated Learning Across Simultaneous Heterogeneities": data that differ, labels that are wrong
+and clients that are slow, all at once. Before each round clients tell their losses under the
+model; from these, and from how long they took, the expected change of a client's loss per second
+is learned by linear Thompson sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.selectors.choosing import TIE_DECIMALS, Cohort
+from potluck.server.selectors.flash_memory import FEATURES, Memory, Rules
+from potluck.server.selectors.linear_thompson import exploration_width
+from potluck.server.selectors.options import choice, not_negative, within
+from potluck.server.state import State
+
+
+class Flash:
+    """Those with the largest reward by coefficients drawn anew in each round.
+
+    A client's context: its robust loss and its validation loss, both as a ratio to the first it
+    told; how long its last training took; and how much its robust loss last changed, per second.
+    The reward of a round is that change for each client whose update was included; it is known, and
+    credited, when the next question is answered.
+
+    alpha, beta: weights of the robust loss, CE(labels) + alpha · CE(own predictions) + beta ·
+    reverse CE(labels). regularization, delta: λ and δ of the bandit. scale: `standardised` divides
+    durations and changes by their running means, `raw` takes seconds and nats as they are. reward:
+    `absolute`, as in the paper, also rewards damage; `signed` counts falling losses only as gain.
+    refresh: whom to ask: `all`, or those just `selected` (and who has never answered).
+
+    Who gives no finite losses keeps its last context; who never gave any comes last. O(K).
+    """
+
+    needs: frozenset[Signal] = frozenset()
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        regularization: float = 1.0,
+        delta: float = 0.05,
+        scale: str = "standardised",
+        reward: str = "absolute",
+        refresh: str = "all",
+    ) -> None:
+        self._question = {
+            "alpha": not_negative("alpha", alpha),
+            "beta": not_negative("beta", beta),
+        }
+        self._regularization = within("regularization", regularization, 1e-6, 1e6)
+        self._delta = within("delta", delta, 1e-12, 1.0)
+        self._rules = Rules(
+            standardised=choice("scale", scale, ("standardised", "raw")) == "standardised",
+            signed=choice("reward", reward, ("absolute", "signed")) == "signed",
+        )
+        self._all = choice("refresh", refresh, ("all", "selected")) == "all"
+
+    def init(self, population: Population) -> State:
+        """Nothing is known of anybody."""
+        return Memory.empty(len(population), self._regularization).state()
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """The `count` clients with the largest x · θ̃, after asking for contexts."""
+        generator = context.generator("flash")
+        cohort = Cohort(context, generator)
+        if not cohort.size:
+            return cohort.selection()
+        before = Memory.of(state, len(context.population))
+        answers = yield Ask(
+            rows=self._asked(before, context.available),
+            kind="context",
+            parameters=self._question,
+        )
+        memory = before.heard(answers, context.round, self._rules)
+        known = context.available[memory.last_heard[context.available] > 0]
+        width = exploration_width(
+            context.round - 1,
+            len(context.population),
+            dimension=FEATURES,
+            regularization=self._regularization,
+            delta=self._delta,
+        )
+        coefficients = memory.posterior.sample(width, generator.standard_normal(FEATURES))
+        scores = memory.contexts(self._rules)[known] @ coefficients
+        rank = np.lexsort((generator.random(len(known)), np.round(-scores, TIE_DECIMALS)))
+        best = rank[: cohort.size]
+        cohort.extend(
+            known[best].tolist(),
+            [
+                _reason(score, int(memory.last_heard[row]), context.round)
+                for row, score in zip(known[best], scores[best].tolist(), strict=True)
+            ],
+        )
+        cohort.draw(cohort.missing, "has never told its losses; drawn uniformly")
+        return cohort.selection()
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Credit the round before, note this round's durations, and what its reward is due for."""
+        rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+        highest = max(int(each.max(initial=-1)) for each in rows)
+        memory = Memory.of(state, highest + 1)
+        for answers in outcome.answers:
+            memory = memory.heard(answers, outcome.round, self._rules)
+        return memory.trained(outcome, self._rules).state()
+
+    def _asked(self, memory: Memory, available: Rows) -> Rows:
+        if self._all:
+            return available
+        due = (memory.last_heard == 0) | memory.awaiting
+        asked: Rows = available[due[available]]
+        return asked
+
+
+def _reason(score: float, heard: int, round_number: int) -> str:
+    told = "" if heard == round_number else f", by what it told in round {heard}"
+    return f"reward {score:.3g} under this round's draw{told}"

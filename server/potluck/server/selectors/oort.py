@@ -1,0 +1,237 @@
+"""Oort: clients whose losses are large and who are quick (ALGORITHMS §1.13).
+
+Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021; what
+the paper leaves open is as in its authors' programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import (
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.selectors.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.options import not_negative, whole, within
+from potluck.server.selectors.reported import plausible
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+UTILITY = "utility"
+"""What a client reports with its update: |B| · sqrt(mean squared loss) over its samples B."""
+
+_FACTOR = 100.0
+_NARROW = 1e-9
+_FLAT, _SHARP = 0.1, 5.0
+"""The pacer: a change of utility that is none, and one that is large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """penalty: the exponent for slow clients. clip: the quantile at which utilities are cut."""
+
+    penalty: float
+    clip: float
+
+    def scores(self, utilities: Floats, rounds: Floats, *, round_number: int) -> Floats:
+        """(min(U, clip) − min) / range + √(0.1 ln R / L), in [0, …). rounds: L ≥ 1, last seen."""
+        return self.exploited(utilities) + staleness(rounds, round_number)
+
+    def exploited(self, utilities: Floats) -> Floats:
+        """Utilities in [0, 1]; 0 for all where they are equal. At least one, none NaN."""
+        clipped = np.minimum(utilities, np.quantile(utilities, self.clip))
+        spread = clipped.max() - clipped.min()
+        if spread <= _NARROW * clipped.max():
+            return np.zeros(len(clipped))
+        scaled: Floats = (clipped - clipped.min()) / spread
+        return scaled
+
+    def speed(self, seconds: Floats, preferred: float) -> Floats:
+        """(T / t)^penalty where a client takes longer than T seconds, else (or if unknown) 1."""
+        slower = seconds > preferred
+        result = np.ones(len(seconds))
+        result[slower] = (preferred / seconds[slower]) ** self.penalty
+        return result
+
+
+def staleness(rounds: Floats, round_number: int) -> Floats:
+    """√(0.1 ln R / L): what was learned long ago is uncertain. rounds: L ≥ 1."""
+    bonus: Floats = np.sqrt(0.1 * math.log(round_number) / rounds)
+    return bonus
+
+
+def preferred_seconds(seconds: Floats, percentile: float) -> float:
+    """T: that percentile of the durations known; infinite from the 100th on, or if none is."""
+    known = seconds[~np.isnan(seconds)]
+    if not len(known) or percentile >= 100:
+        return math.inf
+    return float(np.percentile(known, percentile, method="inverted_cdf"))
+
+
+class Oort:
+    """Mostly those with high utility per time, some who were never selected.
+
+    A client's utility is what it reported of its losses when it last trained. exploration: the
+    share of a cohort that is new, at first; it is multiplied by exploration_decay in each round,
+    down to exploration_minimum. penalty: the exponent for clients slower than the preferred
+    duration. percentile: of the durations, the preferred one at first; after every pacer_rounds
+    rounds, pacer_step is added where the cohorts' utility has become flat, and taken away where it
+    changed fivefold. cutoff: share of the last chosen one's score that suffices to take part in the
+    draw. clip: the quantile above which utilities count as equal.
+
+    A client that failed keeps its utility, and is as slow as the deadline; one that reports no
+    utility has none. Needs no profile. O(K).
+    """
+
+    needs: frozenset[Signal] = frozenset()
+    reports = frozenset({UTILITY})
+
+    def __init__(
+        self,
+        *,
+        exploration: float = 0.9,
+        exploration_decay: float = 0.98,
+        exploration_minimum: float = 0.2,
+        penalty: float = 2.0,
+        pacer_rounds: int = 20,
+        pacer_step: float = 5.0,
+        percentile: float = 10.0,
+        cutoff: float = 0.95,
+        clip: float = 0.95,
+    ) -> None:
+        self._exploration = within("exploration", exploration, 0, 1)
+        self._decay = within("exploration_decay", exploration_decay, 0, 1)
+        self._minimum = within("exploration_minimum", exploration_minimum, 0, 1)
+        self._scoring = Scoring(
+            penalty=not_negative("penalty", penalty), clip=within("clip", clip, 0, 1)
+        )
+        self._window = whole("pacer_rounds", pacer_rounds, minimum=1)
+        self._step = within("pacer_step", pacer_step, 0, 100)
+        self._percentile = within("percentile", percentile, 0, 100)
+        self._cutoff = within("cutoff", cutoff, 0, 1)
+
+    def init(self, population: Population) -> State:
+        """Nobody was selected. State: per row utility, seconds (NaN: unknown) and the round when
+        last seen (0: never); the exploited utility of the last 2 · pacer_rounds rounds."""
+        clients = len(population)
+        return State(
+            scalars={"percentile": self._percentile},
+            arrays={
+                "utility": np.full(clients, np.nan),
+                "seconds": np.full(clients, np.nan),
+                "last_seen": np.zeros(clients, dtype=np.int64),
+                "window": np.zeros(0),
+            },
+        )
+
+    def exploration_in(self, round_number: int) -> float:
+        """ε of a round, from 1."""
+        decayed = self._exploration * self._decay ** (round_number - 1)
+        return max(decayed, min(self._minimum, self._exploration))
+
+    # Selecting --------------------------------------------------------------------------------
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """(1 − ε) · count by score, the others among those never seen."""
+        generator = context.generator("oort")
+        cohort = Cohort(context, generator)
+        table = _grown(state, len(context.population)).arrays
+        seconds = plausible(table["seconds"], factor=_FACTOR)
+        percentile = float(state.scalars["percentile"] or 0.0)
+        speed = self._scoring.speed(seconds, preferred_seconds(seconds, percentile))
+        was_seen = table["last_seen"][context.available] > 0
+        seen, unseen = context.available[was_seen], context.available[~was_seen]
+        exploration = self.exploration_in(context.round)
+        known = math.floor((1 - exploration) * cohort.size + 1e-9)
+        known = min(max(known, cohort.size - len(unseen)), len(seen))
+        self._exploit(cohort, table, seen, speed[seen], context.round, known, generator)
+        weights = samples_or_mean(context.population, unseen) * speed[unseen]
+        new = unseen[draw_weighted(weights, cohort.missing, generator)]
+        cohort.extend(new.tolist(), ["not seen before"] * len(new))
+        return cohort.selection()
+
+    def _exploit(
+        self,
+        cohort: Cohort,
+        table: Mapping[str, NDArray[Any]],
+        seen: Rows,
+        speed: Floats,
+        round_number: int,
+        count: int,
+        generator: np.random.Generator,
+    ) -> None:
+        if not count:
+            return
+        utilities = plausible(table["utility"][seen], factor=_FACTOR)
+        scores = speed * self._scoring.scores(
+            utilities, table["last_seen"][seen], round_number=round_number
+        )
+        least = np.partition(scores, len(scores) - count)[len(scores) - count]
+        enough = np.flatnonzero(scores >= self._cutoff * least)
+        drawn = enough[draw_weighted(scores[enough], count, generator)]
+        reasons = [
+            f"utility {utility:.4g}" + (f", slow: {factor:.2f} of its score" if factor < 1 else "")
+            for utility, factor in zip(
+                utilities[drawn].tolist(), speed[drawn].tolist(), strict=True
+            )
+        ]
+        cohort.extend(seen[drawn].tolist(), reasons)
+
+    # Observing --------------------------------------------------------------------------------
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Note utilities and durations, and let the pacer have its turn."""
+        selected = outcome.selected
+        grown = _grown(state, int(selected.max(initial=-1)) + 1)
+        table = {name: array.copy() for name, array in grown.arrays.items()}
+        failed = ~np.isin(selected, outcome.included)
+        told = outcome.reports.get(UTILITY, np.zeros(len(selected)))
+        told = np.where(np.isfinite(told) & (told >= 0), told, 0.0)
+        exploited = ~failed & (table["last_seen"][selected] > 0)
+        utility = float(told[exploited].mean()) if exploited.any() else 0.0
+        table["window"] = np.append(table["window"], utility)[-2 * self._window :]
+        table["utility"][selected[~failed]] = told[~failed]
+        table["last_seen"][selected[~failed]] = outcome.round
+        seconds = np.where(failed, outcome.deadline_seconds, outcome.seconds)
+        measured = np.isfinite(seconds) & (seconds >= 0)
+        table["seconds"][selected[measured]] = seconds[measured]
+        return State(
+            scalars={"percentile": self._paced(state, table["window"], outcome.round)},
+            arrays=table,
+        )
+
+    def _paced(self, state: State, window: Floats, round_number: int) -> float:
+        """The percentile of the preferred duration from now on."""
+        percentile = float(state.scalars["percentile"] or 0.0)
+        if len(window) < 2 * self._window or round_number % self._window:
+            return percentile
+        before, lately = float(window[: self._window].sum()), float(window[self._window :].sum())
+        if before == 0:
+            return percentile
+        if abs(lately - before) <= _FLAT * before:
+            return min(100.0, percentile + self._step)
+        if abs(lately - before) >= _SHARP * before:
+            return max(min(self._step, percentile), percentile - self._step)
+        return percentile
+
+
+def _grown(state: State, clients: int) -> State:
+    """With rows for those that have joined since."""
+    arrays = dict(state.arrays)
+    more = max(0, clients - len(arrays["last_seen"]))
+    for name in ("utility", "seconds"):
+        arrays[name] = np.append(arrays[name], np.full(more, np.nan))
+    arrays["last_seen"] = np.append(arrays["last_seen"], np.zeros(more, dtype=np.int64))
+    return State(scalars=state.scalars, arrays=arrays)

@@ -1,0 +1,80 @@
+"""Power of choice: of some candidates, those with the largest loss (pow-d; ALGORITHMS §1.3).
+
+Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Rows,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.selectors.choosing import TIE_DECIMALS, Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.options import choice, whole
+from potluck.server.selectors.reported import column, plausible
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+_FACTOR = 100.0
+"""A loss this many times the median counts as no larger than that."""
+
+
+class PowerOfChoice(Stateless):
+    """Draws candidates, asks them for their mean loss under the model, takes the largest.
+
+    candidates: how many are asked; 0 for twice the cohort; all where there are fewer, never fewer
+    than the cohort. draw: with probability ∝ `samples` (as far as they are known, else as if they
+    had as many as the others have on average), or `uniform`. order: `desc` takes the largest
+    losses; `asc` the smallest, as some papers print it.
+
+    Candidates that don't answer, or not with a number ≥ 0, count as not available: others, drawn
+    uniformly, take their places; they themselves only if there is nobody else.
+    O(K + candidates · log candidates).
+    """
+
+    needs: frozenset[Signal] = frozenset()
+
+    def __init__(self, *, candidates: int = 0, draw: str = "samples", order: str = "desc") -> None:
+        self._candidates = whole("candidates", candidates, minimum=0)
+        self._by_samples = choice("draw", draw, ("samples", "uniform")) == "samples"
+        self._ascending = choice("order", order, ("desc", "asc")) == "asc"
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """The `count` candidates with the largest losses, in that order."""
+        generator = context.generator("pow-d")
+        cohort = Cohort(context, generator)
+        if not cohort.size:
+            return cohort.selection()
+        asked = self._drawn(context, generator)
+        answers = yield Ask(rows=asked, kind="loss")
+        losses = plausible(column(answers, "loss", len(context.population)), factor=_FACTOR)[asked]
+        keys = np.round(losses if self._ascending else -losses, TIE_DECIMALS)
+        rank = np.lexsort((generator.random(len(asked)), keys))
+        best = rank[: min(cohort.size, int(np.isfinite(losses).sum()))]  # NaN comes last
+        cohort.extend(
+            asked[best].tolist(),
+            [f"loss {loss:.4g}, one of {len(asked)} asked" for loss in losses[best].tolist()],
+        )
+        others = np.setdiff1d(context.available, asked)
+        cohort.draw(cohort.missing, "in place of a candidate without a loss", others)
+        cohort.draw(cohort.missing, "gave no loss; nobody else is left")
+        return cohort.selection()
+
+    def _drawn(self, context: SelectionContext, generator: np.random.Generator) -> Rows:
+        """The candidates, sorted."""
+        available = context.available
+        wanted = max(self._candidates or 2 * context.count, context.count)
+        if wanted >= len(available):
+            return available
+        weights = np.ones(len(available))
+        if self._by_samples:
+            weights = samples_or_mean(context.population, available)
+        return np.sort(available[draw_weighted(weights, wanted, generator)])

@@ -1,0 +1,181 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from support.populations import context, outcome, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import RoundOutcome, Selection
+from potluck.server.selectors.oort import Oort, Scoring, preferred_seconds, staleness
+from potluck.server.state import State
+
+SCORING = Scoring(penalty=2.0, clip=0.95)
+
+
+def known(utility: ArrayLike, seconds: ArrayLike, *, round_number: int = 1) -> State:
+    """All were seen in the same round."""
+    utilities = np.array(utility, dtype=np.float64)
+    return State(
+        scalars={"percentile": 50.0},
+        arrays={
+            "utility": utilities,
+            "seconds": np.array(seconds, dtype=np.float64),
+            "last_seen": np.full(len(utilities), round_number, dtype=np.int64),
+            "window": np.zeros(0),
+        },
+    )
+
+
+def ended(number: int, rows: list[int], utility: ArrayLike, seconds: ArrayLike) -> RoundOutcome:
+    selection = Selection(rows=np.array(rows, dtype=np.int64), reasons=["because"] * len(rows))
+    return replace(
+        outcome(number, selection, utility=utility),
+        seconds=np.array(seconds, dtype=np.float64),
+        deadline_seconds=600.0,
+    )
+
+
+def test_the_vectors() -> None:
+    """ALGORITHMS §1.13: speed of a client twice as slow, and what age is worth."""
+    utility = 6.48074
+    assert utility * SCORING.speed(np.array([20.0]), 10.0)[0] == pytest.approx(1.62019, abs=1e-5)
+    assert staleness(np.array([50.0]), 100)[0] == pytest.approx(0.09597, abs=1e-5)
+
+
+def test_quick_clients_are_not_rewarded() -> None:
+    speed = SCORING.speed(np.array([1.0, 10.0, 40.0, np.nan]), 10.0)
+    assert speed.tolist() == [1.0, 1.0, 0.0625, 1.0]
+
+
+def test_exploration_reaches_its_minimum_at_step_75_or_30() -> None:
+    slow, fast = Oort(), Oort(exploration_decay=0.95)
+    assert slow.exploration_in(1) == 0.9
+    assert slow.exploration_in(75) > slow.exploration_in(76) == 0.2
+    assert fast.exploration_in(30) > fast.exploration_in(31) == 0.2
+
+
+def test_utilities_are_cut_at_a_quantile() -> None:
+    utilities = np.append(np.arange(100.0), 1e12)
+    scaled = SCORING.exploited(utilities)
+    assert scaled.max() == scaled[95] == scaled[-1] == 1.0
+    assert scaled[50] == pytest.approx(50 / 95)
+    assert SCORING.exploited(np.full(4, 3.0)).tolist() == [0.0] * 4
+    assert SCORING.exploited(np.zeros(4)).tolist() == [0.0] * 4
+
+
+def test_the_preferred_duration_is_a_percentile_of_those_known() -> None:
+    seconds = np.array([np.nan, 1.0, 2.0, 3.0, 4.0])
+    assert preferred_seconds(seconds, 50) == 2.0
+    assert preferred_seconds(seconds, 0) == 1.0
+    assert preferred_seconds(seconds, 100) == math.inf
+    assert preferred_seconds(np.full(3, np.nan), 50) == math.inf
+
+
+def test_a_cohort_mixes_the_useful_with_the_unseen() -> None:
+    """Ten seen, ten not; ε = 0.4 of a cohort of 5."""
+    federation = population(20)
+    state = known(np.arange(10.0), np.ones(10))
+    selector = Oort(exploration=0.4, exploration_minimum=0.4, clip=1.0)
+    selection = select(selector, state, context(federation, 5, number=2))
+    assert (selection.rows < 10).tolist() == [True] * 3 + [False] * 2
+    assert sorted(selection.rows[:3].tolist()) == [7, 8, 9]
+    assert selection.reasons[3] == "not seen before"
+    assert all(reason.startswith("utility ") for reason in selection.reasons[:3])
+
+
+@pytest.mark.parametrize(("clients", "seen", "count"), [(10, 10, 10), (10, 4, 10), (6, 6, 4)])
+def test_the_number_exploited_may_be_all(clients: int, seen: int, count: int) -> None:
+    state = known(np.arange(float(seen)), np.ones(seen))
+    selection = select(Oort(), state, context(population(clients), count, number=2))
+    assert len(selection.rows) == count
+
+
+def test_slow_clients_are_passed_over() -> None:
+    """The most useful one takes ten times as long as the others: (1/10)² of its score."""
+    state = known([9.0, 8.0, 8.0, 1.0], [10.0, 1.0, 1.0, 1.0])
+    selector = Oort(exploration=0.0)
+    picks = {
+        int(row)
+        for seed in range(50)
+        for row in select(selector, state, context(population(4), 2, number=2, seed=seed)).rows
+    }
+    assert picks == {1, 2}
+    without = Oort(exploration=0.0, penalty=0)
+    [best] = select(without, state, context(population(4), 1, number=2)).rows
+    assert best == 0
+
+
+def test_observing_notes_utility_duration_and_round() -> None:
+    selector = Oort()
+    state = selector.observe(
+        selector.init(population(4)), ended(3, [2, 0], utility=[5.0, 7.0], seconds=[11.0, 13.0])
+    )
+    assert state.arrays["utility"][[2, 0]].tolist() == [5.0, 7.0]
+    assert state.arrays["seconds"][[2, 0]].tolist() == [11.0, 13.0]
+    assert state.arrays["last_seen"].tolist() == [3, 0, 3, 0]
+
+
+def test_a_failed_client_is_as_slow_as_the_deadline_and_keeps_its_utility() -> None:
+    selector = Oort()
+    state = selector.observe(
+        selector.init(population(3)), ended(1, [0, 1], utility=[5.0, 6.0], seconds=[1.0, 2.0])
+    )
+    failed = ended(2, [0, 2], utility=[np.nan, np.nan], seconds=[np.nan, np.nan])
+    state = selector.observe(state, replace(failed, included=failed.selected[:0]))
+    assert state.arrays["utility"][0] == 5.0
+    assert state.arrays["seconds"].tolist() == [600.0, 2.0, 600.0]
+    assert state.arrays["last_seen"].tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -3.0])
+def test_nonsense_is_no_utility_and_no_duration(nonsense: float) -> None:
+    selector = Oort()
+    state = selector.observe(
+        selector.init(population(2)),
+        ended(1, [0, 1], utility=[nonsense, 2.0], seconds=[nonsense, 1]),
+    )
+    assert state.arrays["utility"].tolist() == [0.0, 2.0]
+    assert np.isnan(state.arrays["seconds"][0])
+
+
+def paced(window: list[float], *, number: int = 40, percentile: float = 50.0) -> float:
+    state = known(np.ones(1), np.ones(1))
+    given = State(
+        scalars={"percentile": percentile},
+        arrays=dict(state.arrays) | {"window": np.array(window[:-1])},
+    )
+    after = Oort().observe(given, ended(number, [0], utility=[window[-1]], seconds=[1.0]))
+    result = after.scalars["percentile"]
+    assert isinstance(result, float)
+    return result
+
+
+def test_the_pacer() -> None:
+    """Flat: slower clients are welcome. Fivefold change: quicker ones again. Else nothing."""
+    flat, falling, sharp = [1.0] * 40, [2.0] * 20 + [1.0] * 20, [0.1] * 20 + [1.0] * 20
+    assert paced(flat) == 55.0
+    assert paced(flat, percentile=98.0) == 100.0
+    assert paced(falling) == 50.0
+    assert paced(sharp) == 45.0
+    assert paced(sharp, percentile=5.0) == 5.0
+    assert paced(flat, number=39) == 50.0
+    assert paced([1.0] * 20, number=20) == 50.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exploration": 1.5},
+        {"exploration_decay": -0.1},
+        {"penalty": math.inf},
+        {"pacer_rounds": 0},
+        {"percentile": 101},
+        {"cutoff": math.nan},
+        {"clip": True},
+    ],
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        Oort(**options)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from support.populations import Respond, context, played, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Answers, Ask, Population
+from potluck.server.selectors.pow_d import PowerOfChoice
+from potluck.server.state import State
+
+
+def answering(losses: ArrayLike) -> Respond:
+    """Client k tells `losses[k]`; who has None doesn't answer."""
+    told = np.array(losses, dtype=np.float64)
+
+    def respond(ask: Ask) -> Answers:
+        return Answers(rows=ask.rows, values={"loss": told[ask.rows]})
+
+    return respond
+
+
+def with_samples(samples: ArrayLike) -> Population:
+    numbers = np.array(samples, dtype=np.int64)
+    given = population(len(numbers))
+    return type(given)(ids=given.ids, classes=2, samples=numbers)
+
+
+def asked(
+    selector: PowerOfChoice, federation: Population, count: int, *, seed: int = 0
+) -> list[int]:
+    choosing = selector.select(State(), context(federation, count, seed=seed))
+    ask = next(choosing)
+    assert ask.kind == "loss"
+    rows: list[int] = ask.rows.tolist()
+    return rows
+
+
+def test_the_largest_losses_of_all() -> None:
+    """ALGORITHMS §1.3: the vector, both ways round."""
+    given = context(population(4), 2)
+    losses = answering([0.3, 0.9, 0.5, 0.7])
+    assert select(PowerOfChoice(), State(), given, losses).rows.tolist() == [1, 3]
+    ascending = PowerOfChoice(order="asc")
+    assert select(ascending, State(), given, losses).rows.tolist() == [0, 2]
+
+
+def test_only_candidates_are_asked_and_chosen() -> None:
+    federation = population(40)
+    for seed in range(20):
+        rows = asked(PowerOfChoice(), federation, 5, seed=seed)
+        assert len(set(rows)) == 10
+        losses = answering(np.arange(40))
+        chosen = select(PowerOfChoice(), State(), context(federation, 5, seed=seed), losses)
+        assert chosen.rows.tolist() == sorted(rows, reverse=True)[:5]
+
+
+@pytest.mark.parametrize(("candidates", "expected"), [(0, 10), (7, 7), (3, 5), (100, 40)])
+def test_the_number_of_candidates(candidates: int, expected: int) -> None:
+    """Twice the cohort by default; never fewer than the cohort, never more than there are."""
+    selector = PowerOfChoice(candidates=candidates)
+    assert len(asked(selector, population(40), 5)) == expected
+
+
+def test_candidates_are_drawn_by_samples() -> None:
+    """Without replacement, P ∝ n: of one candidate in 4000 draws, within four deviations."""
+    federation = with_samples([100, 200, 300, 400])
+    drawn = Counter(
+        asked(PowerOfChoice(candidates=1), federation, 1, seed=seed)[0] for seed in range(4000)
+    )
+    for row, share in enumerate([0.1, 0.2, 0.3, 0.4]):
+        assert drawn[row] == pytest.approx(
+            4000 * share, abs=4 * (4000 * share * (1 - share)) ** 0.5
+        )
+    uniform = PowerOfChoice(candidates=1, draw="uniform")
+    drawn = Counter(asked(uniform, federation, 1, seed=seed)[0] for seed in range(4000))
+    assert min(drawn.values()) > 850
+
+
+def test_an_unknown_number_of_samples_counts_as_the_mean() -> None:
+    federation = with_samples([0, 10, 30, 0])
+    drawn = Counter(
+        asked(PowerOfChoice(candidates=1), federation, 1, seed=seed)[0] for seed in range(4000)
+    )
+    assert drawn[0] == pytest.approx(1000, abs=120)
+    assert drawn[1] == pytest.approx(500, abs=100)
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -1.0])
+def test_a_candidate_without_a_loss_is_not_available(nonsense: float) -> None:
+    losses = answering([nonsense, 0.1, 0.2])
+    selection = select(PowerOfChoice(), State(), context(population(3), 2), losses)
+    assert selection.rows.tolist() == [2, 1]
+    only = select(PowerOfChoice(), State(), context(population(3), 3), losses)
+    assert only.rows.tolist() == [2, 1, 0]
+    assert "gave no loss" in only.reasons[2]
+
+
+def test_others_take_the_place_of_candidates_that_do_not_answer() -> None:
+    federation = population(10)
+
+    def nobody(ask: Ask) -> Answers:
+        return Answers(rows=ask.rows[:0], values={})
+
+    selector = PowerOfChoice(candidates=4)
+    selection, _ = played(selector, State(), context(federation, 3), nobody)
+    assert set(selection.rows.tolist()).isdisjoint(asked(selector, federation, 3))
+    assert len(selection.rows) == 3
+
+
+def test_equal_losses_are_drawn_from() -> None:
+    first = {
+        int(select(PowerOfChoice(), State(), context(population(6), 1, seed=seed)).rows[0])
+        for seed in range(3)
+    }
+    equal = answering(np.ones(6))
+    chosen = {
+        int(
+            select(
+                PowerOfChoice(candidates=6), State(), context(population(6), 1, seed=seed), equal
+            ).rows[0]
+        )
+        for seed in range(100)
+    }
+    assert chosen == set(range(6))
+    assert first <= chosen
+
+
+@pytest.mark.parametrize(
+    "options", [{"candidates": -1}, {"draw": "size"}, {"order": "up"}, {"candidates": 1.5}]
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        PowerOfChoice(**options)  # type: ignore[arg-type]
