@@ -22,6 +22,7 @@ from potluck.common.errors import ConfigurationError, IdentityError, PotluckErro
 from potluck.common.identity import Role, identity_from_pem, peer_identity
 from potluck.common.tls import TlsFiles, channel_credentials, server_credentials
 from potluck.deploy import pki
+from potluck.deploy.certificates import inspect
 from potluck.deploy.pki_cli import app
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
@@ -66,17 +67,19 @@ def test_keys_and_their_folder_are_for_the_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "pki"
     make_federation(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
-    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files}
+    assert (folder / "issued").stat().st_mode & 0o777 == 0o700
     assert {modes[name] for name in modes if name.endswith(".key")} == {0o600}
     assert {modes[name] for name in modes if name.endswith(".pem")} == {0o644}
-    assert len(modes) == 8  # no temporary file is left
+    assert len(modes) == 8 + 4  # with the register and the revocations; no temporary file is left
 
 
 def test_validity_is_backdated_and_ends_with_the_authority(tmp_path: Path) -> None:
     pki.create_authority(tmp_path, "f", days=100, now=NOW)
     pki.issue(tmp_path, Role.OPERATOR, "short", days=7, now=NOW)
     pki.issue(tmp_path, Role.OPERATOR, "long", now=NOW)
-    short, long = (pki.inspect(tmp_path / f"{name}.pem") for name in ("short", "long"))
+    short, long = (inspect(tmp_path / f"{name}.pem") for name in ("short", "long"))
     assert (short.not_before, short.not_after) == (NOW - pki.BACKDATED, NOW + timedelta(days=7))
     assert long.not_after == NOW + timedelta(days=100)
     with pytest.raises(ConfigurationError, match="expired on 2030-08-09"):
@@ -119,7 +122,8 @@ def test_requests_that_are_refused_write_nothing(
     pki.create_authority(tmp_path, "f")
     with pytest.raises(PotluckError, match=message):
         pki.issue(tmp_path, role, name, **options)  # type: ignore[arg-type]  # wrong on purpose
-    assert {path.name for path in tmp_path.iterdir()} == {"authority.pem", "authority.key"}
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"authority.pem", "authority.key", "revoked.pem"}
 
 
 def test_authorities_that_cannot_issue(tmp_path: Path, federation: TestFederation) -> None:
@@ -153,7 +157,7 @@ def test_load_gives_the_identity_and_the_bytes(federation: TestFederation) -> No
     material = files.load(Role.HOST)
     assert material.identity.uri() == "potluck://test/host/host-0?clients=client-0:5,a"
     assert material.key == files.key.read_bytes()
-    assert material.expires == pki.inspect(files.certificate).not_after
+    assert material.expires == inspect(files.certificate).not_after
     assert "PRIVATE" not in repr(material)
 
 
@@ -268,7 +272,7 @@ def test_a_damaged_certificate_loads_or_gives_one_clear_error(
     for read in (
         with_files(federation.operator, certificate=damaged).load,
         with_files(federation.operator, authority=damaged).load,
-        lambda: pki.inspect(damaged),
+        lambda: inspect(damaged),
         lambda: identity_from_pem(damaged.read_bytes()),
     ):
         try:

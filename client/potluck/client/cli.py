@@ -85,6 +85,39 @@ def print_example() -> None:
     typer.echo(example_config(), nl=False)
 
 
+@app.command("enroll")
+def enroll(
+    folder: Annotated[Path, typer.Argument(help="Where the key is to lie.", show_default=False)],
+    name: Annotated[str, typer.Option(help="The host's name.", show_default=False)],
+    federation: Annotated[str, typer.Option(help="The federation's name.", show_default=False)],
+    clients: Annotated[
+        list[str],
+        typer.Option(
+            help="Clients to answer for, e.g. client-0:5; repeatable.", show_default=False
+        ),
+    ],
+) -> None:
+    """Make a key on this machine, and the request to certify it. The key never leaves.
+
+    Send NAME.csr to the operator, who signs it with `potluck pki sign` and returns NAME.pem and
+    authority.pem. A key that is there already is kept.
+
+    potluck-client enroll pki --name lab-a --federation demo --clients client-0:5
+    """
+    from potluck.common.identity import Identity, Role, parse_claims
+    from potluck.common.key_files import make_request
+
+    claims = parse_claims(clients)
+    identity = Identity(federation=federation, role=Role.HOST, name=name, claims=claims)
+    key, request, fingerprint = make_request(folder, identity)
+    typer.echo(f"key          {key}  (secret; stays here)")
+    typer.echo(f"request      {request}")
+    typer.echo(f"fingerprint  {fingerprint}")
+    typer.echo("Give the request to the operator, and the fingerprint by another way. Then:")
+    typer.echo(f"  potluck pki sign FOLDER {request.name}")
+    typer.echo(f"and put {name}.pem and authority.pem, which come back, beside the key.")
+
+
 @app.command("disclosures")
 def show_disclosures(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 
@@ -183,14 +184,35 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
     return list(seen)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credential:
+    """What a peer's certificate says. serial: its number, unique for the authority."""
+
+    identity: Identity
+    serial: int
+    expires: datetime
+
+    def __str__(self) -> str:
+        return f"{self.identity.role} '{self.identity.name}'"
+
+
 @lru_cache(maxsize=1024)  # runs with every call on the wire; a certificate never changes its mind
-def identity_from_pem(pem: bytes) -> Identity:
-    """The identity in a PEM certificate; IdentityError unless it holds exactly one."""
+def credential_from_pem(pem: bytes) -> Credential:
+    """What a PEM certificate says; IdentityError unless it holds exactly one identity."""
     try:
         certificate = parse_certificates(pem)[0]
     except ValueError as error:
         raise IdentityError("the certificate is no certificate in PEM form") from error
-    return identity_from_certificate(certificate)
+    return Credential(
+        identity=identity_from_certificate(certificate),
+        serial=certificate.serial_number,
+        expires=certificate.not_valid_after_utc,
+    )
+
+
+def identity_from_pem(pem: bytes) -> Identity:
+    """The identity in a PEM certificate; IdentityError unless it holds exactly one."""
+    return credential_from_pem(pem).identity
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
@@ -230,8 +252,8 @@ def identity_from_certificate(certificate: x509.Certificate) -> Identity:
     return parse_identity(ours[0])
 
 
-def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """Who is at the other end of a call, from grpc's `context.auth_context()`.
+def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
+    """What is shown at the other end of a call, from grpc's `context.auth_context()`.
 
     TLS has verified the certificate before any handler runs. Raises IdentityError when the
     connection carries no certificate or one without an identity.
@@ -239,7 +261,12 @@ def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
     certificates = list(auth_context.get("x509_pem_cert", ()))
     if len(certificates) != 1:
         raise IdentityError("the connection carries no certificate; connect over mutual TLS")
-    return identity_from_pem(certificates[0])
+    return credential_from_pem(certificates[0])
+
+
+def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
+    """Who is at the other end of a call; see `peer_credential`."""
+    return peer_credential(auth_context).identity
 
 
 def _claim(text: str) -> ClientClaim:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.identity import expand_clients
+from potluck.common.key_files import write_whole
 from potluck.common.membership import (
     MemberFile,
     MemberRecord,
@@ -30,7 +31,7 @@ from potluck.common.membership import (
     read_member_file,
 )
 from potluck.common.names import is_name
-from potluck.deploy.pki import BACKDATED, write_whole
+from potluck.deploy.pki import BACKDATED
 
 MEMBER_DAYS = 3650
 

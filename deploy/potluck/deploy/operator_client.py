@@ -67,6 +67,13 @@ class OperatorClient:
         )
         await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
 
+    async def install_revocations(self, revocation_list: bytes) -> tuple[int, int]:
+        """Send the authority's revocation list; how many it revokes, and how many were new."""
+        request = operator_pb2.InstallRevocationsRequest(revocation_list=revocation_list)
+        call = self._stub.InstallRevocations(request, timeout=CALL_SECONDS)
+        answer = await self._call(call)
+        return answer.revoked, answer.new
+
     async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
         """Classes of a run's task, and what its clients have disclosed, in roster order."""
         call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))

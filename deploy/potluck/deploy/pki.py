@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,33 +17,28 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from potluck.common.errors import ConfigurationError, IdentityError, StorageError
-from potluck.common.identity import (
-    MAXIMUM_URI_BYTES,
-    Identity,
-    Role,
-    identity_from_certificate,
-    parse_certificates,
-    parse_claims,
-)
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.identity import MAXIMUM_URI_BYTES, Identity, Role, parse_claims
+from potluck.common.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_whole
 from potluck.common.names import is_name
+from potluck.deploy.certificates import federation_of, is_authority, read_certificate
+from potluck.deploy.revocation_list import sign_revocations
 
 AUTHORITY = "authority"
+REGISTER = "issued"
+"""The folder, beside the authority, with every certificate it issued, by serial number."""
+
+REVOKED = "revoked.pem"
+"""The revocation list, beside the authority; empty at first."""
+
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 BACKDATED = timedelta(minutes=10)
 """Certificates begin this long before they are made: machines' clocks differ."""
 
-_CERTIFICATE_MODE = 0o644
-_KEY_MODE = 0o600
 _HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
 
@@ -59,17 +52,13 @@ class IssuedFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CertificateSummary:
-    """What a certificate file says. `identity` is None for an authority."""
+class Authority:
+    """A TLS authority that can sign."""
 
-    path: Path
+    folder: Path
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
     federation: str
-    identity: Identity | None
-    hosts: tuple[str, ...]
-    serial: str
-    sha256: str
-    not_before: datetime
-    not_after: datetime
 
 
 def create_authority(
@@ -80,7 +69,7 @@ def create_authority(
     force: bool = False,
     now: datetime | None = None,
 ) -> IssuedFiles:
-    """Make a TLS authority in `folder`: authority.pem and authority.key.
+    """Make a TLS authority in `folder`: authority.pem, authority.key and an empty revoked.pem.
 
     Raises ConfigurationError for a bad name or period, or when there is one already and `force` is
     not set (every certificate it issued would stop working); StorageError when the disk refuses.
@@ -107,7 +96,11 @@ def create_authority(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
         )
     )
-    _write_pair(files, key, builder.sign(key, hashes.SHA256()))
+    certificate = builder.sign(key, hashes.SHA256())
+    since = (now or datetime.now(UTC)).replace(microsecond=0)
+    revocations = sign_revocations(certificate, key, {}, number=0, now=since)
+    _write_pair(files, key, certificate)
+    _write(folder / REVOKED, revocations, PUBLIC_MODE)
     return files
 
 
@@ -129,74 +122,96 @@ def issue(
     Raises ConfigurationError or IdentityError for what is wrong with the request or with the
     authority, and when the files exist and `force` is not set; StorageError when the disk refuses.
     """
-    authority, authority_key, federation = _load_authority(folder)
-    identity = Identity(federation=federation, role=role, name=name, claims=parse_claims(clients))
-    _check_request(identity, hosts)
+    authority = load_authority(folder)
+    identity = Identity(
+        federation=authority.federation, role=role, name=name, claims=parse_claims(clients)
+    )
+    check_request(identity, hosts)
     files = _files(folder, name)
     _refuse_existing(files, force=force)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = certify(authority, identity, key.public_key(), hosts=hosts, days=days, now=now)
+    _write_pair(files, key, certificate)
+    return files
+
+
+def load_authority(folder: Path) -> Authority:
+    """The authority in a folder, with its key. Raises ConfigurationError, IdentityError."""
+    certificate, key, federation = _load_authority(folder)
+    return Authority(folder=folder, certificate=certificate, key=key, federation=federation)
+
+
+def certify(
+    authority: Authority,
+    identity: Identity,
+    public_key: ec.EllipticCurvePublicKey,
+    *,
+    hosts: Sequence[str] = (),
+    days: int = LEAF_DAYS,
+    now: datetime | None = None,
+) -> x509.Certificate:
+    """A certificate for a key, entered into the authority's register; see `check_request`.
+
+    Raises ConfigurationError for a bad period or host, or for an expired authority; StorageError
+    when the disk refuses.
+    """
     begin, end = _period(days, now)
-    end = min(end, authority.not_valid_after_utc)
+    end = min(end, authority.certificate.not_valid_after_utc)
     if begin + BACKDATED >= end:
         raise ConfigurationError(
-            f"the authority in {folder} expired on {end:%Y-%m-%d}; make a new one with "
+            f"the authority in {authority.folder} expired on {end:%Y-%m-%d}; make a new one with "
             "`potluck pki init`",
-            folder=folder,
+            folder=authority.folder,
         )
-    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _leaf_builder(authority, identity, public_key, hosts, (begin, end))
+    certificate = builder.sign(authority.key, hashes.SHA256())
+    _enter(authority.folder, certificate)
+    return certificate
+
+
+def _leaf_builder(
+    authority: Authority,
+    identity: Identity,
+    public_key: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
+    period: tuple[datetime, datetime],
+) -> x509.CertificateBuilder:
     subject = x509.Name(
         [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
-            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value),
-            x509.NameAttribute(NameOID.COMMON_NAME, name),
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, identity.federation),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, identity.role.value),
+            x509.NameAttribute(NameOID.COMMON_NAME, identity.name),
         ]
     )
     usage = (
         ExtendedKeyUsageOID.SERVER_AUTH
-        if role is Role.COORDINATOR
+        if identity.role is Role.COORDINATOR
         else ExtendedKeyUsageOID.CLIENT_AUTH
     )
     names = [x509.UniformResourceIdentifier(identity.uri()), *map(_general_name, hosts)]
-    builder = (
-        _builder(subject, authority.subject, key.public_key(), (begin, end))
+    return (
+        _builder(subject, authority.certificate.subject, public_key, period)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
             critical=False,
         )
     )
-    _write_pair(files, key, builder.sign(authority_key, hashes.SHA256()))
-    return files
 
 
-def inspect(path: Path) -> CertificateSummary:
-    """What the certificate at `path` says; ConfigurationError or IdentityError if not ours."""
-    certificate = _read_certificate(path)
-    authority = _is_authority(certificate)
-    identity = None if authority else identity_from_certificate(certificate)
-    hosts: tuple[str, ...] = ()
-    if identity is not None:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        addresses = names.get_values_for_type(x509.IPAddress)
-        hosts = (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
-    return CertificateSummary(
-        path=path,
-        federation=_federation(path, certificate) if identity is None else identity.federation,
-        identity=identity,
-        hosts=hosts,
-        serial=f"{certificate.serial_number:x}",
-        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
-        not_before=certificate.not_valid_before_utc,
-        not_after=certificate.not_valid_after_utc,
-    )
+def _enter(folder: Path, certificate: x509.Certificate) -> None:
+    path = folder / REGISTER / f"{certificate.serial_number:x}.pem"
+    _write(path, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
 
 
-def _check_request(identity: Identity, hosts: Sequence[str]) -> None:
+def check_request(identity: Identity, hosts: Sequence[str]) -> None:
+    """Raise ConfigurationError for what no certificate is issued for."""
     role, name = identity.role, identity.name
-    if name == AUTHORITY:
-        raise ConfigurationError(f"the name {AUTHORITY!r} is the authority's own; choose another")
+    if f"{name}.pem" in (f"{AUTHORITY}.pem", REVOKED):
+        raise ConfigurationError(f"the name {name!r} is the authority's own; choose another")
     if role is Role.COORDINATOR and not hosts:
         raise ConfigurationError(
             "a coordinator's certificate needs the names hosts will dial; add --host, for example "
@@ -277,8 +292,8 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
             f"`potluck pki init {folder} --federation NAME`",
             folder=folder,
         )
-    certificate = _read_certificate(files.certificate)
-    if not _is_authority(certificate):
+    certificate = read_certificate(files.certificate)
+    if not is_authority(certificate):
         raise ConfigurationError(f"{files.certificate} is no authority's certificate")
     try:
         key = load_pem_private_key(files.key.read_bytes(), password=None)
@@ -293,33 +308,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
     matches = key.public_key() == certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
         raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
-    return certificate, key, _federation(files.certificate, certificate)
-
-
-def _read_certificate(path: Path) -> x509.Certificate:
-    try:
-        return parse_certificates(path.read_bytes())[0]
-    except OSError as error:
-        raise ConfigurationError(
-            f"certificate {path} can't be read ({error.strerror})", path=path
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is no certificate in PEM form", path=path) from error
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-
-
-def _federation(path: Path, certificate: x509.Certificate) -> str:
-    found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-    name = str(found[0].value) if len(found) == 1 else ""
-    if not is_name(name):
-        raise IdentityError(f"{path} is not the authority of a Potluck federation", path=path)
-    return name
+    return certificate, key, federation_of(files.certificate, certificate)
 
 
 def _files(folder: Path, name: str) -> IssuedFiles:
@@ -341,31 +330,15 @@ def _refuse_existing(files: IssuedFiles, *, force: bool) -> None:
 def _write_pair(
     files: IssuedFiles, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    contents: Iterable[tuple[Path, bytes, int]] = (
-        (files.key, secret, _KEY_MODE),
-        (files.certificate, certificate.public_bytes(Encoding.PEM), _CERTIFICATE_MODE),
-    )
+    _write(files.key, private_pem(key), KEY_MODE)
+    _write(files.certificate, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
     try:
-        files.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path, data, mode in contents:
-            write_whole(path, data, mode)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, data, mode)
     except OSError as error:
         raise StorageError(
-            f"{error.filename or files.key.parent} can't be written ({error.strerror})"
+            f"{error.filename or path.parent} can't be written ({error.strerror})"
         ) from error
-
-
-def write_whole(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that appears whole under its name, and is never readable to more than `mode`."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

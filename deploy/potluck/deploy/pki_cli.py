@@ -13,7 +13,8 @@ from rich.text import Text
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.identity import Role
-from potluck.deploy import federation_root, pki
+from potluck.deploy import federation_root, pki, pki_lifecycle_cli
+from potluck.deploy.certificates import CertificateSummary, inspect
 
 app = typer.Typer(
     name="pki",
@@ -32,6 +33,10 @@ for), every operator. Nobody connects without one.
     potluck pki issue pki host lab-a --clients client-0:5
 
     potluck pki issue pki operator ada
+
+Later: `list` shows what was issued, `renew` issues it again before it ends, `revoke` and `push` cut
+somebody off. A host whose key shall never leave its machine makes it there (`potluck-client
+enroll`), and `sign` certifies it.
 
 Give each party its own NAME.pem and NAME.key and a copy of authority.pem. authority.key stays in
 the folder: whoever has it can issue certificates.""",
@@ -173,7 +178,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what a certificate says: whose it is, for which clients or addresses, until when."""
-    fields = _fields(pki.inspect(file))
+    fields = _fields(inspect(file))
     if as_json:
         typer.echo(json.dumps(fields))
         return
@@ -187,7 +192,10 @@ def show(
     Console().print(table)
 
 
-def _fields(summary: pki.CertificateSummary) -> dict[str, Any]:
+pki_lifecycle_cli.add_to(app)
+
+
+def _fields(summary: CertificateSummary) -> dict[str, Any]:
     identity = summary.identity
     return {
         "federation": summary.federation,
@@ -203,7 +211,7 @@ def _fields(summary: pki.CertificateSummary) -> dict[str, Any]:
 
 
 def _print_written(console: Console, files: pki.IssuedFiles) -> None:
-    summary = pki.inspect(files.certificate)
+    summary = inspect(files.certificate)
     who = (
         f"TLS authority of federation {summary.federation}"
         if summary.identity is None

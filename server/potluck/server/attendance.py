@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import structlog
 
@@ -34,6 +35,7 @@ class Session:
     data_epoch: int = 0
     """Version of its clients' data."""
     serial: int = 0
+    certificate_expires: datetime | None = None
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
     """Instructions to send; None ends the stream."""
 
@@ -72,6 +74,16 @@ class Attendance:
     def hosts(self) -> list[Session]:
         """Connected hosts."""
         return list(self._hosts.values())
+
+    @property
+    def host_count(self) -> int:
+        """How many hosts are connected; may be read by any thread."""
+        return len(self._hosts)
+
+    @property
+    def client_count(self) -> int:
+        """How many clients attend; may be read by any thread."""
+        return len(self._sessions)
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -86,6 +86,12 @@ class CoordinatorConfig(Settings):
         default=None,
         description="The members' records, members.json; made by `potluck pki member`.",
     )
+    revoked: Path | None = Field(
+        default=None,
+        description="The authority's revocation list, revoked.pem of `potluck pki revoke`. It is\n"
+        "watched: who is revoked is cut off without a restart. Lists that an operator sends with\n"
+        "`potluck pki push` are kept in the state directory and need no setting.",
+    )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 
     def database_url(self) -> str:

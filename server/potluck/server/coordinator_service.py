@@ -31,7 +31,7 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.attendance import LARGEST_EPOCH, Session
 from potluck.server.coordinator import Coordinator
 from potluck.server.engine import RunEngine
-from potluck.server.guard import Context, identity_of
+from potluck.server.guard import Context, credential_of, identity_of
 from potluck.server.model_files import Published
 from potluck.server.outgoing import send_file
 from potluck.server.round_events import Broke
@@ -58,6 +58,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """The control stream of a host."""
         first = await anext(aiter(request_iterator), None)
         session = self._greet(first, identity_of(context))
+        session.certificate_expires = credential_of(context).expires
         await self._coordinator.host_attends(session)
         reader = asyncio.create_task(self._listen(session, request_iterator))
         try:

@@ -1,10 +1,13 @@
-"""What every call to the coordinator passes: is the caller of the right role, and, on the way
-out, the one place where exceptions become gRPC statuses."""
+"""What every call to the coordinator passes: is the caller of the right role and its certificate
+not revoked, and, on the way out, the one place where exceptions become gRPC statuses."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -13,7 +16,7 @@ import structlog
 
 from potluck.common.errors import IdentityError, PotluckError, to_status
 from potluck.common.frames import FrameDecoder, encode_frame
-from potluck.common.identity import Identity, Role, peer_identity
+from potluck.common.identity import Credential, Identity, Role, peer_credential
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.limits import (
     Admission,
@@ -33,18 +36,34 @@ _ROLES = {
 }
 
 
+def credential_of(context: Context) -> Credential:
+    """What the caller's verified certificate says."""
+    return peer_credential(context.auth_context())
+
+
 def identity_of(context: Context) -> Identity:
     """Who is calling, by its verified certificate."""
-    return peer_identity(context.auth_context())
+    return credential_of(context).identity
 
 
 class Guard(grpc.aio.ServerInterceptor):
     """Lets only the right role call a service, keeps every peer within its limits, and turns
     exceptions into statuses."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, check_credential: Callable[[Credential], None] = lambda _: None
+    ) -> None:
+        """`check_credential` raises IdentityError for a certificate that was revoked."""
         self._limits = limits
         self._admission = Admission(limits)
+        self._check_credential = check_credential
+        self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
+
+    def cut_off(self, serials: frozenset[int]) -> None:
+        """End every call under way of these certificates, which were revoked."""
+        for serial in serials & self._calls.keys():
+            for task in self._calls[serial]:
+                task.cancel()
 
     async def intercept_service(
         self,
@@ -70,8 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                peer = _check_role(context, role)
-                with self._admission.call(peer):
+                with self._admitted(context, role) as peer:
                     if not method.endswith("/SubmitUpdate"):
                         return await behaviour(request, context)
                     async with self._admission.transfer(peer):
@@ -93,8 +111,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                peer = _check_role(context, role)
-                with self._admission.call(peer):
+                with self._admitted(context, role) as peer:
                     if method.endswith("/FetchModel"):
                         async with self._admission.transfer(peer):
                             responses = not_left_unread(behaviour(request, context), self._limits)
@@ -113,6 +130,32 @@ class Guard(grpc.aio.ServerInterceptor):
                 await _abort(context, _unexpected(error), method)
 
         return guarded
+
+    @contextlib.contextmanager
+    def _admitted(self, context: Context, role: Role | None) -> Iterator[str]:
+        """A call under way; the peer's name.
+
+        Raises IdentityError for one that may not call, also when its certificate is revoked
+        meanwhile, and OverloadedError.
+        """
+        credential = credential_of(context)
+        self._check_credential(credential)
+        peer = _check_role(credential.identity, role)
+        task = asyncio.current_task()
+        calls = self._calls[credential.serial]
+        if task is not None:
+            calls.add(task)
+        try:
+            with self._admission.call(peer):
+                yield peer
+        except asyncio.CancelledError:
+            self._check_credential(credential)
+            raise
+        finally:
+            if task is not None:
+                calls.discard(task)
+            if not calls:
+                self._calls.pop(credential.serial, None)
 
     def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         first = with_first_message(requests, self._limits)
@@ -161,9 +204,8 @@ def _size_of(request: Any) -> int:
     return len(request) if isinstance(request, memoryview) else 0
 
 
-def _check_role(context: Context, role: Role | None) -> str:
+def _check_role(identity: Identity, role: Role | None) -> str:
     """The peer's name, once it is sure that it may call. Raises IdentityError."""
-    identity = identity_of(context)
     if role is not None and identity.role is not role:
         raise IdentityError(
             f"this service is for a {role}; the certificate presented is that of the "

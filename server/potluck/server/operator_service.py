@@ -12,6 +12,7 @@ from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
 from potluck.server.profile_messages import audit_messages, profile_messages
+from potluck.server.revoking import Revoking
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""
@@ -20,8 +21,9 @@ PROGRESS_SECONDS = 0.25
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     """Exceptions become statuses in `guard.py`."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
         self._coordinator = coordinator
+        self._revoking = revoking
 
     async def StartRun(
         self, request: operator_pb2.StartRunRequest, context: Context
@@ -69,6 +71,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 quarantine_reason=row.quarantine or "",
             )
             status.last_seen.FromDatetime(row.last_seen_at)
+            if session is not None and session.certificate_expires is not None:
+                status.certificate_expires_at.FromDatetime(session.certificate_expires)
             clients.append(status)
         return operator_pb2.ListClientsResponse(clients=clients)
 
@@ -131,6 +135,13 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         population, audits = await self._coordinator.audit_labels(request.run_id)
         for message in audit_messages(population, audits):
             yield message
+
+    async def InstallRevocations(
+        self, request: operator_pb2.InstallRevocationsRequest, context: Context
+    ) -> operator_pb2.InstallRevocationsResponse:
+        """Cut off whose certificate is on a list."""
+        revoked, new = self._revoking.install(request.revocation_list)
+        return operator_pb2.InstallRevocationsResponse(revoked=revoked, new=new)
 
     async def FetchModel(
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
@@ -9,7 +10,8 @@ import grpc
 import grpc.aio
 
 from potluck.common.errors import PotluckError, UnreachableError
-from potluck.common.tls import SERVER_OPTIONS, server_credentials
+from potluck.common.memory import spare_what_is_loaded
+from potluck.common.tls import SERVER_OPTIONS
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.coordinator import Coordinator
@@ -17,6 +19,8 @@ from potluck.server.coordinator_service import CoordinatorService
 from potluck.server.guard import Guard
 from potluck.server.limits import Limits
 from potluck.server.operator_service import OperatorService
+from potluck.server.revoking import Revoking
+from potluck.server.server_certificate import ServerCertificate
 
 STOP_SECONDS = 3.0
 """How long calls under way may take to end when the coordinator stops."""
@@ -32,22 +36,28 @@ async def serving(
     Raises ConfigurationError or IdentityError for certificates that can't be used, StorageError
     for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
-    credentials = server_credentials(settings.tls)
+    certificate = ServerCertificate(settings.tls)
     async with Coordinator.opened(settings) as coordinator:
         coordinator.broken.add_done_callback(lambda done: broken(done.result()))
         options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
-        server = grpc.aio.server(interceptors=[Guard(_limits(settings))], options=options)
+        revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
+        guard = Guard(_limits(settings), revoking.check)
+        revoking.listen(guard.cut_off)
+        server = grpc.aio.server(interceptors=[guard], options=options)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(coordinator), server
         )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(
-            OperatorService(coordinator), server
+            OperatorService(coordinator, revoking), server
         )
-        address = _bind(server, settings.listen, credentials)
+        address = _bind(server, settings.listen, certificate.credentials())
         await server.start()
+        spare_what_is_loaded()
+        watching = asyncio.create_task(revoking.watch())
         try:
             yield address
         finally:
+            watching.cancel()
             coordinator.attendance.close()
             await server.stop(STOP_SECONDS)
 

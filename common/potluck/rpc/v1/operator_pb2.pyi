@@ -725,6 +725,7 @@ class ClientStatus(_message.Message):
     INCLUDED_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -745,6 +746,10 @@ class ClientStatus(_message.Message):
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """When that host was last heard of."""
 
+    @_builtins.property
+    def certificate_expires_at(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate of its host ends, while it attends."""
+
     def __init__(
         self,
         *,
@@ -757,10 +762,11 @@ class ClientStatus(_message.Message):
         included: _builtins.int = ...,
         quarantined: _builtins.bool = ...,
         quarantine_reason: _builtins.str = ...,
+        certificate_expires_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_seen", b"last_seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1030,6 +1036,54 @@ class LabelSuspicion(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LabelSuspicion: _TypeAlias = LabelSuspicion  # noqa: Y015
+
+@_typing.final
+class InstallRevocationsRequest(_message.Message):
+    """Brings a revocation list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVOCATION_LIST_FIELD_NUMBER: _builtins.int
+    revocation_list: _builtins.bytes
+    """The list (RFC 5280) in PEM form, signed by the TLS authority."""
+    def __init__(
+        self,
+        *,
+        revocation_list: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revocation_list", b"revocation_list"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstallRevocationsRequest: _TypeAlias = InstallRevocationsRequest  # noqa: Y015
+
+@_typing.final
+class InstallRevocationsResponse(_message.Message):
+    """The list counts from now on. What an earlier one revoked stays revoked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVOKED_FIELD_NUMBER: _builtins.int
+    NEW_FIELD_NUMBER: _builtins.int
+    revoked: _builtins.int
+    """Certificates on the list."""
+    new: _builtins.int
+    """Of these, those that were not known to be revoked."""
+    def __init__(
+        self,
+        *,
+        revoked: _builtins.int = ...,
+        new: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["new", b"new", "revoked", b"revoked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstallRevocationsResponse: _TypeAlias = InstallRevocationsResponse  # noqa: Y015
 
 @_typing.final
 class OperatorServiceFetchModelRequest(_message.Message):

@@ -80,6 +80,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
                 _registered_method=True)
+        self.InstallRevocations = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/InstallRevocations',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.FromString,
+                _registered_method=True)
         self.FetchModel = channel.unary_stream(
                 '/potluck.rpc.v1.OperatorService/FetchModel',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.OperatorServiceFetchModelRequest.SerializeToString,
@@ -155,6 +160,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InstallRevocations(self, request, context):
+        """Takes over the TLS authority's revocation list: who is on it is cut off at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchModel(self, request, context):
         """The model of a run as float32 safetensors.
         """
@@ -209,6 +221,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.AuditLabels,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.SerializeToString,
+            ),
+            'InstallRevocations': grpc.unary_unary_rpc_method_handler(
+                    servicer.InstallRevocations,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.SerializeToString,
             ),
             'FetchModel': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchModel,
@@ -460,6 +477,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/AuditLabels',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InstallRevocations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/InstallRevocations',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class OperatorServiceStub:
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]
     """What a run's clients claim of their labels, held against their updates."""
+    InstallRevocations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]
+    """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     FetchModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]
     """The model of a run as float32 safetensors."""
 
@@ -81,6 +83,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]  # type: ignore[assignment]
     """What a run's clients claim of their labels, held against their updates."""
+    InstallRevocations: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]  # type: ignore[assignment]
+    """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     FetchModel: _aio.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]  # type: ignore[assignment]
     """The model of a run as float32 safetensors."""
 
@@ -160,6 +164,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditLabelsResponse], _abc.AsyncIterator[_operator_pb2.AuditLabelsResponse]]:
         """What a run's clients claim of their labels, held against their updates."""
+
+    @_abc_1.abstractmethod
+    def InstallRevocations(
+        self,
+        request: _operator_pb2.InstallRevocationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.InstallRevocationsResponse, _abc.Awaitable[_operator_pb2.InstallRevocationsResponse]]:
+        """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
 
     @_abc_1.abstractmethod
     def FetchModel(

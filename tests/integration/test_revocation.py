@@ -1,0 +1,147 @@
+"""Certificates that end or change while a federation is at work: real processes throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from support.federation import Federation, crash_federation, until
+
+from potluck.common.errors import IdentityError
+from potluck.common.tls import TlsFiles
+from potluck.deploy import certificate_register, pki
+from potluck.deploy.operator_client import connect
+
+pytestmark = pytest.mark.slow
+
+CUT_OFF_SECONDS = 5.0
+"""A promise of the product: whoever is revoked is gone by then."""
+
+
+def pki_folder(federation: Federation) -> Path:
+    return federation.files.folder / "pki"
+
+
+def shown_serial(federation: Federation) -> str:
+    """The serial number of the certificate that the coordinator shows to who connects now."""
+    host, _, port = federation.files.operator.coordinator.rpartition(":")
+    files = federation.files.operator.tls
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(files.authority)
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, int(port)), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        der = secure.getpeercert(binary_form=True)
+    assert der is not None
+    return f"{x509.load_der_x509_certificate(der).serial_number:x}"
+
+
+async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
+    tmp_path: Path,
+) -> None:
+    settings = {"revoked": "pki/revoked.pem"}
+    async with crash_federation(
+        tmp_path,
+        rounds=2,
+        count=6,
+        assignments=["round.leavers=drop", "round.quorum=0.3"],
+        coordinator=settings,
+    ) as federation:
+        folder = pki_folder(federation)
+        await federation.until_attending()
+        federation.points.hold("train-client-0", "train-client-2")
+        run_id = await federation.start_run()
+        await until(lambda: federation.points.reached("train-client-0"))
+        await until(lambda: federation.points.reached("train-client-2"))
+
+        async with asyncio.timeout(CUT_OFF_SECONDS):  # by the file that the coordinator watches
+            certificate_register.revoke(folder, "host-0")
+            while "host-0" in await federation.attending_hosts():  # noqa: ASYNC110  # by another process
+                await asyncio.sleep(0.05)
+
+        elsewhere = tmp_path / "operator"  # by an operator who has the authority's folder
+        shutil.copytree(folder, elsewhere)
+        certificate_register.revoke(elsewhere, "host-1")
+        async with asyncio.timeout(CUT_OFF_SECONDS):
+            newest = (elsewhere / pki.REVOKED).read_bytes()
+            assert await federation.operator.install_revocations(newest) == (2, 1)
+            while "host-1" in await federation.attending_hosts():  # noqa: ASYNC110  # likewise
+                await asyncio.sleep(0.05)
+
+        federation.points.release()
+        for number in (0, 1):
+            log = federation.files.log(f"host-{number}")
+            assert await federation.processes.hosts[number].ended() == 1
+            assert "was revoked on" in log.read_text()
+            again = await federation.processes.start_host(number)
+            assert await again.ended() == 1
+            assert f"host 'host-{number}' (serial" in log.read_text()
+        await federation.finished(run_id)
+        assert await federation.attending_hosts() == {"host-2"}
+
+        await federation.kill_coordinator()  # what was pushed outlives it
+        await federation.restart_coordinator()
+        again = await federation.processes.start_host(1)
+        assert await again.ended() == 1
+
+
+async def test_a_list_that_another_authority_signed_revokes_nobody(tmp_path: Path) -> None:
+    async with crash_federation(tmp_path, rounds=1, hosts=1) as federation:
+        await federation.until_attending()
+        pki.create_authority(tmp_path / "other", "demo")
+        forged = (tmp_path / "other" / pki.REVOKED).read_bytes()
+        with pytest.raises(IdentityError, match="not signed by this federation's authority"):
+            await federation.operator.install_revocations(forged)
+        assert await federation.attending_hosts() == {"host-0"}
+
+
+async def test_renewing_every_certificate_amid_a_run_loses_no_round(tmp_path: Path) -> None:
+    async with crash_federation(tmp_path, rounds=3) as federation:
+        folder = pki_folder(federation)
+        await federation.until_attending()
+        federation.points.hold("train-client-0")
+        run_id = await federation.start_run()
+        await until(lambda: federation.points.reached("train-client-0"))
+        before = shown_serial(federation)
+
+        for name in ("coordinator", "host-0", "host-1", "host-2", "operator"):
+            certificate_register.renew(folder, name)
+        renewed = certificate_register.find(folder, "coordinator")[-1].summary.serial
+        assert renewed != before
+        assert shown_serial(federation) == renewed
+        # Those who hold on to an old certificate are sent away, and come back with the new one.
+        for number in range(3):
+            certificate_register.revoke(folder, f"host-{number}", superseded=True)
+        newest = (folder / pki.REVOKED).read_bytes()
+        assert await federation.operator.install_revocations(newest) == (3, 3)
+        federation.points.release()
+        await federation.finished(run_id)
+        assert [round_.round for round_ in await federation.history(run_id)] == [1, 2, 3]
+        async with connect(federation.files.operator) as newcomer:
+            assert await newcomer.list_runs()
+        assert await federation.attending_hosts() == {"host-0", "host-1", "host-2"}
+
+
+async def test_a_damaged_renewal_leaves_the_certificate_before_it_in_use(tmp_path: Path) -> None:
+    async with crash_federation(tmp_path, rounds=1, hosts=1) as federation:
+        folder = pki_folder(federation)
+        before = shown_serial(federation)
+        certificate = folder / "coordinator.pem"
+        good = certificate.read_bytes()
+        certificate.write_bytes(good[:200])
+        assert shown_serial(federation) == before
+        certificate.write_bytes(good)
+        path, _ = certificate_register.renew(folder, "coordinator", new_key=True)
+        tls = TlsFiles(
+            certificate=path, key=path.with_suffix(".key"), authority=folder / "authority.pem"
+        )
+        tls.load()
+        assert shown_serial(federation) != before
