@@ -136,7 +136,31 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
     written.
     """
     run_file = demo_run_file(options)
-    ranges = client_ranges(options.clients, options.hosts)
+    machines = Machines(clients=options.clients, hosts=options.hosts, device=options.device)
+    return write_federation_files(folder, run_file, machines, port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """A federation on this machine: its clients, client-0 …, split over so many hosts.
+
+    data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
+    table of that name; None for the default policy.
+    """
+
+    clients: int
+    hosts: int
+    device: str = "cpu"
+    data: Path | None = None
+    disclosure: Mapping[str, Any] | None = None
+
+
+def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
+    """Make the certificates and configuration files of a federation that is to run `run_file`.
+
+    Raises as `write_demo_files` does.
+    """
+    ranges = client_ranges(machines.clients, machines.hosts)
     authority = folder / "pki"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,11 +172,10 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
         address = f"{LOOPBACK}:{port}"
         coordinator = folder / "coordinator.toml"
         issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[LOOPBACK])
-        _write(
-            coordinator, {"listen": address, "state_directory": "coordinator", "tls": _tls(issued)}
-        )
+        values = {"listen": address, "state_directory": "coordinator"}
+        _write(coordinator, {**values, **_data(machines), "tls": _tls(issued)})
         hosts = tuple(
-            _write_host(folder, f"host-{number}", clients, address, options.device)
+            _write_host(folder, f"host-{number}", clients, address, machines)
             for number, clients in enumerate(ranges)
         )
         issued = pki.issue(authority, Role.OPERATOR, "operator")
@@ -172,7 +195,7 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
     )
 
 
-def _write_host(folder: Path, name: str, clients: range, address: str, device: str) -> Path:
+def _write_host(folder: Path, name: str, clients: range, address: str, machines: Machines) -> Path:
     ids = f"client-{clients[0]}:{clients[-1]}" if len(clients) > 1 else f"client-{clients[0]}"
     issued = pki.issue(folder / "pki", Role.HOST, name, clients=[ids])
     path = folder / f"{name}.toml"
@@ -180,11 +203,18 @@ def _write_host(folder: Path, name: str, clients: range, address: str, device: s
         "coordinator": address,
         "clients": [ids],
         "state_directory": name,
-        "device": device,
+        "device": machines.device,
+        **_data(machines),
         "tls": _tls(issued),
     }
+    if machines.disclosure is not None:
+        values["disclosure"] = dict(machines.disclosure)
     _write(path, values)
     return path
+
+
+def _data(machines: Machines) -> dict[str, str]:
+    return {} if machines.data is None else {"data_directory": str(machines.data.resolve())}
 
 
 def _tls(issued: pki.IssuedFiles) -> dict[str, str]:
