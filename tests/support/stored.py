@@ -39,6 +39,7 @@ UPDATE = UpdateRow(
     steps=8,
     seconds=1.25,
     loss=0.5,
+    normalizer=13.1441,
 )
 COHORT = [("a", "h1", "because"), ("b", "h1", "complement of a"), ("c", "h2", "entropy")]
 

@@ -180,7 +180,16 @@ def test_a_migration_keeps_what_is_there(url: str) -> None:
         with Store.open(url, migrations=[*MIGRATIONS, more]) as store:
             assert store.runs() == before
     message = refused(url)
-    assert "schema version 2 is newer than this software's 1; upgrade Potluck" in message
+    newest = len(MIGRATIONS)
+    assert f"schema version {newest + 1} is newer than this software's {newest};" in message
+
+
+def test_a_database_of_the_first_release_opens(url: str) -> None:
+    with Store.open(url, migrations=MIGRATIONS[:1]) as store:
+        store.add_run(RUN)
+        before = store.runs()
+    with Store.open(url) as store:
+        assert store.runs() == before
 
 
 def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:

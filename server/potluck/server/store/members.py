@@ -48,6 +48,7 @@ def member_values(change: MemberChange) -> dict[str, Any]:
             "steps": sent.steps,
             "seconds": sent.seconds,
             "loss": encode_float(sent.loss),
+            "normalizer": encode_float(sent.normalizer),
         }
     return values
 

@@ -139,7 +139,12 @@ _FIRST = Migration(
     ],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST,)
+_NORMALIZERS = Migration(
+    summary="what a client's local steps amount to",
+    statements=["ALTER TABLE members ADD COLUMN normalizer DOUBLE PRECISION"],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS)
 
 _VERSIONS = "potluck_schema"
 

@@ -89,7 +89,10 @@ class RunRow(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRow:
-    """An update in the spool. size: bytes as spooled. seconds: from instruction to update."""
+    """An update in the spool. size: bytes as spooled. seconds: from instruction to update.
+
+    normalizer: what its local steps amount to (a_k of FedNova); None from a host that does not say.
+    """
 
     sha256: str
     size: int
@@ -100,6 +103,7 @@ class UpdateRow:
     steps: int
     seconds: float
     loss: float | None
+    normalizer: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

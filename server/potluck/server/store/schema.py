@@ -115,6 +115,7 @@ members = Table(
     _integer("steps", null=True),
     _double("seconds", null=True),
     _double("loss", null=True),
+    _double("normalizer", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Counting how often each client was selected and included reads this index alone.
