@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import nn
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
+from potluck.common.tasks.label_noise import LabelNoise, mislabelled
 from potluck.common.tasks.partition import (
     Indices,
     by_counts,
@@ -64,13 +65,14 @@ def _check(task: str, clients: int, seed: int, held_out: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
+class Digits(LabelNoise):
     """Ten digits; every client has its own mix of them.
 
     clients: parts the images are split into. alpha: of the Dirichlet draw, small is more skewed.
     seed: of the partition. held_out: share of its samples that each client evaluates on.
     central_test: whether the coordinator holds 40 test images per digit; where it has none, all
-    images are the clients', and they must hold some out. Raises ConfigurationError.
+    images are the clients', and they must hold some out. Wrong labels: see `LabelNoise`.
+    Raises ConfigurationError.
     """
 
     clients: int = 24
@@ -89,6 +91,7 @@ class Digits:
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("digits", self.clients, self.seed, self.held_out)
         if not isinstance(self.alpha, (int, float)) or not self.alpha > 0:
             raise ConfigurationError(f"task digits: alpha must be above 0, got {self.alpha!r}")
@@ -105,7 +108,16 @@ class Digits:
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="digits")
         parts, _ = _split_digits(self)
-        return _client_data(_plain, parts[part], self.held_out, (self.seed, part))
+        found = _client_data(_plain, parts[part], self.held_out, (self.seed, part))
+        labels = mislabelled(
+            found.train.labels,
+            self,
+            classes=self.classes,
+            part=part,
+            clients=self.clients,
+            seed=self.seed,
+        )
+        return replace(found, train=replace(found.train, labels=labels))
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
         """Forty images of each digit."""

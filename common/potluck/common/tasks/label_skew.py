@@ -15,6 +15,7 @@ from torch import nn
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
 from potluck.common.tasks.arrays import Arrays, DataFormat, open_arrays
+from potluck.common.tasks.label_noise import LabelNoise, mislabelled
 from potluck.common.tasks.networks import Networks, network
 from potluck.common.tasks.partition import Indices, held_out_split, part_number
 from potluck.common.tasks.splitting import Splitting, split_by, splitting_of, used
@@ -25,10 +26,10 @@ _TEST_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSkewTask(Splitting):
+class LabelSkewTask(Splitting, LabelNoise):
     """What the tasks of this module's kind share; each names its format, networks and preparing.
 
-    network: the model, by name. Other options are `Splitting`'s.
+    network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
     """
 
     network: str = ""
@@ -37,6 +38,10 @@ class LabelSkewTask(Splitting):
     form: ClassVar[DataFormat]
     networks: ClassVar[Networks]
     groups: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        Splitting.__post_init__(self)
+        LabelNoise.__post_init__(self)
 
     @property
     def classes(self) -> int:
@@ -54,8 +59,17 @@ class LabelSkewTask(Splitting):
         mine = _split(arrays, splitting_of(self))[part]
         train, rest = held_out_split(mine, self.held_out, np.random.default_rng((self.seed, part)))
         make = self._prepare(arrays)
+        examples = stored_examples(arrays.x_train, arrays.y_train, train, make)
+        labels = mislabelled(
+            examples.labels,
+            self,
+            classes=self.classes,
+            part=part,
+            clients=self.clients,
+            seed=self.seed,
+        )
         return ClientData(
-            train=stored_examples(arrays.x_train, arrays.y_train, train, make),
+            train=examples.with_labels(labels),
             held_out=stored_examples(arrays.x_train, arrays.y_train, rest, make)
             if len(rest)
             else None,

@@ -1,0 +1,79 @@
+"""Wrong labels on purpose (FLASH §V; ALGORITHMS §3): pure functions of labels, options and a seed.
+
+A client's training samples may be mislabelled, those that a run splits off them for validation
+included; what it holds out, and the coordinator's test set, never are.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from potluck.common.errors import ConfigurationError
+
+_CONCENTRATION = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoise:
+    """Options of a task whose clients may have wrong labels.
+
+    label_noise: mean share of wrong labels of a noisy client, in [0, 0.99]; each has its own rate,
+    drawn from Beta(100 · label_noise, 100 − 100 · label_noise). noisy_clients: the share of the
+    clients that is noisy, chosen at random. Raises ConfigurationError.
+    """
+
+    label_noise: float = 0.0
+    noisy_clients: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, highest in (("label_noise", 0.99), ("noisy_clients", 1.0)):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= highest:
+                raise ConfigurationError(
+                    f"task option {name} must be in [0, {highest:g}], got {value!r}", option=name
+                )
+
+
+def noise_rates(options: LabelNoise, clients: int, seed: int) -> NDArray[np.float64]:
+    """Each client's rate of wrong labels: K, in [0, 1]; 0 where it is clean."""
+    generator = _generator(seed, clients)
+    chosen = generator.permutation(clients)[: int(options.noisy_clients * clients + 0.5)]
+    drawn = np.zeros(clients)
+    if options.label_noise:
+        mean = options.label_noise * _CONCENTRATION
+        drawn[np.sort(chosen)] = generator.beta(mean, _CONCENTRATION - mean, size=len(chosen))
+    return drawn
+
+
+def with_wrong_labels(
+    labels: NDArray[np.int64], classes: int, rate: float, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """A copy in which each label is, with probability `rate`, one of the other classes.
+
+    labels: n, int64, in [0, classes). Which one is uniform (symmetric noise).
+    """
+    wrong = generator.random(len(labels)) < rate
+    shift = generator.integers(1, max(2, classes), size=len(labels))
+    return np.where(wrong, (labels + shift) % classes, labels)
+
+
+def mislabelled(
+    labels: Tensor, options: LabelNoise, *, classes: int, part: int, clients: int, seed: int
+) -> Tensor:
+    """The training labels of client number `part` (n, int64) as the options want them."""
+    rate = float(noise_rates(options, clients, seed)[part])
+    if rate == 0:
+        return labels
+    wrong = with_wrong_labels(labels.numpy(), classes, rate, _generator(seed, clients, part))
+    return torch.from_numpy(wrong)
+
+
+def _generator(*words: int) -> np.random.Generator:
+    return np.random.default_rng((zlib.crc32(b"label noise"), *words))
