@@ -534,19 +534,25 @@ class Plugin(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     OPTIONS_JSON_FIELD_NUMBER: _builtins.int
+    MODEL_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name under which it is installed."""
     options_json: _builtins.str
     """Its options as a JSON object."""
+    model_json: _builtins.str
+    """Of a task: the model to train in place of the task's own, as a JSON object with "name" and
+    the options it is made with. Empty for the task's own.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         options_json: _builtins.str = ...,
+        model_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options_json", b"options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_json", b"model_json", "name", b"name", "options_json", b"options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,6 +573,7 @@ class Train(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     COMPRESSED_FIELD_NUMBER: _builtins.int
     WEIGHTING_FIELD_NUMBER: _builtins.int
+    AUXILIARY_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -591,6 +598,10 @@ class Train(_message.Message):
     def objective(self) -> Global___Plugin:
         """The objective, installed on the host."""
 
+    @_builtins.property
+    def auxiliary(self) -> Global___Auxiliary:
+        """What the strategy sends beside the model; absent where it sends nothing."""
+
     def __init__(
         self,
         *,
@@ -603,14 +614,65 @@ class Train(_message.Message):
         delta: _builtins.bool = ...,
         compressed: _builtins.bool = ...,
         weighting: Global___Weighting.ValueType = ...,
+        auxiliary: Global___Auxiliary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class Auxiliary(_message.Message):
+    """Tensors beside a model's weights. Files hold `auxiliary/NAME/TENSOR`, float32; the update carries
+    tensors of the same names.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    PERSONAL_FIELD_NUMBER: _builtins.int
+    INCLUDED_UPDATE_ID_FIELD_NUMBER: _builtins.int
+    included_update_id: _builtins.str
+    """This client's last update that became part of the run's model; empty if none has. What the
+    client kept of that training counts; what it kept of any later one does not.
+    """
+    @_builtins.property
+    def correction(self) -> Global___Plugin:
+        """What the client does with them, installed on the host."""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the auxiliaries."""
+
+    @_builtins.property
+    def shared(self) -> _transfer_pb2.ModelReference:
+        """The file that all clients of the cohort get."""
+
+    @_builtins.property
+    def personal(self) -> _transfer_pb2.ModelReference:
+        """The file that only this client gets; absent where there is none."""
+
+    def __init__(
+        self,
+        *,
+        correction: Global___Plugin | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        shared: _transfer_pb2.ModelReference | None = ...,
+        personal: _transfer_pb2.ModelReference | None = ...,
+        included_update_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "personal", b"personal", "shared", b"shared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "included_update_id", b"included_update_id", "names", b"names", "personal", b"personal", "shared", b"shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Auxiliary: _TypeAlias = Auxiliary  # noqa: Y015
 
 @_typing.final
 class Evaluate(_message.Message):

@@ -223,6 +223,7 @@ class TrainingReport(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    NORMALIZER_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Number of training samples, as far as the client's policy discloses it."""
     steps: _builtins.int
@@ -231,6 +232,10 @@ class TrainingReport(_message.Message):
     """Seconds of training, transfers not counted."""
     loss: _builtins.float
     """Mean training loss over the last epoch."""
+    normalizer: _builtins.float
+    """What the steps amount to: how far they would have moved the model against a gradient of 1 at a
+    learning rate of 1. 0 from software that does not say.
+    """
     def __init__(
         self,
         *,
@@ -238,10 +243,11 @@ class TrainingReport(_message.Message):
         steps: _builtins.int = ...,
         seconds: _builtins.float = ...,
         loss: _builtins.float = ...,
+        normalizer: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "normalizer", b"normalizer", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
