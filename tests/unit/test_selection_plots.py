@@ -5,8 +5,9 @@ import pytest
 from matplotlib.image import imread
 from support.populations import labelled, population, rounds, table_6
 
-from potluck.deploy.selection_plots import cohort_labels, dominant_heterogeneity, plot_selection
+from potluck.deploy.selection_plots import dominant_heterogeneity, plot_selection
 from potluck.deploy.ternary_plot import CORNERS, ternary_points
+from potluck.server.cohort_labels import cohort_labels
 from potluck.server.selection import Population
 from potluck.server.selectors.uniform import Uniform
 

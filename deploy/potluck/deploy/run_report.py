@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from potluck.common.errors import RunError
 from potluck.deploy.readable import natural_order
 from potluck.deploy.run_view import metric_values
-from potluck.deploy.selection_plots import HETEROGENEITIES, cohort_labels, dominant_heterogeneity
+from potluck.deploy.selection_plots import HETEROGENEITIES, dominant_heterogeneity
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]

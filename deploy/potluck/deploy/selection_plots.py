@@ -7,7 +7,6 @@ also shows what was left of it where clients were lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from potluck.common.heterogeneity import entropy, triplets
+from potluck.common.heterogeneity import triplets
 from potluck.deploy.ternary_plot import draw_triangle, ternary_points
+from potluck.server.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]
@@ -41,37 +41,6 @@ HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13
 _PANEL_INCHES = 1.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class CohortLabels:
-    """The labels of each round's cohort together; NaN where nobody has disclosed any.
-
-    entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
-    class, and to all clients' labels together.
-    """
-
-    entropy: Floats
-    to_balanced: Floats
-    to_federation: Floats
-
-
-def cohort_labels(label_counts: Floats, cohorts: Mapping[int, Rows]) -> CohortLabels:
-    """Measures each cohort by the label counts (K × classes; NaN rows count nothing)."""
-    known = np.nan_to_num(label_counts).clip(min=0.0)
-    sums = np.array([known[rows].sum(axis=0) for rows in cohorts.values()])
-    sums[sums.sum(axis=1) == 0] = np.nan
-    return CohortLabels(
-        entropy=np.where(np.isnan(sums[:, 0]), np.nan, entropy(np.nan_to_num(sums)) / np.log(2)),
-        to_balanced=_distances(sums, np.ones(known.shape[1])),
-        to_federation=_distances(sums, known.sum(axis=0)),
-    )
-
-
-def _distances(sums: Floats, target: Floats) -> Floats:
-    norms = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
-    result: Floats = 1 - (sums @ target) / np.where(norms > 0, norms, np.nan)
-    return result
 
 
 def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:

@@ -60,13 +60,14 @@ class Collecting:
             return
         if answer.WhichOneof("outcome") != "failure":
             return
-        self.fail(client, f"{answer.failure.message} ({answer.failure.reason})")
+        self.fail(client, answer.failure.message, answer.failure.reason)
 
-    def fail(self, client: str, trouble: str) -> None:
+    def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
         run = self._run
         run.environment.attendance.retire([run.instruction_id(client)])
-        run.post(rounds.ClientFailed(client, trouble[:500]))
+        run.environment.observer.failed(reason)
+        run.post(rounds.ClientFailed(client, f"{message} ({reason})"[:500]))
 
     # Updates ----------------------------------------------------------------------------------
 

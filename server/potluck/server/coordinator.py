@@ -24,7 +24,9 @@ from potluck.common.errors import (
     StorageError,
 )
 from potluck.common.identity import Role
+from potluck.common.instruments import Instruments
 from potluck.common.membership import load_members
+from potluck.common.metric_labels import Party
 from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
 from potluck.rpc.v1 import coordinator_pb2
@@ -32,6 +34,7 @@ from potluck.server.attendance import Attendance, Session
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
+from potluck.server.coordinator_metrics import CoordinatorMetrics
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
@@ -52,10 +55,17 @@ T = TypeVar("T")
 class Coordinator:
     """Everything behind the services. Lives on the event loop; see `opened`."""
 
-    def __init__(self, config: CoordinatorConfig, store: Store, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        thread: ThreadPoolExecutor,
+        instruments: Instruments,
+    ) -> None:
         self.config = config
         self.id = secrets.token_hex(8)
         self.attendance = Attendance(now)
+        self.metrics = CoordinatorMetrics(instruments, self.attendance, config.state_directory)
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = asyncio.Semaphore(config.concurrent_transfers)
         self.maximum_model_bytes = config.maximum_model_bytes
@@ -72,16 +82,20 @@ class Coordinator:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def opened(cls, config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
+    async def opened(
+        cls, config: CoordinatorConfig, instruments: Instruments | None = None
+    ) -> AsyncIterator[Coordinator]:
         """A coordinator with its store open and its unfinished runs resumed."""
+        instruments = instruments or Instruments(Party.COORDINATOR)
         _folder(config.state_directory)
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         loop = asyncio.get_running_loop()
         try:
             store = await loop.run_in_executor(thread, Store.open, config.database_url())
-            coordinator = cls(config, store, thread)
+            coordinator = cls(config, store, thread, instruments)
             try:
                 await asyncio.to_thread(coordinator.files.clear_leftovers)
+                await coordinator._count_quarantined()
                 await coordinator._resume_runs()
                 yield coordinator
             finally:
@@ -106,6 +120,7 @@ class Coordinator:
     async def host_attends(self, session: Session) -> None:
         """A host has said hello."""
         self.attendance.attach(session)
+        self.metrics.host_joined()
         log.info(
             "host attends",
             host=session.host_id,
@@ -126,6 +141,7 @@ class Coordinator:
     def host_left(self, session: Session) -> None:
         """A host's stream has ended."""
         if self.attendance.detach(session):
+            self.metrics.host_left()
             log.warning("host left", host=session.host_id, clients=len(session.client_ids))
 
     async def clients(self) -> list[ClientRow]:
@@ -163,7 +179,7 @@ class Coordinator:
         """Bytes of a model file went out: to the account of the run that uses it."""
         for engine in self._engines.values():
             if engine.serves(sha256):
-                engine.count_down(sent)
+                engine.count_down(sha256, sent)
                 return
 
     # Runs -------------------------------------------------------------------------------------
@@ -247,8 +263,12 @@ class Coordinator:
         else:
             await self.in_store(lambda store: store.quarantine(client_id, reason, utc()))
         log.warning("quarantine", client=client_id, quarantined=reason is not None, reason=reason)
+        await self._count_quarantined()
         for engine in list(self._engines.values()):
             await engine.quarantine_changed()
+
+    async def _count_quarantined(self) -> None:
+        self.metrics.quarantined(len(await self.in_store(lambda store: store.quarantined())))
 
     async def profiles(self, run_id: str) -> Population:
         """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
@@ -365,9 +385,12 @@ class Coordinator:
             tidy=partial(self.tidy, row.run_id),
             pretrain=partial(self._pretrain, row.run_id, blueprint),
             trust=self._trust,
+            observer=self.metrics.observer(row.run_id),
         )
+        environment.observer.began(row)
         engine = RunEngine(row, blueprint, work, spool, environment)
         self._engines[row.run_id] = engine
+        self.metrics.under_way(len(self._engines))
         task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
         self._tasks[row.run_id] = task
         task.add_done_callback(partial(self._forget, row.run_id))
@@ -391,6 +414,7 @@ class Coordinator:
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._engines.pop(run_id, None)
         self._tasks.pop(run_id, None)
+        self.metrics.under_way(len(self._engines))
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
             return

@@ -233,7 +233,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         except (UpdateError, TooLargeError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if engine.expects(client, header.update_id):
-                engine.fail(client, f"{error.message} ({error.reason})")
+                engine.fail(client, error.message, error.reason)
             raise
         _check_expected(engine, client, header.update_id)
         report = header.report

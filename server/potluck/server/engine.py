@@ -123,9 +123,9 @@ class RunEngine:
         """A verified update is in the spool: record it, then tell the machine."""
         await self._collecting.accept(client, update_id, update)
 
-    def fail(self, client: str, trouble: str) -> None:
+    def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
-        self._collecting.fail(client, trouble)
+        self._collecting.fail(client, message, reason)
 
     def spool_path(self, client: str, sha256: str) -> Path:
         """Where the client's update of this attempt belongs."""
@@ -146,13 +146,21 @@ class RunEngine:
             for digest in model.digests
         }
 
-    def count_down(self, sent: int) -> None:
-        """Model bytes went out."""
+    def count_down(self, sha256: str, sent: int) -> None:
+        """Bytes of a file that belongs to the model went out."""
         self._run.facts.bytes_down += sent
+        if self.model is not None:
+            self._environment.observer.sent(self.model.encoding_of(sha256), sent)
+
+    def upload_begins(self) -> None:
+        """An update begins to arrive."""
+        self._environment.observer.upload_begins()
 
     def count_up(self, received: int) -> None:
         """Update bytes came in."""
         self._run.facts.bytes_up += received
+        encoding = self.blueprint.run_file.transport.up.encoding
+        self._environment.observer.received(encoding, received)
 
     def seconds_since_told(self, client: str) -> float:
         """Seconds since the client was told to train."""
@@ -176,7 +184,9 @@ class RunEngine:
             run.post(rounds.Joined(self._environment.attendance.clients))
             while run.machine.phase is not Phase.ENDED:
                 event = await self._next_event()
-                for action in run.machine.handle(event, now()):
+                actions = run.machine.handle(event, now())
+                self._environment.observer.noted(event, actions, run.machine.phase)
+                for action in actions:
                     await self._carry_out(action)
         except PotluckError as error:
             await self._end(rounds.End(rounds.Ending.FAILED, error.message))
@@ -268,3 +278,4 @@ class RunEngine:
             await in_store(lambda store: store.abandon_attempt(attempt.key, reason))
         self._run.log.info("run ended", state=state.value, reason=action.reason)
         await self._run.set_state(state, action.reason)
+        self._environment.observer.ended(action.ending)

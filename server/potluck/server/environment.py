@@ -11,6 +11,7 @@ from typing import Any
 from potluck.server.attendance import Attendance
 from potluck.server.model_files import ModelFiles
 from potluck.server.profiling import Trust
+from potluck.server.run_observer import RunObserver
 from potluck.server.store import Store
 
 
@@ -37,3 +38,5 @@ class Environment:
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     trust: Trust
+    observer: RunObserver
+    """Told what happens, for the metrics."""

@@ -10,14 +10,15 @@ import numpy as np
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server import round_events as rounds
+from potluck.server.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.environment import now, utc
 from potluck.server.evaluating import evaluate_on_clients
 from potluck.server.news import committed_round_message
 from potluck.server.round_work import States
 from potluck.server.selection import RoundOutcome
 from potluck.server.standing import Standing
+from potluck.server.store.records import MemberState, RoundCommit, RoundRow
 from potluck.server.store.records import Metrics as MetricsRow
-from potluck.server.store.records import RoundCommit, RoundRow
 
 _SETTLE_SECONDS = 3600.0
 """How long a client is tried to be told how a round ended."""
@@ -42,6 +43,8 @@ class Finishing:
             run.model,
             run.states.strategy,
         )
+        model = run.facts.model
+        run.facts.step_norm = await asyncio.to_thread(run.work.step_norm, run.model, model)
         run.post(rounds.Reduced())
 
     async def evaluate(self) -> None:
@@ -134,6 +137,22 @@ class Finishing:
         run.log.info("committed", round=round_number, seconds=round(row.seconds, 3))
         run.news.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
         run.publish_status()
+        await self._observe(row)
+
+    async def _observe(self, row: RoundRow) -> None:
+        """Tell the metrics what came of the round."""
+        run, observer = self._run, self._run.environment.observer
+        size = 0 if run.model is None else run.model.size
+        observer.committed(row, size, run.facts.step_norm)
+        observer.picks(*run.gate.picks_summary(), row.key.round)
+        observer.privacy(run.profiling.largest_epsilon)
+        included = [m.client_id for m in row.members if m.state is MemberState.INCLUDED]
+        population, rows = run.population(), {row.key.round: run.rows(included)}
+        if population.label_counts is not None:
+            labels = await asyncio.to_thread(cohort_labels, population.label_counts, rows)
+            observer.cohort(labels)
+        if run.profiling.needs and run.profiling.changed_since_last_asked():
+            observer.heterogeneity(await asyncio.to_thread(heterogeneity, population))
 
 
 def _metrics_row(metrics: Metrics | None) -> MetricsRow:

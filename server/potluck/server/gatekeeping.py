@@ -116,6 +116,10 @@ class Gatekeeper:
 
     # Picks ------------------------------------------------------------------------------------
 
+    def picks_summary(self) -> tuple[int, int]:
+        """How often the client picked most was picked, and how many were never."""
+        return int(self._picks.max(initial=0)), int((self._picks == 0).sum())
+
     def count_picks(self, cohort: Sequence[str]) -> None:
         """A round with this cohort is committed; raises the alarm about clients picked too often,
         once for each."""

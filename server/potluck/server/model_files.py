@@ -51,6 +51,11 @@ class Published(BaseModel):
         """Every file that belongs to it."""
         return frozenset({self.sha256, *(rendition.sha256 for rendition in self.renditions)})
 
+    def encoding_of(self, sha256: str) -> Encoding:
+        """How one of its files is encoded."""
+        encodings = (each.encoding for each in self.renditions if each.sha256 == sha256)
+        return next(encodings, Encoding.FLOAT32)
+
 
 class ModelFiles:
     """A folder of tensor files named by their SHA-256. Blocking; call it from any thread."""

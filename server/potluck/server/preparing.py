@@ -102,6 +102,7 @@ class Preparing:
         else:
             resumption = await self._resume_attempt(attempt, committed)
         run.machine = RoundMachine(run.blueprint.plan, resumption)
+        run.environment.observer.resumed(run.row, history[-1] if history else None)
         run.say(f"resumed after round {committed}")
 
     async def _resume_attempt(self, attempt: Attempt, committed: int) -> Resumption:

@@ -7,6 +7,7 @@ discloses anything twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from potluck.common.disclosure import (
 )
 from potluck.common.errors import IdentityError, ProtocolError
 from potluck.common.membership import Members, profile_statement
+from potluck.common.metric_labels import ProfileOutcome
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.blueprint import Blueprint
@@ -71,6 +73,7 @@ class _Held:
     received_at: datetime
     numbers: Floats
     noise_rate: float
+    epsilon: float
 
     def before(self, other: _Held) -> bool:
         return (self.data_epoch, self.received_at) < (other.data_epoch, other.received_at)
@@ -100,6 +103,11 @@ class Profiling:
         self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
         self._rows: dict[str, int] = {}
         self._columns: dict[str, Floats] = {}
+        self._changed = False
+        self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
+        """Told how many clients were asked for a signal, with which outcome."""
+        self.largest_epsilon: float | None = None
+        """The most that a client has spent on the profiles in use; None while there are none."""
 
     @property
     def needs_model(self) -> bool:
@@ -169,13 +177,27 @@ class Profiling:
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
         """Use a profile, if it is newer than the one in use or known to be of present data."""
-        rate = parse_parameters(profile.parameters_json).noise_rate
-        held = _Held(profile.data_epoch, profile.received_at, numbers, rate)
+        parameters = parse_parameters(profile.parameters_json)
+        held = _Held(
+            profile.data_epoch,
+            profile.received_at,
+            numbers,
+            parameters.noise_rate,
+            parameters.epsilon or 0.0,
+        )
         mine = self._held.setdefault(profile.client_id, {})
         before = mine.get(profile.signal)
         if before is None or present or before.before(held):
             mine[profile.signal] = held
             self._columns[profile.signal][self._rows[profile.client_id]] = numbers
+            self._changed = True
+            spent = sum(each.epsilon for each in mine.values())
+            self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
+
+    def changed_since_last_asked(self) -> bool:
+        """Whether a profile came into use since this was last asked."""
+        changed, self._changed = self._changed, False
+        return changed
 
     # Asking -----------------------------------------------------------------------------------
 
@@ -197,12 +219,16 @@ class Profiling:
                 seconds=self._blueprint.run_file.profiles.deadline_seconds,
                 present=present,
             )
+            outcomes = Counter({ProfileOutcome.SILENT: len(lacking) - len(answers)})
             for client, answer in answers.items():
                 why = await self._take_or_explain(client, signal, answer)
+                outcomes[ProfileOutcome.REFUSED if why else ProfileOutcome.RECEIVED] += 1
                 if why:
                     log.warning("no profile", client=client, signal=signal, why=why)
                     collected.refused.setdefault(client, why)
             collected.silent.update(set(lacking) - answers.keys())
+            for outcome, count in outcomes.items():
+                self.observe(signal, outcome, count)
         return collected
 
     async def _take_or_explain(

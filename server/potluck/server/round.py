@@ -50,6 +50,9 @@ from potluck.server.store.records import MemberState
 REATTACH_SECONDS = 30.0
 """How long a restarted coordinator waits for the clients it knew before it selects without them."""
 
+ENOUGH_WITHOUT = "the round had enough updates without it"
+"""Why a member that was not waited for is late."""
+
 
 class Phase(StrEnum):
     """What a run is doing."""
@@ -358,8 +361,8 @@ class RoundMachine:
         spare = self.pending
         for client in spare:
             self.members[client].state = MemberState.LATE
-            trouble = "the round had enough updates without it"
-            actions.append(MarkMember(self.round, self.attempt, client, MemberState.LATE, trouble))
+            late = MarkMember(self.round, self.attempt, client, MemberState.LATE, ENOUGH_WITHOUT)
+            actions.append(late)
         if spare:
             actions.append(Abandon(self.round, self.attempt, tuple(spare)))
         self.phase = Phase.REDUCING

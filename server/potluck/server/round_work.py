@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,19 @@ class RoundWork:
         changes = bias_changes(by_client, current, self._blueprint.task.classes)
         if changes:
             self._bias_records.write(round_number, changes)
+
+    def step_norm(self, before: Published, after: Published) -> float:
+        """The Euclidean distance of two models' floating-point tensors."""
+        total, layout = 0.0, self.layout
+        with (
+            self._files.open(before.sha256, layout) as old,
+            self._files.open(after.sha256, layout) as new,
+        ):
+            for name, array in new.arrays.items():
+                if np.issubdtype(array.dtype, np.floating):
+                    step = (array - old.arrays[name]).reshape(-1)
+                    total += float(np.dot(step, step))
+        return math.sqrt(total)
 
     # Evaluation -------------------------------------------------------------------------------
 

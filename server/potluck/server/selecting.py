@@ -59,13 +59,14 @@ class Selecting:
         """What the selector may look at; the available set is in the store before it does."""
         run = self._run
         run.facts = RoundFacts()  # nobody is selected while profiles are asked for
-        rows = await run.gate.eligible(
-            action.available,
-            round_number=action.round,
-            attempt=action.attempt,
-            count=action.count,
-            present=run.is_present,
-        )
+        with run.environment.observer.asking():
+            rows = await run.gate.eligible(
+                action.available,
+                round_number=action.round,
+                attempt=action.attempt,
+                count=action.count,
+                present=run.is_present,
+            )
         run.post(rounds.Barred(run.gate.barred))
         run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
         key = AttemptKey(run.row.run_id, action.round, action.attempt)

@@ -49,6 +49,8 @@ class RoundFacts:
     available: tuple[str, ...] = ()
     model: Published | None = None
     """The round's result, once there is one."""
+    step_norm: float | None = None
+    """How far it is from the model before."""
     strategy_state: State | None = None
     metrics: Metrics | None = None
 
@@ -74,6 +76,7 @@ class Standing:
         self.profiling = Profiling(
             row.run_id, blueprint, environment.attendance, environment.in_store, environment.trust
         )
+        self.profiling.observe = environment.observer.profile
         self.gate = Gatekeeper(blueprint, self.profiling, lambda text: self.say(text, warning=True))
         self.machine = RoundMachine(blueprint.plan)
         self.events: asyncio.Queue[rounds.Event] = asyncio.Queue()

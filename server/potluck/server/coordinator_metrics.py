@@ -1,0 +1,136 @@
+"""Metrics of the coordinator as a whole: hosts, transfers, refusals, disk."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from potluck.common import metrics
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import (
+    LATEST_RUNS,
+    RUN,
+    Direction,
+    Party,
+    TransferOutcome,
+    known_reason,
+)
+from potluck.common.process_metrics import show_disk
+from potluck.server.attendance import Attendance
+from potluck.server.environment import now
+from potluck.server.pretraining import is_pretraining
+from potluck.server.run_observer import RunObserver
+
+_MOST_REMEMBERED = 10_000
+"""Transfers that broke off, remembered so that another attempt is known for one."""
+
+
+class CoordinatorMetrics:
+    """Lives on the event loop, but for `refresh`, which is called by whoever looks."""
+
+    def __init__(self, instruments: Instruments, attendance: Attendance, state: Path) -> None:
+        self.instruments = instruments
+        self._attendance = attendance
+        self._state = state
+        self._runs: dict[str, None] = {}
+        self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._in_flight = dict.fromkeys(Direction, 0)
+        for direction in Direction:
+            instruments.set(metrics.TRANSFERS_IN_FLIGHT, 0, direction=direction)
+        instruments.set(metrics.RUNS_UNDER_WAY, 0)
+        instruments.set(metrics.CLIENTS_QUARANTINED, 0)
+        instruments.refresh_with(self.refresh)
+
+    def refresh(self) -> None:
+        """What is not counted but looked up. Thread-safe."""
+        instruments = self.instruments
+        instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
+        instruments.set(metrics.CLIENTS_ATTENDING, self._attendance.client_count)
+        instruments.set(metrics.SPOOL_SIZE, _size(self._state / "spool"))
+        show_disk(instruments, self._state)
+
+    # Runs -------------------------------------------------------------------------------------
+
+    def observer(self, run_id: str) -> RunObserver:
+        """Of a run that begins or goes on; the series of the oldest runs make room."""
+        shown = not is_pretraining(run_id)
+        if shown:
+            self._runs.pop(run_id, None)
+            self._runs[run_id] = None
+            for old in list(self._runs)[:-LATEST_RUNS]:
+                self._forget(old)
+        return RunObserver(self.instruments, run_id, now, shown=shown)
+
+    def under_way(self, runs: int) -> None:
+        """So many runs are driven now."""
+        self.instruments.set(metrics.RUNS_UNDER_WAY, runs)
+
+    def _forget(self, run_id: str) -> None:
+        del self._runs[run_id]
+        for metric in metrics.metrics_of(Party.COORDINATOR):
+            if RUN in metric.labels:
+                self.instruments.forget(metric, run=run_id)
+
+    # Hosts and clients ------------------------------------------------------------------------
+
+    def host_joined(self) -> None:
+        """A host has said hello."""
+        self.instruments.count(metrics.HOSTS_JOINED)
+
+    def host_left(self) -> None:
+        """A host's stream has ended."""
+        self.instruments.count(metrics.HOSTS_LEFT)
+
+    def quarantined(self, clients: int) -> None:
+        """So many clients are in quarantine."""
+        self.instruments.set(metrics.CLIENTS_QUARANTINED, clients)
+
+    def refused(self, reason: str) -> None:
+        """A call was refused."""
+        self.instruments.count(metrics.CALLS_REFUSED, reason=known_reason(reason))
+
+    # Transfers --------------------------------------------------------------------------------
+
+    @contextmanager
+    def transfer(
+        self, direction: Direction, peer: str, file: str, *, offset: int
+    ) -> Iterator[None]:
+        """A file is on its way; whatever ends the block early has broken it off."""
+        key = (str(direction), peer, file)
+        instruments = self.instruments
+        if key in self._broken:
+            del self._broken[key]
+            instruments.count(metrics.TRANSFERS_RETRIED, direction=direction)
+        if offset:
+            instruments.count(metrics.TRANSFERS_RESUMED, direction=direction)
+        self._count_in_flight(direction, 1)
+        outcome = TransferOutcome.BROKEN
+        try:
+            yield
+            outcome = TransferOutcome.COMPLETED
+        finally:
+            self._count_in_flight(direction, -1)
+            instruments.count(metrics.TRANSFERS, direction=direction, outcome=outcome)
+            if outcome is TransferOutcome.BROKEN:
+                self._broken[key] = None
+                if len(self._broken) > _MOST_REMEMBERED:
+                    self._broken.popitem(last=False)
+
+    def _count_in_flight(self, direction: Direction, change: int) -> None:
+        self._in_flight[direction] += change
+        self.instruments.set(
+            metrics.TRANSFERS_IN_FLIGHT, self._in_flight[direction], direction=direction
+        )
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below a folder; files may come and go meanwhile."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).stat().st_size
+    return total

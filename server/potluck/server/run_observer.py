@@ -1,0 +1,230 @@
+"""What metrics tell of one run: its engine says here what happens, in passing.
+
+No clock: times come in as arguments, monotonic seconds. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from potluck.common import metrics
+from potluck.common.encoding import Encoding
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import (
+    AttemptOutcome,
+    Direction,
+    MemberOutcome,
+    ProfileOutcome,
+    RoundPhase,
+    RunOutcome,
+    Target,
+    known_reason,
+)
+from potluck.server import round_events as rounds
+from potluck.server.attendance import Clock
+from potluck.server.cohort_labels import CohortLabels
+from potluck.server.round import ENOUGH_WITHOUT, Phase
+from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
+
+_OUTCOMES = {
+    MemberState.LATE: MemberOutcome.LATE,
+    MemberState.LOST: MemberOutcome.LOST,
+    MemberState.FAILED: MemberOutcome.FAILED,
+}
+_PHASES = {
+    Phase.REDUCING: RoundPhase.REDUCE,
+    Phase.EVALUATING: RoundPhase.EVALUATE,
+    Phase.COMMITTING: RoundPhase.COMMIT,
+}
+_BETWEEN_ROUNDS = (Phase.WAITING, Phase.ENDED)
+
+
+class RunObserver:
+    """Turns what happens in a run into metrics. `shown`: whether it has series of its own."""
+
+    def __init__(
+        self, instruments: Instruments, run_id: str, clock: Clock, *, shown: bool = True
+    ) -> None:
+        self._instruments = instruments
+        self._run = run_id
+        self._clock = clock
+        self._shown = shown
+        self._phase = Phase.WAITING
+        self._since = clock()
+        self._asked = 0.0
+        self._last_fetch = self._since
+        self._last_upload = self._since
+
+    # The run ----------------------------------------------------------------------------------
+
+    def began(self, row: RunRow) -> None:
+        """The run is driven from now on."""
+        if self._shown:
+            self._instruments.set(
+                metrics.RUN_INFO,
+                1,
+                run=self._run,
+                name=row.name,
+                task=row.task,
+                selector=row.selector,
+                strategy=row.strategy,
+            )
+        self._set(metrics.RUN_UNDER_WAY, 1)
+        self._set(metrics.RUN_ROUNDS_PLANNED, row.rounds)
+        self._set(metrics.RUN_ROUNDS_COMMITTED, row.committed_rounds)
+        self._set(metrics.MODEL_TIMESTAMP, row.changed_at.timestamp())
+
+    def resumed(self, begun: RunRow, last: RoundRow | None) -> None:
+        """The run goes on after its last committed round."""
+        self._instruments.count(metrics.RUNS_RESUMED)
+        if last is not None:
+            newer = max(last.committed_at, begun.changed_at)
+            self._set(metrics.MODEL_TIMESTAMP, newer.timestamp())
+            self._set(metrics.COHORT_CLIENTS, len(last.members))
+            self._evaluated(last.metrics)
+
+    def ended(self, ending: rounds.Ending) -> None:
+        """The run is over."""
+        if self._phase not in _BETWEEN_ROUNDS:
+            self._attempt(AttemptOutcome.ABANDONED)
+            self._phase = Phase.ENDED
+        self._instruments.count(metrics.RUNS_ENDED, outcome=RunOutcome(ending))
+        self._set(metrics.RUN_UNDER_WAY, 0)
+
+    # Rounds -----------------------------------------------------------------------------------
+
+    def noted(self, event: rounds.Event, actions: Sequence[rounds.Action], phase: Phase) -> None:
+        """The round machine was told something, and is in this phase after it."""
+        match event:
+            case rounds.Selected(cohort):
+                self._members(MemberOutcome.SELECTED, len(cohort))
+            case rounds.UpdateArrived():
+                self._members(MemberOutcome.ANSWERED)
+        for action in actions:
+            match action:
+                case rounds.MarkMember(state=state, trouble=trouble):
+                    spared = trouble == ENOUGH_WITHOUT
+                    self._members(MemberOutcome.SPARED if spared else _OUTCOMES[state])
+                case rounds.GiveUpAttempt():
+                    self._attempt(AttemptOutcome.QUORUM_MISSED)
+        if phase is not self._phase and phase is not Phase.ENDED:
+            self._leave_phase(self._clock())
+            self._phase = phase
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Clients are asked something before the cohort is chosen."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._asked += self._clock() - begun
+
+    def _leave_phase(self, now: float) -> None:
+        if self._phase is Phase.SELECTING:
+            self._spent(RoundPhase.ASK, self._asked)
+            self._spent(RoundPhase.SELECT, now - self._since - self._asked)
+        elif self._phase is Phase.TRAINING:
+            fetched = max(self._since, self._last_fetch)
+            uploading = max(fetched, self._last_upload)
+            self._spent(RoundPhase.BROADCAST, fetched - self._since)
+            self._spent(RoundPhase.TRAIN, uploading - fetched)
+            self._spent(RoundPhase.COLLECT, now - uploading)
+        elif self._phase in _PHASES:
+            self._spent(_PHASES[self._phase], now - self._since)
+        self._since, self._asked = now, 0.0
+
+    def _spent(self, phase: RoundPhase, seconds: float) -> None:
+        self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
+
+    def _attempt(self, outcome: AttemptOutcome) -> None:
+        self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
+
+    def committed(self, row: RoundRow, model_bytes: int, step_norm: float | None) -> None:
+        """A round is committed; `step_norm` is how far it moved the model."""
+        self._attempt(AttemptOutcome.COMMITTED)
+        self._instruments.observe(metrics.ROUND_SECONDS, row.seconds)
+        self._set(metrics.RUN_ROUNDS_COMMITTED, row.key.round)
+        self._set(metrics.MODEL_TIMESTAMP, row.committed_at.timestamp())
+        self._set(metrics.MODEL_SIZE, model_bytes)
+        self._set(metrics.UPDATE_NORM, step_norm)
+        self._set(metrics.COHORT_CLIENTS, len(row.members))
+        self._evaluated(row.metrics)
+
+    def _evaluated(self, found: Metrics) -> None:
+        if found == Metrics():
+            return  # not evaluated in this round: the last figures stand
+        self._set(metrics.ACCURACY, found.accuracy)
+        self._set(metrics.WORST_GROUP_ACCURACY, found.worst_group_accuracy)
+        self._set(metrics.WEIGHTED_F1, found.weighted_f1)
+        self._set(metrics.LOSS, found.loss)
+
+    # Clients ----------------------------------------------------------------------------------
+
+    def failed(self, reason: str) -> None:
+        """A client could not deliver an update; the reason may be a host's own word."""
+        self._instruments.count(metrics.CLIENT_FAILURES, reason=known_reason(reason))
+
+    def profile(self, signal: str, outcome: ProfileOutcome, count: int = 1) -> None:
+        """So many clients were asked for a profile, with this outcome."""
+        self._instruments.count(metrics.PROFILES, count, signal=signal, outcome=outcome)
+
+    def _members(self, outcome: MemberOutcome, count: int = 1) -> None:
+        self._instruments.count(metrics.MEMBERS, count, outcome=outcome)
+
+    # Files ------------------------------------------------------------------------------------
+
+    def sent(self, encoding: Encoding, size: int) -> None:
+        """Bytes of a model went out."""
+        self._last_fetch = self._clock()
+        self._moved(Direction.DOWN, encoding, size)
+
+    def upload_begins(self) -> None:
+        """A member's update begins to arrive."""
+        self._last_upload = self._clock()
+
+    def received(self, encoding: Encoding, size: int) -> None:
+        """Bytes of an update came in."""
+        self._moved(Direction.UP, encoding, size)
+
+    def _moved(self, direction: Direction, encoding: Encoding, size: int) -> None:
+        self._instruments.count(
+            metrics.TRANSFER_BYTES, size, direction=direction, encoding=encoding
+        )
+
+    # Selection --------------------------------------------------------------------------------
+
+    def cohort(self, labels: CohortLabels | None) -> None:
+        """What the newest cohort's clients hold together, where that is known."""
+        if labels is None:
+            return
+        self._set(metrics.LABEL_ENTROPY, _number(labels.entropy[0]))
+        for target, distance in (
+            (Target.BALANCED, labels.to_balanced[0]),
+            (Target.FEDERATION, labels.to_federation[0]),
+        ):
+            self._set(metrics.TARGET_DISTANCE, _number(distance), target=target)
+
+    def picks(self, largest: int, never: int, committed: int) -> None:
+        """How often the client selected most was in a cohort, how many were in none."""
+        self._set(metrics.LARGEST_SHARE, largest / committed if committed else None)
+        self._set(metrics.NEVER_SELECTED, never)
+
+    def heterogeneity(self, measures: Mapping[str, float]) -> None:
+        """How uneven the federation is."""
+        for measure, value in measures.items():
+            self._set(metrics.HETEROGENEITY, value, measure=measure)
+
+    def privacy(self, largest_epsilon: float | None) -> None:
+        """The most that a client has spent on profiles."""
+        self._set(metrics.PRIVACY_SPENT, largest_epsilon)
+
+    def _set(self, metric: metrics.Metric, value: float | None, **labels: str) -> None:
+        if self._shown:
+            self._instruments.set(metric, value, run=self._run, **labels)
+
+
+def _number(value: float) -> float | None:
+    """A number to show; None for NaN."""
+    return float(value) if value == value else None
