@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
@@ -104,6 +104,8 @@ def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> Mo
             changed[name] = folder / value
         elif isinstance(value, BaseModel):
             changed[name] = _anchor(value, folder, {})
+        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            changed[name] = tuple(_anchor(item, folder, {}) for item in value)
     return settings.model_copy(update=changed) if changed else settings
 
 
@@ -122,6 +124,8 @@ def _explain(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location:
+        if isinstance(part, int):  # which of several tables
+            continue
         field = model.model_fields.get(str(part))
         nested = _nested(field) if field else None
         if nested is None:
@@ -141,7 +145,8 @@ def annotated_example(model: type[Settings], examples: Mapping[str, str] | None 
     """A commented TOML file for a model: every field with its reason and its default.
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
-    default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`.
+    default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
+    and optional tables without an example. A tuple of tables is shown with one of them.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, lines)
@@ -170,13 +175,17 @@ def _annotate(
     for name in tables:
         field = model.model_fields[name]
         lines += [f"# {line}" for line in (field.description or "").splitlines()]
-        lines += [f"[{prefix}{name}]"]
+        several = get_origin(field.annotation) is tuple
         nested, default = _nested(field), _default(name, field, defaults)
+        shown = any(key.startswith(f"{prefix}{name}.") for key in examples)
+        absent = nested is not None and default is None and not field.is_required() and not shown
+        header = f"[[{prefix}{name}]]" if several else f"[{prefix}{name}]"
+        lines += [f"# {header}" if absent else header]
         if nested is None:
             lines.append("")
             continue
         inner = default if isinstance(default, BaseModel) else None
-        commented = field.json_schema_extra == RECOMMENDED
+        commented = absent or field.json_schema_extra == RECOMMENDED
         _annotate(nested, inner, f"{prefix}{name}.", examples, lines, commented=commented)
 
 
