@@ -12,6 +12,7 @@ from potluck.common.configuration import RECOMMENDED, Settings, annotated_exampl
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.encoding import Encoding
 from potluck.common.triplet import TripletSettings
+from potluck.common.virtual_clock import VirtualClock
 
 
 class PluginTable(BaseModel):
@@ -247,6 +248,10 @@ class RunFile(Settings):
     )
     selector_limits: SelectorLimits = Field(
         default=SelectorLimits(), description="Bounds on how often a client is selected."
+    )
+    virtual_clock: VirtualClock = Field(
+        default=VirtualClock(),
+        description="Simulated durations, to try selectors on clients of unequal speed.",
     )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 
