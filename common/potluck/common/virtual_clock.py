@@ -1,8 +1,9 @@
 """Simulated durations: how long clients would take on devices of unequal speed (ALGORITHMS §3).
 
 A shifted exponential, as FLASH §V simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
-Nobody waits for it. A client reports the simulated seconds instead of the measured ones, and the
-coordinator decides by them who was in time.
+Nobody waits for it. The coordinator draws how fast a client is, the client, which knows its number
+of samples, reports the simulated seconds instead of the measured ones, and the coordinator decides
+by them who was in time.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ class VirtualClock(Settings):
     )
 
 
-def simulated_seconds(
-    clock: VirtualClock, samples: int, *, seed: int, client: str, round_number: int
-) -> float:
-    """How long a client with so many samples takes in a round: a pure function of its arguments."""
+def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
+    """Seconds that a client takes for each of its samples in a round, before round 1 in round 0.
+
+    A pure function of its arguments.
+    """
     drawn_for = str(round_number) if clock.draw == "round" else "every round"
     text = f"virtual clock/{seed}/{client}/{drawn_for}"
     words = np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype="<u4").tolist()
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
     tail = float(generator.standard_exponential()) * clock.tail_per_sample
-    return (clock.seconds_per_sample + tail) * samples
+    return clock.seconds_per_sample + tail
