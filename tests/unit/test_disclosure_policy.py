@@ -6,13 +6,14 @@ import json
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
+from secrets import SystemRandom
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.disclosing import Asker, Discloser, noised
+from potluck.client.disclosing import Asker, Discloser, noised, randomness
 from potluck.client.disclosure_ledger import DisclosureLedger, Recipient, Release, ReleaseKey
 from potluck.client.disclosure_policy import (
     MOST_RELEASES,
@@ -84,7 +85,7 @@ def test_what_the_owner_allows_is_disclosed_without_noise(
 ) -> None:
     found = ask(DisclosurePolicy(**policy), signal, mode=mode)
     assert (found.mode, found.epsilon) == (mode, None)
-    assert noised([3, 0, 5], found) == [3, 0, 5]
+    assert noised([3, 0, 5], found, SystemRandom()) == [3, 0, 5]
 
 
 def test_the_budget_is_exact_and_includes_its_bound() -> None:
@@ -220,9 +221,20 @@ def discloser(folder: Path, **policy: Any) -> Discloser:
     )
 
 
+async def test_only_a_simulation_repeats_its_noise(tmp_path: Path) -> None:
+    async def disclosed(name: str, seed: int | None) -> list[int]:
+        teller = discloser(tmp_path / name, epsilon=0.01, simulation_seed=seed)
+        return await counts_of(teller, 1)
+
+    assert await disclosed("one", 7) == await disclosed("again", 7)
+    assert await disclosed("other", 8) != await disclosed("one", 7)
+    assert await disclosed("real", None) != await disclosed("real too", None)
+
+
 async def counts_of(teller: Discloser, number: int, wishes: str = '{"mode":"noisy"}') -> list[int]:
     async def measure(parameters: Parameters) -> dict[str, Any]:
-        return {"label_counts": noised(TRUTH, parameters)}
+        generator = randomness(teller.policy, "a", parameters)
+        return {"label_counts": noised(TRUTH, parameters, generator)}
 
     disclose = rpc.Disclose(
         signal="label_counts", parameters_json=wishes, task=rpc.Plugin(name="digits")

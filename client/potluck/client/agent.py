@@ -122,6 +122,11 @@ class Agent:
                 'noise under adjacency = "add-remove" hides little where the number of samples is '
                 'told: set weighting = "equal" in [disclosure], or adjacency = "replace"'
             )
+        if config.disclosure.simulation_seed is not None:
+            log.warning(
+                "noise follows from simulation_seed in [disclosure] and protects nobody; remove it "
+                "unless this is an experiment"
+            )
         return Discloser(
             policy=config.disclosure,
             ledger=DisclosureLedger(self._state.disclosures),

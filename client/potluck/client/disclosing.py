@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -145,15 +146,22 @@ class Discloser:
         )
 
 
-def noised(counts: list[int], parameters: Parameters) -> list[int]:
-    """Counts as the parameters want them; noise comes from the operating system's generator."""
+def randomness(policy: DisclosurePolicy, client: str, parameters: Parameters) -> random.Random:
+    """Where noise comes from: the operating system's generator, but in a simulation."""
+    if policy.simulation_seed is None:
+        return secrets.SystemRandom()
+    return random.Random(f"{policy.simulation_seed}/{client}/{parameters.canonical()}")
+
+
+def noised(counts: list[int], parameters: Parameters, generator: random.Random) -> list[int]:
+    """Counts as the parameters want them; `generator` is that of `randomness`."""
     if parameters.epsilon is None or parameters.adjacency is None:
         return counts
     return noisy_counts(
         counts,
         epsilon=parameters.epsilon,
         adjacency=parameters.adjacency,
-        randomness=secrets.SystemRandom(),
+        randomness=generator,
     )
 
 

@@ -81,6 +81,13 @@ class DisclosurePolicy(Settings):
         "they are disclosed anew; the budget goes on.",
     )
 
+    simulation_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Only for experiments on data that nobody needs to protect: noise is drawn\n"
+        "from this seed, so that a run can be repeated, and whoever knows it can undo it.",
+    )
+
     @property
     def undermined(self) -> bool:
         """Whether noise under `add-remove` is undone by telling the number of samples."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from potluck.client.disclosing import Discloser, noised
+from potluck.client.disclosing import Discloser, noised, randomness
 from potluck.client.disclosure_policy import check_held_out, check_weighting
 from potluck.client.downloads import Downloads
 from potluck.client.kept_updates import KeptUpdate, KeptUpdates
@@ -314,7 +314,8 @@ class Instructions:
             self._started(job)
             if work.signal == LABEL_COUNTS:
                 counts = bench.label_counts(work.task, client)
-                return {LABEL_COUNTS: noised(counts, parameters)}
+                noise = randomness(self._discloser.policy, client, parameters)
+                return {LABEL_COUNTS: noised(counts, parameters, noise)}
             return {INTERACTION_MATRIX: bench.interaction_matrix(work.task, client)}
 
         async def measure(parameters: Parameters) -> dict[str, Any]:
@@ -324,7 +325,12 @@ class Instructions:
             def estimate(bench: Workbench) -> dict[str, Any]:
                 self._started(job)
                 return bench.triplet(
-                    work.task, parameters, client, model=model, cancelled=job.cancelled.is_set
+                    work.task,
+                    parameters,
+                    client,
+                    model=model,
+                    randomness=randomness(self._discloser.policy, client, parameters),
+                    cancelled=job.cancelled.is_set,
                 )
 
             with self._cache.pinned(work.model.sha256):

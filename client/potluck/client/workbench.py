@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,9 +166,12 @@ class Workbench:
         client_id: ClientId,
         *,
         model: Path,
+        randomness: random.Random,
         cancelled: Callable[[], bool],
     ) -> dict[str, Any]:
         """A client's triplet, estimated with the file `model`, as it is sent.
+
+        `randomness`: what noise is drawn from; see `noisy_counts`.
 
         Raises PluginError, LayoutError, TrainingError, and RoundClosedError when cancelled.
         """
@@ -178,7 +181,7 @@ class Workbench:
             privacy = LocalPrivacy(
                 epsilon=parameters.epsilon,
                 adjacency=parameters.adjacency,
-                randomness=secrets.SystemRandom(),
+                randomness=randomness,
             )
         with open_tensors(model) as file:
             estimate = estimate_triplet(

@@ -56,6 +56,11 @@ def find(group: str, name: str) -> type[Any]:
     return cls
 
 
+def options_of(group: str, name: str) -> list[str]:
+    """Names of the options that the plug-in called `name` takes. Raises PluginError."""
+    return list(inspect.signature(find(group, name)).parameters)
+
+
 def create(group: str, name: str, options: Mapping[str, object]) -> Any:
     """An instance of the plug-in called `name` with these options.
 

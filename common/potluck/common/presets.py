@@ -1,0 +1,185 @@
+"""The settings of papers, as run files to start from; what a paper leaves open is said to be ours.
+
+A preset is the paper's own scale. An assumption is a value that we chose because the paper names
+none, or names several: everybody who prints or uses a preset gets to see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """A dotted key of the run file whose value is ours, and why it is that value."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """run: a run file, without seed and name. paper: whose settings these are."""
+
+    name: str
+    paper: str
+    run: Mapping[str, Any]
+    assumptions: tuple[Assumption, ...] = ()
+
+
+def _because(**reasons: str) -> tuple[Assumption, ...]:
+    """Keys with two underscores for each dot."""
+    return tuple(
+        Assumption(key=key.replace("__", "."), reason=reason) for key, reason in reasons.items()
+    )
+
+
+_FEDDIVERSE = Preset(
+    name="feddiverse",
+    paper="FedDiverse (diversity-driven client selection), CMNIST_GSC",
+    run={
+        "rounds": 200,
+        "count": 9,
+        "weighting": "equal",
+        "task": {"name": "cmnist", "distribution": "cmnist-gsc"},
+        "selector": {"name": "feddiverse"},
+        "strategy": {"name": "fedavgm", "momentum": 0.95},
+        "training": {"optimizer": "sgd", "learning_rate": 0.001, "batch_size": 28, "epochs": 1},
+    },
+    assumptions=_because(
+        training__optimizer="the paper does not name the clients' optimiser",
+        training__epochs="the number of local steps is not stated; one pass over the samples",
+        weighting="Algorithm 1 weighs by samples, §5.2 says all clients count the same",
+        task__network="MobileNetV2 from ImageNet in the paper; here a small network from scratch",
+    ),
+)
+
+_FEDENTOPT = Preset(
+    name="fedentopt",
+    paper="FedEntOpt (entropy-based client selection), CIFAR-10 with two labels per client",
+    run={
+        "rounds": 500,
+        "count": 10,
+        "task": {"name": "cifar10", "clients": 100, "partition": "labels", "labels": 2},
+        "selector": {"name": "fedentopt", "buffer": 70},
+        "strategy": {"name": "fedavg"},
+        "training": {
+            "learning_rate": 0.01,
+            "learning_rate_decay": 0.98,
+            "momentum": 0.9,
+            "weight_decay": 0.0005,
+            "batch_size": 64,
+            "epochs": 5,
+        },
+    },
+    assumptions=_because(
+        selector__buffer="the figure is missing in the copy we have; 70 % of the clients, as ports "
+        "of the code use for two labels",
+        training__learning_rate="missing likewise; as ports of the code use",
+        training__weight_decay="missing likewise; as ports of the code use",
+        task__clients="missing likewise; as ports of the code use",
+    ),
+)
+
+_DC = Preset(
+    name="dc",
+    paper="Distribution-controlled client selection, MNIST",
+    run={
+        "rounds": 100,
+        "count": 10,
+        "task": {
+            "name": "mnist",
+            "clients": 100,
+            "partition": "dirichlet",
+            "alpha": 0.1,
+            "global_alpha": 2.0,
+        },
+        "selector": {"name": "dc-balanced", "added": 5},
+        "strategy": {"name": "fedavg"},
+        "training": {"learning_rate": 0.01, "batch_size": 64, "epochs": 3},
+    },
+    assumptions=_because(
+        training__learning_rate="not stated; 0.01 as in NIID-Bench",
+        training__batch_size="not stated; 64 as in NIID-Bench",
+        task__network='"two 5 × 5 convolutions" leaves the widths open',
+        task__samples="MNIST's own 60,000 training images instead of a random 80 % of all",
+    ),
+)
+
+_FLASH = Preset(
+    name="flash",
+    paper="FLASH (simultaneous heterogeneities), CIFAR-10",
+    run={
+        "rounds": 1500,
+        "count": 10,
+        "task": {
+            "name": "cifar10",
+            "clients": 50,
+            "partition": "one-class",
+            "skewed": 0.3,
+            "main": 0.8,
+            "label_noise": 0.15,
+        },
+        "selector": {"name": "flash"},
+        "strategy": {"name": "fedavg"},
+        "objective": {"name": "noise-robust", "alpha": 1.0, "beta": 1.0},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 5},
+    },
+    assumptions=_because(
+        training__learning_rate="not stated",
+        training__batch_size="not stated",
+        objective__alpha="the captions give pairs (α, β); (1, 1) is that of CIFAR-10",
+        objective__beta="as objective.alpha",
+        task__noisy_clients="every client's rate is drawn from the same Beta distribution",
+        task__network="ResNet-18 in the paper; a small network unless the experiment says so",
+    ),
+)
+
+_PRESETS = {each.name: each for each in (_DC, _FEDDIVERSE, _FEDENTOPT, _FLASH)}
+
+
+def preset_names() -> list[str]:
+    """Names of all presets."""
+    return sorted(_PRESETS)
+
+
+def preset_named(name: str) -> Preset:
+    """A preset. Raises ConfigurationError, listing what there is."""
+    preset = _PRESETS.get(name)
+    if preset is None:
+        raise ConfigurationError(
+            f"there is no preset '{name}'; there are: {', '.join(preset_names())}", name=name
+        )
+    return preset
+
+
+def preset_run_file(preset: Preset) -> str:
+    """The run file of a preset, with what is ours marked by its reason."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment(preset.paper))
+    reasons = {each.key: each.reason for each in preset.assumptions}
+    for key, value in preset.run.items():
+        if not isinstance(value, Mapping):
+            _add(document, key, value, reasons.pop(key, None))
+    for key, table in preset.run.items():
+        if isinstance(table, Mapping):
+            inner = tomlkit.table()
+            for name, value in table.items():
+                _add(inner, name, value, reasons.pop(f"{key}.{name}", None))
+            for name, reason in list(reasons.items()):
+                if name.startswith(f"{key}."):
+                    inner.add(tomlkit.comment(f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"))
+            document.add(key, inner)
+    return tomlkit.dumps(document)
+
+
+def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
+    table.add(key, value)
+    if reason is not None:
+        table[key].comment(f"ours: {reason}")
