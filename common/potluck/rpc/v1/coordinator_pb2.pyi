@@ -574,6 +574,8 @@ class Train(_message.Message):
     COMPRESSED_FIELD_NUMBER: _builtins.int
     WEIGHTING_FIELD_NUMBER: _builtins.int
     AUXILIARY_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -586,6 +588,10 @@ class Train(_message.Message):
     """Whether to compress the update with Zstandard."""
     weighting: Global___Weighting.ValueType
     """How exactly to report the number of samples; a client whose policy allows less refuses."""
+    pace: _builtins.float
+    """On a virtual clock: seconds that the training takes for each of the client's samples, which are
+    reported instead of those measured. 0 on a real one.
+    """
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model to begin with."""
@@ -602,6 +608,10 @@ class Train(_message.Message):
     def auxiliary(self) -> Global___Auxiliary:
         """What the strategy sends beside the model; absent where it sends nothing."""
 
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the numbers to report besides those that every update comes with."""
+
     def __init__(
         self,
         *,
@@ -615,10 +625,12 @@ class Train(_message.Message):
         compressed: _builtins.bool = ...,
         weighting: Global___Weighting.ValueType = ...,
         auxiliary: Global___Auxiliary | None = ...,
+        reports: _abc.Iterable[_builtins.str] | None = ...,
+        pace: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "pace", b"pace", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

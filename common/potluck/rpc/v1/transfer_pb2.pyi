@@ -219,23 +219,48 @@ class TrainingReport(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SAMPLES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NORMALIZER_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Number of training samples, as far as the client's policy discloses it."""
     steps: _builtins.int
     """Optimiser steps taken."""
     seconds: _builtins.float
-    """Seconds of training, transfers not counted."""
+    """Seconds of training, transfers not counted; on a virtual clock, simulated ones."""
     loss: _builtins.float
     """Mean training loss over the last epoch."""
     normalizer: _builtins.float
     """What the steps amount to: how far they would have moved the model against a gradient of 1 at a
     learning rate of 1. 0 from software that does not say.
     """
+    @_builtins.property
+    def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The numbers asked for besides, by name."""
+
     def __init__(
         self,
         *,
@@ -244,10 +269,11 @@ class TrainingReport(_message.Message):
         seconds: _builtins.float = ...,
         loss: _builtins.float = ...,
         normalizer: _builtins.float = ...,
+        reports: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "normalizer", b"normalizer", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "normalizer", b"normalizer", "reports", b"reports", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
