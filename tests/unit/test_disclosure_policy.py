@@ -223,11 +223,12 @@ def discloser(folder: Path, **policy: Any) -> Discloser:
 
 async def test_only_a_simulation_repeats_its_noise(tmp_path: Path) -> None:
     async def disclosed(name: str, seed: int | None) -> list[int]:
+        (tmp_path / name).mkdir(exist_ok=True)
         teller = discloser(tmp_path / name, epsilon=0.01, simulation_seed=seed)
         return await counts_of(teller, 1)
 
     assert await disclosed("one", 7) == await disclosed("again", 7)
-    assert await disclosed("other", 8) != await disclosed("one", 7)
+    assert await disclosed("yet another", 8) != await disclosed("one", 7)
     assert await disclosed("real", None) != await disclosed("real too", None)
 
 
