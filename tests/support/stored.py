@@ -40,6 +40,7 @@ UPDATE = UpdateRow(
     seconds=1.25,
     loss=0.5,
     normalizer=13.1441,
+    reports={"utility": 6.48074},
 )
 COHORT = [("a", "h1", "because"), ("b", "h1", "complement of a"), ("c", "h2", "entropy")]
 

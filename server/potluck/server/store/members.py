@@ -8,11 +8,24 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from potluck.server.store import schema
 from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
-from potluck.server.store.values import Reader, Row, encode_float, encode_text, read_rows
+from potluck.server.store.values import (
+    Reader,
+    Row,
+    decode_json,
+    encode_float,
+    encode_json,
+    encode_text,
+    read_rows,
+)
 
 _KEY = ["run_id", "round", "attempt", "position"]
 _read_member = Reader(MemberRow, "members", _KEY)
-_read_update = Reader(UpdateRow, "members", _KEY)
+_read_update = Reader(
+    UpdateRow,
+    "members",
+    _KEY,
+    {"reports": lambda value: {} if value is None else decode_json(value)},
+)
 
 
 def read_members(
@@ -49,6 +62,7 @@ def member_values(change: MemberChange) -> dict[str, Any]:
             "seconds": sent.seconds,
             "loss": encode_float(sent.loss),
             "normalizer": encode_float(sent.normalizer),
+            "reports": encode_json(sent.reports),
         }
     return values
 

@@ -144,7 +144,12 @@ _NORMALIZERS = Migration(
     statements=["ALTER TABLE members ADD COLUMN normalizer DOUBLE PRECISION"],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS)
+_REPORTS = Migration(
+    summary="what clients report with their updates",
+    statements=["ALTER TABLE members ADD COLUMN reports TEXT"],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS)
 
 _VERSIONS = "potluck_schema"
 

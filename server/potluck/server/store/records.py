@@ -89,9 +89,11 @@ class RunRow(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRow:
-    """An update in the spool. size: bytes as spooled. seconds: from instruction to update.
+    """An update in the spool. size: bytes as spooled.
 
-    normalizer: what its local steps amount to (a_k of FedNova); None from a host that does not say.
+    seconds: from instruction to update, or simulated ones. normalizer: what its local steps amount
+    to (a_k of FedNova); None from a host that does not say. reports: what the selector wanted to
+    know besides, finite, by name.
     """
 
     sha256: str
@@ -104,6 +106,7 @@ class UpdateRow:
     seconds: float
     loss: float | None
     normalizer: float | None = None
+    reports: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
