@@ -40,6 +40,14 @@ class Examples:
         """
         return self.inputs.index_select(0, positions)
 
+    def subset(self, positions: Tensor) -> Examples:
+        """Some of the samples; positions: b, int64, on the device of `labels`."""
+        return Examples(
+            inputs=self.inputs.index_select(0, positions),
+            labels=self.labels.index_select(0, positions),
+            groups=None if self.groups is None else self.groups.index_select(0, positions),
+        )
+
     def to(self, device: torch.device) -> Examples:
         """The same samples on another device."""
         groups = None if self.groups is None else self.groups.to(device)

@@ -73,6 +73,15 @@ class StoredExamples(Examples):
         """The inputs of some samples."""
         return self.stored.inputs(positions, self.groups)
 
+    def subset(self, positions: Tensor) -> StoredExamples:
+        """Some of the samples."""
+        rows = self.stored.rows.index_select(0, positions)
+        return StoredExamples(
+            inputs=replace(self.stored, rows=rows),
+            labels=self.labels.index_select(0, positions),
+            groups=None if self.groups is None else self.groups.index_select(0, positions),
+        )
+
     def to(self, device: torch.device) -> StoredExamples:
         """The same samples on another device."""
         return StoredExamples(
