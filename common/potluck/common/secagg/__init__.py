@@ -1,0 +1,134 @@
+"""Secure aggregation: the sum over a group of clients, and nothing about any one of them.
+
+The protocol is that of Bonawitz et al. (CCS 2017) with signed identities, a set of survivors that a
+quorum certifies, and rules that every client enforces by itself; docs/secure-aggregation.md has it
+all. Nothing in this package opens a socket, reads a clock or draws randomness: that comes in
+through arguments, so that a session can be driven over any transport, and tested without one.
+
+How a session is driven
+-----------------------
+
+Both sides are state machines over immutable sessions. A step gives the next session, what to send,
+and the refusal where a rule was broken; it never raises for what the other side said. Messages are
+`Envelope`s; `encode` and `decode(Envelope, …)` turn them into bytes and back.
+
+Coordinator                                          Client
+
+    thresholds = complete_thresholds(hosts)
+    header = Header(…)
+    step = coordinator.invite(header, hosts, root)
+       ── INVITATION ─────────────────────────────▶  step = client.begin(party, envelope, expected,
+                                                                         situation, used=…)
+       ◀──────────────────────────────── ADVERT ──
+    step = coordinator.receive(session, who, envelope, now)
+       ── ROSTER ─────────────────────────────────▶  step = client.handle(session, envelope,
+       ◀──────────────────────────────── SHARES ──                        situation)
+       ── DELIVERY ───────────────────────────────▶  step = client.handle(…): store
+                                                     step.entries, then encode the input into
+                                                     words, and session.masking.add_masks(lane,
+                                                     words, first) block by block, in place, in
+                                                     any order and thread
+       ◀ · · · · · · · · · · · · the masked vector   (outside of the session)
+       ◀────────────────────────── MASKED_INPUT ──   step = client.uploaded(session, sha256)
+    coordinator.receive(…, upload_sha256=sha256 of what arrived)
+       ── SURVIVORS ──────────────────────────────▶  step = client.handle(…)
+       ◀─────────────────────────────── CONSENT ──
+       ── CERTIFICATE ────────────────────────────▶  step = client.handle(…); store step.entries,
+       ◀──────────────────────────────── REVEAL ──   then send
+    session.unmasking is there:
+    sum the words of unmasking.survivors modulo 2^32 or 2^64, and
+    unmasking.remove(lane, words, first) on any slice of the sum, in any order and thread
+
+Whoever drives it keeps these promises:
+
+- *Before sending.* `ClientStep.entries` are in the ledger, on disk, before `replies` are sent, and
+  after a DELIVERY before a byte of the masked vector is. `CoordinatorStep.log_entry` is in the
+  query log, on disk, before `messages` are sent.
+- *One line of history.* The newest session replaces the older one; sessions are never written down.
+- *Time.* When a stage takes too long, `coordinator.close(session)`; when a client is gone for good,
+  `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
+- *Identity.* `receive`'s `client` is whom the transport authenticated.
+- *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all; the file around them is
+  the driver's, both sides' SHA-256 is over the whole file. Only complete uploads are summed.
+- *Histogram sessions one after the other*, where a query log is kept: a client refuses a log that
+  lacks a sum it gave shares in.
+
+A message may come twice: the same bytes get the same answer. A coordinator that restarts has lost
+its sessions; it begins anew with `coordinator.retry_header`.
+
+What goes into the words
+------------------------
+
+`histograms` counts; `updates` model updates with weights and metrics; `noise` each client's share
+of discrete noise; `cells` draws groups by a public coin. `policy.ClientPolicy` holds a client's own
+rules, `ledger.Ledger` what it remembers, `audit.SessionRecord` what a coordinator keeps.
+
+`masks`, `sharing`, `agreement`, `graph` and `thresholds` are the parts underneath; each can be used
+alone.
+"""
+
+from potluck.common.secagg import client, coordinator
+from potluck.common.secagg.audit import SessionRecord, session_record
+from potluck.common.secagg.client_session import (
+    ClientSession,
+    ClientStep,
+    Masking,
+    Party,
+    Situation,
+)
+from potluck.common.secagg.coordinator_session import CoordinatorSession, CoordinatorStep
+from potluck.common.secagg.encoding import decode, encode
+from potluck.common.secagg.ledger import Ledger, entry_from_json
+from potluck.common.secagg.masks import StreamCipher
+from potluck.common.secagg.messages import (
+    Envelope,
+    Header,
+    Lane,
+    LaneEncoding,
+    MessageType,
+    Noise,
+    Purpose,
+)
+from potluck.common.secagg.policy import ClientPolicy, Expectation
+from potluck.common.secagg.query_log import LogPosition
+from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule
+from potluck.common.secagg.thresholds import Thresholds, complete_thresholds
+from potluck.common.secagg.transcript import FederationRoot, record_bytes
+from potluck.common.secagg.unmasking import Unmasking
+
+__all__ = [
+    "BrokenRuleError",
+    "ClientPolicy",
+    "ClientSession",
+    "ClientStep",
+    "CoordinatorSession",
+    "CoordinatorStep",
+    "Envelope",
+    "Expectation",
+    "FederationRoot",
+    "Header",
+    "Lane",
+    "LaneEncoding",
+    "Ledger",
+    "LogPosition",
+    "Masking",
+    "MessageType",
+    "Noise",
+    "Party",
+    "Purpose",
+    "Refusal",
+    "Rule",
+    "SessionRecord",
+    "Situation",
+    "StreamCipher",
+    "Thresholds",
+    "Unmasking",
+    "client",
+    "complete_thresholds",
+    "coordinator",
+    "decode",
+    "encode",
+    "entry_from_json",
+    "record_bytes",
+    "session_record",
+]

@@ -1,0 +1,54 @@
+"""Cells: a partition of clients that a public coin draws, so that nobody chose who is summed with
+whom.
+
+Everybody who knows the members, the coin and the size gets the same cells. A host's clients share a
+cell. Cells have at least `size` hosts; draw them a little larger than the least number of hosts in
+a released sum, and each may lose some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+CELL_HOSTS: Final = 7
+"""Hosts in a cell: with five in every released sum, two may be lost."""
+
+
+def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
+    """32 bytes that follow from the federation, the ids of its members and the name of an epoch.
+
+    Whoever may choose the epoch's name or enrol members can try for a favourable draw; let the
+    name be something that nobody chooses, such as a date.
+    """
+    digest = hashlib.sha256(b"cells")
+    for part in (federation, epoch, *sorted(set(members))):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def draw_cells(
+    hosts: Mapping[str, str], coin: bytes, *, size: int = CELL_HOSTS
+) -> list[tuple[str, ...]]:
+    """The cells, each sorted by client.
+
+    hosts: of each client. Every cell has between `size` and 2 · size − 1 hosts; there is none if
+    there are fewer hosts than that.
+    """
+    clients_of: dict[str, list[str]] = defaultdict(list)
+    for client, host in hosts.items():
+        clients_of[host].append(client)
+    ring = sorted(clients_of, key=lambda host: (_place(host, coin), host))
+    count = len(ring) // size
+    cells = []
+    for index in range(count):
+        begin, end = index * len(ring) // count, (index + 1) * len(ring) // count
+        cells.append(tuple(sorted(c for host in ring[begin:end] for c in clients_of[host])))
+    return cells
+
+
+def _place(host: str, coin: bytes) -> bytes:
+    return hashlib.sha256(coin + host.encode()).digest()

@@ -1,0 +1,33 @@
+"""Who shares masks and shares with whom: everybody, or neighbours on a ring that nobody chose.
+
+The ring is the order of SHA-256("graph" ‖ roster's digest ‖ client): no client is told its
+neighbours, each computes them from the roster it verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+
+def neighbours(
+    clients: Sequence[str], degree: int, roster_sha256: bytes
+) -> Mapping[str, frozenset[str]]:
+    """Every client's neighbours, itself not among them.
+
+    degree: even; 0, or as many as there are others, for the complete graph (Bell et al., CCS 2020,
+    "Secure single-server aggregation with (poly)logarithmic overhead", for the ring).
+    """
+    if degree == 0 or degree >= len(clients) - 1:
+        everybody = frozenset(clients)
+        return {client: everybody - {client} for client in clients}
+    ring = sorted(clients, key=lambda client: _place(client, roster_sha256))
+    reach = [distance for distance in range(-(degree // 2), degree // 2 + 1) if distance]
+    return {
+        client: frozenset(ring[(place + distance) % len(ring)] for distance in reach)
+        for place, client in enumerate(ring)
+    }
+
+
+def _place(client: str, roster_sha256: bytes) -> bytes:
+    return hashlib.sha256(b"graph" + roster_sha256 + client.encode()).digest()

@@ -1,0 +1,100 @@
+"""The rules whose breach ends a session or a message, and the refusals that name them.
+
+A rule is one word that people find in logs and programs branch on. The party that sees the breach
+names it; no rule's outcome depends on anybody's input, so a refusal tells nothing about data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from potluck.common.errors import ProtocolError
+
+
+class Rule(StrEnum):
+    """What must hold. Each member's text is what crosses the wire."""
+
+    MALFORMED = "malformed"
+    """A message is no canonical serialisation of its type, or a field is out of range."""
+    STAGE = "stage"
+    """A message does not belong to this stage of the session."""
+    SESSION = "session"
+    """A message is of another session, or a session's id was used before."""
+    HEADER = "header"
+    """The sides speak of different headers."""
+    VERSION = "version"
+    """Another version of the protocol, or another federation."""
+    CLOCKS = "clocks"
+    """The session begins in the future, or too long ago, as this side's clock has it."""
+    EXPIRED = "expired"
+    """The session is over."""
+    POLICY = "policy"
+    """The header asks for less protection, or more disclosure, than this client's policy has."""
+    WRAP = "wrap"
+    """Sums of permitted inputs could exceed the modulus."""
+    MEMBER = "member"
+    """A member record is missing, out of its period, or not signed by the federation root."""
+    SIGNATURE = "signature"
+    """A signature is not that of the member key."""
+    DUPLICATE = "duplicate"
+    """An id, a key or a message occurs twice."""
+    ROSTER = "roster"
+    """The roster is unsorted, lacks this client, or changed its advert."""
+    TOO_FEW = "too-few"
+    """Too few clients or hosts to go on."""
+    THRESHOLD = "threshold"
+    """The threshold or quorum is too low for this cohort and the colluders assumed in it."""
+    KEY = "key"
+    """A public key is of low order, or does not match what was committed to."""
+    SHARE = "share"
+    """An encrypted share is missing, unasked for, or does not open."""
+    SET = "set"
+    """A set of clients holds somebody who can't be in it, or lacks this client."""
+    CERTIFICATE = "certificate"
+    """A certificate lacks a quorum of valid, distinct consents to this very set."""
+    INPUT = "input"
+    """An input is out of bounds, of the wrong length, or not finite."""
+    UPLOAD = "upload"
+    """An uploaded vector is not the one its client vouched for."""
+    BUDGET = "budget"
+    """The privacy budget does not allow another release."""
+    RELEASED = "released"
+    """This input was released before, in a sum over another set."""
+    DIFFERENCING = "differencing"
+    """The sum, with earlier ones, would give away too small a group."""
+    QUERY_LOG = "query-log"
+    """The query log was rewritten, has a gap, or lacks a sum this client took part in."""
+    RECONSTRUCTION = "reconstruction"
+    """Shares do not give the secret that was committed to."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A breach of a rule, in one line for people. Never holds inputs, counts or keys."""
+
+    rule: Rule
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.detail}"
+
+
+class BrokenRuleError(ProtocolError):
+    """A rule does not hold. The state machines turn it into a `Refusal`."""
+
+    def __init__(self, rule: Rule, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}", rule=rule)
+        self.rule = rule
+        self.detail = detail
+
+    @property
+    def refusal(self) -> Refusal:
+        """The same as a value."""
+        return Refusal(self.rule, self.detail)
+
+
+def require(holds: bool, rule: Rule, detail: str) -> None:
+    """Raise BrokenRuleError unless the rule holds."""
+    if not holds:
+        raise BrokenRuleError(rule, detail)

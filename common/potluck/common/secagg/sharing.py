@@ -1,0 +1,106 @@
+"""Shamir's secret sharing over the integers modulo p = 2^256 + 297.
+
+The least prime above 2^256, so that every 32-byte secret is a number of the field as it is, without
+rejection. A share is one number below p, 33 bytes, big-endian; its x is the holder's number and is
+not part of it. (Shamir, "How to share a secret", CACM 22(11), 1979.)
+
+Python's integers are not constant-time: timing may tell about secrets to whoever shares the
+machine. Not to the network: the work is done once for each session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+PRIME: Final = 2**256 + 297
+SECRET_BYTES: Final = 32
+SHARE_BYTES: Final = 33
+_COEFFICIENT_BYTES: Final = 49
+"""Random bytes for each coefficient: reduced modulo p, off from uniform by less than 2^-135."""
+
+Random = Callable[[int], bytes]
+"""So many bytes that nobody can predict, as `os.urandom` gives them."""
+
+
+def share(secret: bytes, threshold: int, holders: Sequence[int], random: Random) -> list[int]:
+    """Shares of a 32-byte secret for holders numbered ≥ 1, in their order.
+
+    Any `threshold` ≥ 1 of them give the secret, fewer say nothing. Raises ValueError for a secret
+    of another length, repeated holders or fewer holders than the threshold.
+    """
+    _check(secret, threshold, holders)
+    entropy = random((threshold - 1) * _COEFFICIENT_BYTES)
+    coefficients = [
+        int.from_bytes(entropy[begin : begin + _COEFFICIENT_BYTES], "big") % PRIME
+        for begin in range(0, len(entropy), _COEFFICIENT_BYTES)
+    ]
+    return evaluate(secret, coefficients, holders)
+
+
+def evaluate(secret: bytes, coefficients: Sequence[int], holders: Iterable[int]) -> list[int]:
+    """The polynomial secret + c₁·x + c₂·x² + … at each holder's number, modulo p."""
+    descending = (*reversed(coefficients), int.from_bytes(secret, "big"))
+    values = []
+    for holder in holders:
+        value = 0
+        for coefficient in descending:  # x is small: reducing once, at the end, is faster
+            value = value * holder + coefficient
+        values.append(value % PRIME)
+    return values
+
+
+def combine(shares: Mapping[int, int]) -> bytes | None:
+    """The secret that shares, by holder's number, give; None if it has more than 32 bytes.
+
+    All the shares are used: give exactly as many as the threshold. Wrong shares give a wrong
+    secret; check it against a commitment.
+    """
+    holders = tuple(sorted(shares))
+    weights = lagrange_weights(holders, 0)
+    value = sum(weights[index] * shares[x] for index, x in enumerate(holders)) % PRIME
+    return value.to_bytes(SECRET_BYTES, "big") if value.bit_length() <= 256 else None
+
+
+def interpolate(shares: Mapping[int, int], at: int) -> int:
+    """The share of holder `at` that lies on the same polynomial as these."""
+    holders = tuple(sorted(shares))
+    weights = lagrange_weights(holders, at)
+    return sum(weights[index] * shares[x] for index, x in enumerate(holders)) % PRIME
+
+
+@lru_cache(maxsize=512)
+def lagrange_weights(holders: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Lagrange basis polynomials of these holders at a point, modulo p."""
+    weights = []
+    for x in holders:
+        numerator = denominator = 1
+        for other in holders:
+            if other != x:
+                numerator = numerator * (at - other) % PRIME
+                denominator = denominator * (x - other) % PRIME
+        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+    return tuple(weights)
+
+
+def to_bytes(value: int) -> bytes:
+    """A share as it travels."""
+    return value.to_bytes(SHARE_BYTES, "big")
+
+
+def from_bytes(data: bytes) -> int:
+    """A share as it came. Raises ValueError for another length, or a number not below p."""
+    value = int.from_bytes(data, "big")
+    if len(data) != SHARE_BYTES or value >= PRIME:
+        raise ValueError("a share is a number below 2^256 + 297 in 33 bytes")
+    return value
+
+
+def _check(secret: bytes, threshold: int, holders: Sequence[int]) -> None:
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+    if len(set(holders)) != len(holders) or not all(holder >= 1 for holder in holders):
+        raise ValueError("holders are numbered from 1, each once")
+    if not 1 <= threshold <= len(holders):
+        raise ValueError(f"{len(holders)} holders can't give a threshold of {threshold}")

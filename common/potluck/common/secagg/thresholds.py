@@ -1,0 +1,131 @@
+"""How many shares and consents a session needs, given who may collude.
+
+Colluders are counted in hosts, because whoever breaks a host has all the clients it holds: A hosts
+are assumed to collude with the coordinator, and they may be the ones that hold most clients.
+
+Complete graph, n clients of which a may collude: threshold and quorum are ⌊(n + a) / 2⌋ + 1. Two
+certificates, or a certificate and a rebuilt secret, then share an honest client, which answers for
+one set only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+from typing import Final
+
+COMPLETE_LIMIT: Final = 128
+"""Most clients for which the complete graph is the default."""
+
+SECURITY_BITS: Final = 80
+"""Security fails with probability 2^-80 at most; 40 of these bits are for a coordinator that tries
+many rosters for a favourable graph."""
+
+CORRECTNESS_BITS: Final = 20
+"""A session is cut short by unlucky losses with probability 2^-20 at most."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Of a session. degree: neighbours of a client, 0 for all others; threshold: shares that
+    rebuild a secret; quorum: consents that certify a set."""
+
+    degree: int
+    threshold: int
+    quorum: int
+
+
+def assumed_colluding_hosts(hosts: int) -> int:
+    """⌊(h − 1) / 3⌋: the hosts assumed to collude where nobody says otherwise."""
+    return max(0, (hosts - 1) // 3)
+
+
+def colluding_clients(hosts: Iterable[str], colluding_hosts: int) -> int:
+    """The most clients that so many hosts hold. hosts: of each client, one entry for each."""
+    held = sorted(Counter(hosts).values(), reverse=True)
+    return sum(held[:colluding_hosts])
+
+
+def majority(clients: int, colluding: int) -> int:
+    """The least number such that two groups of so many clients share an honest one."""
+    return (clients + colluding) // 2 + 1
+
+
+def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None) -> Thresholds:
+    """For the complete graph. hosts: of each client; colluding_hosts: ⌊(h − 1) / 3⌋ if None."""
+    listed = list(hosts)
+    if colluding_hosts is None:
+        colluding_hosts = assumed_colluding_hosts(len(set(listed)))
+    enough = majority(len(listed), colluding_clients(listed, colluding_hosts))
+    return Thresholds(degree=0, threshold=enough, quorum=enough)
+
+
+@lru_cache(maxsize=256)
+def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresholds | None:
+    """The least even degree, and a threshold for it, that are safe and live; experimental.
+
+    colluding, dropping: most clients that may do so. None if only the complete graph will do.
+    """
+    for degree in range(2, clients - 1, 2):
+        threshold = _least_safe_threshold(clients, colluding, degree)
+        if threshold is not None and _is_live(clients, dropping, degree, threshold):
+            return Thresholds(degree, threshold, majority(clients, colluding))
+    return None
+
+
+@lru_cache(maxsize=256)
+def circulant_is_safe(clients: int, colluding: int, degree: int, threshold: int) -> bool:
+    """Whether nobody's secret can be rebuilt against the rules, except with 2^-80.
+
+    1. Nobody has so many colluding neighbours that they and half of the others could rebuild both
+       its secrets: n · Pr[Hyp(n−1, a, k) ≥ m + 1] ≤ 2^-81 with t > m and 2t > k + 1 + m.
+    2. No coordinator that chooses whom to call lost, after it has seen the graph, can cut an arc
+       out of the ring: C(n, 2) · Pr[Hyp(n−1, a, k/2) ≥ t − k/2 − 1]² ≤ 2^-81.
+
+    The second bound has not been reviewed by anybody else.
+    """
+    least = _least_safe_threshold(clients, colluding, degree)
+    # A higher threshold keeps both conditions.
+    return least is not None and least <= threshold <= degree + 1
+
+
+def _least_safe_threshold(clients: int, colluding: int, degree: int) -> int | None:
+    bound = Fraction(1, 2 ** (SECURITY_BITS + 1))
+    neighbours = _tails(clients - 1, colluding, degree)
+    most = next(m for m in range(degree + 1) if clients * neighbours[m + 1] <= bound)
+    threshold = max(most, (degree + 1 + most) // 2) + 1
+    half = degree // 2
+    window = _tails(clients - 1, colluding, half)
+    while threshold <= degree + 1:
+        needed = threshold - half - 1
+        chance = window[min(max(needed, 0), half + 1)]
+        if comb(clients, 2) * chance * chance <= bound:
+            return threshold
+        threshold += 1
+    return None
+
+
+def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
+    """n · Pr[surviving neighbours < t] ≤ 2^-20, `dropping` clients lost at random."""
+    lost = _tails(clients - 1, dropping, degree)
+    fatal = degree - threshold + 1
+    if fatal < 0:
+        return False
+    return clients * lost[min(fatal, degree + 1)] <= Fraction(1, 2**CORRECTNESS_BITS)
+
+
+@lru_cache(maxsize=1024)
+def _tails(population: int, marked: int, drawn: int) -> tuple[Fraction, ...]:
+    """Pr[X ≥ x] for x = 0 … drawn + 1, X hypergeometric: marked among those drawn."""
+    total = comb(population, drawn)
+    ways = [comb(marked, x) * comb(population - marked, drawn - x) for x in range(drawn + 1)]
+    tails = [Fraction(0)]
+    running = 0
+    for way in reversed(ways):
+        running += way
+        tails.append(Fraction(running, total))
+    return tuple(reversed(tails))
