@@ -92,7 +92,7 @@ _DC = Preset(
     paper="Distribution-controlled client selection, MNIST",
     run={
         "rounds": 100,
-        "count": 10,
+        "count": 15,
         "task": {
             "name": "mnist",
             "clients": 100,

@@ -33,7 +33,7 @@ async def run_demo(files: DemoFiles, console: Console) -> RunView:
         async with federation.operator() as client:
             run_id = await client.start_run(files.run_file)
             with display_for(console, as_json=False) as display:
-                view = await _follow(client, run_id, display, federation)
+                view = await follow_processes(client, run_id, display, federation)
             if not is_finished(view):
                 raise _unfinished(view, files)
             await download_model(client, run_id, files.model)
@@ -45,7 +45,7 @@ def _unfinished(view: RunView, files: DemoFiles) -> RunError:
     return RunError(f"{what}; see the logs in {files.folder}", folder=files.folder)
 
 
-async def _follow(
+async def follow_processes(
     client: OperatorClient, run_id: str, display: Display, federation: LocalFederation
 ) -> RunView:
     """Follow the run while its processes live.

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from potluck.common.runfile import parse_run_file
 from potluck.common.tls import TlsFiles
 from potluck.deploy import pki
 from potluck.deploy.operator_config import FILE_NAME, OperatorConfig
+from potluck.deploy.readable import natural_order
 from potluck.deploy.run_overrides import override
 
 LOOPBACK = "127.0.0.1"
@@ -191,6 +193,38 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
         coordinator=coordinator,
         hosts=hosts,
         operator=OperatorConfig(coordinator=address, tls=tls),
+        run_file=run_file,
+    )
+
+
+def opened_files(folder: Path, port: int) -> DemoFiles:
+    """The files of a federation that was written before, now at another port.
+
+    Raises StorageError where they can't be read or written.
+    """
+    address = f"{LOOPBACK}:{port}"
+    coordinator, operator = folder / "coordinator.toml", folder / FILE_NAME
+    hosts = tuple(sorted(folder.glob("host-*.toml"), key=lambda path: natural_order(path.name)))
+    try:
+        for path in (coordinator, operator, *hosts):
+            values = tomlkit.parse(path.read_text())
+            values["listen" if path == coordinator else "coordinator"] = address
+            partial = path.with_suffix(".partial")
+            partial.write_text(tomlkit.dumps(values))
+            partial.replace(path)
+        run_file = (folder / "run.toml").read_text()
+        tls = tomllib.loads(operator.read_text())["tls"]
+    except OSError as error:
+        raise StorageError(
+            f"can't write {error.filename or folder}: {error.strerror}", path=folder
+        ) from error
+    return DemoFiles(
+        folder=folder,
+        coordinator=coordinator,
+        hosts=hosts,
+        operator=OperatorConfig(
+            coordinator=address, tls=TlsFiles(**{name: folder / path for name, path in tls.items()})
+        ),
         run_file=run_file,
     )
 

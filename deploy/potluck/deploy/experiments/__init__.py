@@ -1,0 +1,1 @@
+"""Experiments: grids of settings × seeds, a federation for each cell, and what came of it."""
