@@ -10,7 +10,7 @@ import numpy as np
 
 from potluck.common.tasks.arrays import Arrays, DataFormat
 from potluck.common.tasks.label_skew import LabelSkewTask
-from potluck.common.tasks.networks import Networks, digits_cnn, lenet, perceptron
+from potluck.common.tasks.networks import Networks, lenet, perceptron, small_cnn, wide_cnn
 from potluck.common.tasks.preparing import Images
 from potluck.common.tasks.stored import Prepare
 
@@ -28,7 +28,8 @@ class _ImageTask(LabelSkewTask):
 class Mnist(_ImageTask):
     """Ten handwritten digits, 60,000 + 10,000 images of 28 × 28; see `Splitting` for the options.
 
-    network: cnn (two convolutions) or perceptron (one hidden layer of 200).
+    network: cnn (two 5 × 5 convolutions of 6 and 16 channels), cnn-wide (of 32 and 64) or
+    perceptron (one hidden layer of 200).
     """
 
     network: str = "cnn"
@@ -42,7 +43,8 @@ class Mnist(_ImageTask):
         source="MNIST's four files such as train-images-idx3-ubyte.gz",
     )
     networks: ClassVar[Networks] = {
-        "cnn": digits_cnn,
+        "cnn": small_cnn,
+        "cnn-wide": wide_cnn,
         "perceptron": partial(perceptron, 784, (200,), 10),
     }
     images = Images(means=(0.1307,), deviations=(0.3081,))
@@ -54,7 +56,7 @@ class Emnist(_ImageTask):
     """62 handwritten digits and letters, EMNIST's split "byclass", images of 28 × 28.
 
     FEMNIST has the same characters, by writer; here the clients are made by label.
-    network: cnn or perceptron, as in `mnist`.
+    network: cnn, cnn-wide or perceptron, as in `mnist`.
     """
 
     network: str = "cnn"
@@ -68,7 +70,8 @@ class Emnist(_ImageTask):
         source="EMNIST's files such as emnist-byclass-train-images-idx3-ubyte.gz",
     )
     networks: ClassVar[Networks] = {
-        "cnn": partial(digits_cnn, 1, 62),
+        "cnn": partial(small_cnn, 1, 62),
+        "cnn-wide": partial(wide_cnn, 1, 62),
         "perceptron": partial(perceptron, 784, (200,), 62),
     }
     images = Images(means=(0.1736,), deviations=(0.3317,))

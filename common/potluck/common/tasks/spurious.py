@@ -21,7 +21,7 @@ from potluck.common.task import ClientData, Examples
 from potluck.common.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.common.tasks.images import Mnist
 from potluck.common.tasks.label_skew import stored_examples
-from potluck.common.tasks.networks import Networks, digits_cnn, network
+from potluck.common.tasks.networks import Networks, network, small_cnn, wide_cnn
 from potluck.common.tasks.partition import (
     Indices,
     by_counts,
@@ -110,7 +110,8 @@ class ColoredMnist(SpuriousTask):
     """Small digits (0–4) or large ones (5–9), in red or green: MNIST by CMNIST_GSC of Table 6.
 
     24 clients with 200 images each; which image has which colour follows from the seed. Half of
-    the coordinator's 10,000 test images of each digit are of either colour. network: cnn.
+    the coordinator's 10,000 test images of each digit are of either colour. network: cnn or
+    cnn-wide, as in `mnist`.
     """
 
     distribution: str = "cmnist-gsc"
@@ -118,7 +119,10 @@ class ColoredMnist(SpuriousTask):
 
     name = "cmnist"
     distributions = ("cmnist-gsc",)
-    networks: ClassVar[Networks] = {"cnn": partial(digits_cnn, 3, 2)}
+    networks: ClassVar[Networks] = {
+        "cnn": partial(small_cnn, 3, 2),
+        "cnn-wide": partial(wide_cnn, 3, 2),
+    }
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
 
     def model(self) -> nn.Module:

@@ -17,6 +17,7 @@ from potluck.common.protocol import SOFTWARE_VERSION
 from potluck.common.runfile import parse_run_file
 from potluck.common.task import Task
 from potluck.deploy.experiments.definition import SEED, ExperimentFile, get, put
+from potluck.server.blueprint import draw_up
 
 PATIENCE_SECONDS = 86_400.0
 """Deadline of a round, unless the experiment sets one: a busy machine must not change results."""
@@ -98,6 +99,8 @@ def _cell(
     complete["roster"] = clients
     run_file = tomlkit.dumps(complete)
     parsed = parse_run_file(run_file, source=source)
+    draw_up(run_file, source=source)  # as the coordinator will
+    plugins.create(plugins.OBJECTIVES, parsed.objective.name, parsed.objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}
     identity = {
         "run": parsed.model_dump(mode="json", exclude={"name"}),

@@ -199,7 +199,9 @@ def merged(
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             other_plugin = "name" in value and value["name"] != old.get("name", value["name"])
-            if key in replaced or other_plugin:
+            if key in replaced:
+                result[key] = {**old, **copy.deepcopy(dict(value))}
+            elif other_plugin:
                 result[key] = copy.deepcopy(dict(value))
             else:
                 result[key] = merged(old, value)
