@@ -6,7 +6,13 @@ import numpy as np
 
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
-from potluck.server.strategy import Combine, Reduction, Strategy, UpdateStatistics
+from potluck.server.strategy import (
+    Combine,
+    Reduction,
+    RoundContext,
+    Strategy,
+    UpdateStatistics,
+)
 
 
 def statistics(samples: list[int]) -> UpdateStatistics:
@@ -14,6 +20,7 @@ def statistics(samples: list[int]) -> UpdateStatistics:
         clients=[f"k{index}" for index in range(len(samples))],
         samples=np.array(samples, np.int64),
         steps=np.ones(len(samples), np.int64),
+        normalizers=np.ones(len(samples)),
         losses=np.zeros(len(samples)),
     )
 
@@ -40,11 +47,13 @@ def test_samples_beyond_2_to_the_53_still_sum_to_1() -> None:
 
 def test_the_mean_is_the_next_model_and_nothing_is_remembered() -> None:
     strategy: Strategy = FedAvg()
-    assert not strategy.needs_norms
+    assert strategy.needs == frozenset()
+    assert not strategy.individual
     assert strategy.auxiliary == frozenset()
     state = strategy.init({"w": np.zeros(2, np.float32)})
     assert state == State()
     combined = {"w": np.ones(2, np.float32)}
-    model, after = strategy.apply(state, {"w": np.zeros(2, np.float32)}, combined)
+    context = RoundContext(round=1, clients=1, included=["k0"])
+    model, after = strategy.apply(state, {"w": np.zeros(2, np.float32)}, combined, context)
     assert model is combined
     assert after == state

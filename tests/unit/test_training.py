@@ -291,11 +291,11 @@ def test_settings_travel_as_json() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learningrate": 0.1}, "unknown key 'learningrate'; known here: batch_size, epochs"),
+        ({"learningrate": 0.1}, "unknown key 'learningrate'; known here: batch_size, betas, epochs"),
         ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
         ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
         ({"momentum": 1.0}, "'momentum': Input should be less than 1"),
-        ({"optimizer": "magic"}, "'optimizer': Input should be 'sgd'"),
+        ({"optimizer": "magic"}, "'optimizer': Input should be 'sgd', 'adam' or 'adamw'"),
         ({"epochs": 0}, "'epochs': Input should be greater than or equal to 1"),
     ],
 )

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError
 from potluck.common.flat import FlatVector, check_float32, name_at, unflatten
 from potluck.common.layout import Layout, quoted
-from potluck.common.tensors import TensorFile, block_is_finite, not_finite
+from potluck.common.tensors import Tensors, block_is_finite, not_finite
 
 INT8_VALUES: Final = "int8"
 INT8_SCALES: Final = "int8/scales"
@@ -112,10 +112,10 @@ class EncodedUpdate:
 
     def __init__(
         self,
-        file: TensorFile,
+        file: Tensors,
         model_layout: Layout,
         encoding: Encoding = Encoding.FLOAT32,
-        base: TensorFile | None = None,
+        base: Tensors | None = None,
     ) -> None:
         """Raises LayoutError if file or base don't have the layout that belongs to the model."""
         wanted = encoded_layout(model_layout, encoding)

@@ -74,6 +74,27 @@ class FlatVector:
         return scratch[: end - begin]
 
 
+class TensorBorders:
+    """Where the floating-point tensors of a layout begin and end in the vector."""
+
+    def __init__(self, layout: Layout) -> None:
+        floating = [tensor for tensor in layout.tensors if tensor.floating and tensor.elements]
+        self._names = [tensor.name for tensor in floating]
+        self._begins = [0, *accumulate(tensor.elements for tensor in floating)]
+
+    def parts(self, begin: int, end: int) -> list[tuple[slice, str]]:
+        """The parts of the block [begin, end) that belong to one tensor each, and its name."""
+        parts: list[tuple[slice, str]] = []
+        index = bisect_right(self._begins, begin) - 1
+        position = begin
+        while position < end:
+            stop = min(end, self._begins[index + 1])
+            parts.append((slice(position - begin, stop - begin), self._names[index]))
+            position = stop
+            index += 1
+        return parts
+
+
 def unflatten(
     vector: NDArray[Any], others: Mapping[str, NDArray[Any]], layout: Layout
 ) -> dict[str, NDArray[Any]]:

@@ -16,6 +16,7 @@ from potluck.common.errors import ConfigurationError, PluginError
 SELECTORS = "potluck.selectors"
 STRATEGIES = "potluck.strategies"
 OBJECTIVES = "potluck.objectives"
+CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,10 @@ from potluck.common.layout import (
 __all__ = [
     "FileDigest",
     "Layout",
+    "NamedTensors",
     "TensorFile",
     "TensorSpec",
+    "Tensors",
     "block_is_finite",
     "check_finite",
     "file_digest",
@@ -55,6 +57,28 @@ class FileDigest:
 
     sha256: str
     size: int
+
+
+class Tensors(Protocol):
+    """Named arrays and how they are laid out."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+        ...
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The tensors by name."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTensors:
+    """Arrays in memory, or views of some of a file's."""
+
+    layout: Layout
+    arrays: Mapping[str, NDArray[Any]]
 
 
 class TensorFile:

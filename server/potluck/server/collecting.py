@@ -7,10 +7,11 @@ from functools import partial
 
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server import round_events as rounds
+from potluck.server.auxiliaries import AuxiliaryFiles
 from potluck.server.environment import now
-from potluck.server.round_work import SpooledUpdate
 from potluck.server.standing import Standing
 from potluck.server.store.records import AttemptKey, MemberState
+from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import model_reference, train_instruction, train_instruction_id
 
 
@@ -19,13 +20,15 @@ class Collecting:
 
     def __init__(self, run: Standing) -> None:
         self._run = run
+        self.auxiliaries = AuxiliaryFiles(run)
         self._in_store = run.environment.in_store
 
     # Instructions -----------------------------------------------------------------------------
 
-    def train(self, client: str) -> None:
+    async def train(self, client: str) -> None:
         """Tell a client to train."""
         run = self._run
+        auxiliary = await self.auxiliaries.message(client)
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         machine, policy = run.machine, run.blueprint.run_file.round
         run.facts.told[client] = now()
@@ -36,6 +39,7 @@ class Collecting:
             machine.round,
             client,
             model_reference(run.model),
+            auxiliary,
         )
         run.environment.attendance.instruct(
             instruction,

@@ -24,8 +24,10 @@ from potluck.common.errors import (
 )
 from potluck.common.frames import require
 from potluck.common.identity import Identity
+from potluck.common.local_steps import LEAST_NORMALIZER, largest_normalizer
 from potluck.common.names import is_name
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
+from potluck.common.training import LocalTraining
 from potluck.common.transfer import FileReceiver, check_digest, held_bytes
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.attendance import LARGEST_EPOCH, Session
@@ -35,8 +37,8 @@ from potluck.server.guard import Context, credential_of, identity_of
 from potluck.server.model_files import Published
 from potluck.server.outgoing import send_file
 from potluck.server.round_events import Broke
-from potluck.server.round_work import SpooledUpdate
 from potluck.server.store.records import UpdateRow
+from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import ENCODINGS
 
 log = structlog.get_logger()
@@ -160,6 +162,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(engine, client, header.update_id)
         _check_report(header)
+        _check_steps(header.report, engine.blueprint.training)
         _check_form(header, engine)
         async with self._coordinator.uploading(header.update_id), self._coordinator.transfers:
             model = engine.model
@@ -248,6 +251,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             steps=report.steps,
             seconds=engine.seconds_since_told(client),
             loss=report.loss,
+            normalizer=report.normalizer or None,
         )
         update = SpooledUpdate(client=client, path=path, row=row)
         await engine.accept(client, header.update_id, update)
@@ -327,4 +331,23 @@ def _check_report(header: transfer_pb2.UpdateHeader) -> None:
         raise LayoutError(
             f"the update reports {report.seconds} s of training and a loss of {report.loss}; "
             "both must be numbers",
+        )
+
+
+def _check_steps(report: transfer_pb2.TrainingReport, training: LocalTraining) -> None:
+    """Strategies weigh by them, so they must be what such a client can have done."""
+    planned = training.planned_steps(report.samples)
+    if report.steps > planned:
+        raise LayoutError(
+            f"an update from {report.samples} samples reports {report.steps} steps; this run "
+            f"takes {planned} at most",
+            steps=report.steps,
+        )
+    most = largest_normalizer(training, planned)
+    unsaid = report.normalizer == 0.0
+    if not (unsaid or LEAST_NORMALIZER <= report.normalizer <= most):
+        raise LayoutError(
+            f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
+            f"must be from {LEAST_NORMALIZER} to {most:g}",
+            normalizer=report.normalizer,
         )

@@ -25,11 +25,12 @@ from potluck.server.model_files import Published
 from potluck.server.news import News, member_message
 from potluck.server.preparing import Preparing
 from potluck.server.round import Phase
-from potluck.server.round_work import RoundWork, SpooledUpdate
+from potluck.server.round_work import RoundWork
 from potluck.server.selecting import Selecting
 from potluck.server.spool import Spool
 from potluck.server.standing import Standing
 from potluck.server.store.records import MemberState, RunRow, RunState
+from potluck.server.update_files import SpooledUpdate
 
 _STATE_AFTER = {
     rounds.Ending.FINISHED: RunState.FINISHED,
@@ -134,17 +135,19 @@ class RunEngine:
 
     def serves(self, sha256: str) -> bool:
         """Whether hosts fetch this file for this run."""
-        return self.model is not None and sha256 in self.model.digests
+        of_model = self.model is not None and sha256 in self.model.digests
+        return of_model or sha256 in self._collecting.auxiliaries.digests
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self._run
-        return {
+        of_models = {
             digest
             for model in (run.model, run.facts.model, run.profiling.model)
             if model is not None
             for digest in model.digests
         }
+        return of_models | self._collecting.auxiliaries.digests
 
     def count_down(self, sha256: str, sent: int) -> None:
         """Bytes of a file that belongs to the model went out."""
@@ -231,7 +234,7 @@ class RunEngine:
             case rounds.Select():
                 self._begin_slow(self._selecting.select(action))
             case rounds.Train(client):
-                self._collecting.train(client)
+                await self._collecting.train(client)
             case rounds.Abandon():
                 self._collecting.abandon(action)
             case rounds.MarkMember():

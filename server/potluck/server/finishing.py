@@ -42,6 +42,7 @@ class Finishing:
             updates,
             run.model,
             run.states.strategy,
+            clients=len(run.roster),
         )
         model = run.facts.model
         run.facts.step_norm = await asyncio.to_thread(run.work.step_norm, run.model, model)
@@ -91,6 +92,7 @@ class Finishing:
         run.model, run.states = facts.model, states
         run.samples |= {c: facts.updates[c].row.samples for c in action.included}
         run.gate.count_picks(facts.cohort)
+        run.included_updates |= {c: run.instruction_id(c) for c in action.included}
         self._tell_settled(action)
         await self._after_commit(action.round, action.attempt)
         run.post(rounds.Committed())

@@ -9,9 +9,11 @@ from potluck.server import round_events as rounds
 from potluck.server.environment import utc
 from potluck.server.model_files import Published
 from potluck.server.round import Resumption, RoundMachine
-from potluck.server.round_work import SpooledUpdate, States, spooled_intact
+from potluck.server.round_work import States
 from potluck.server.standing import Standing
 from potluck.server.store.records import Attempt, MemberState, RoundRow
+from potluck.server.update_files import SpooledUpdate, spooled_intact
+from potluck.server.wire import train_instruction_id
 
 
 class Preparing:
@@ -92,6 +94,9 @@ class Preparing:
             for member in row.members:
                 if member.update is not None:
                     run.samples[member.client_id] = member.update.samples
+                if member.state is MemberState.INCLUDED:
+                    update_id = train_instruction_id(*row.key, member.client_id)
+                    run.included_updates[member.client_id] = update_id
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
         if attempt is None:
             last = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from potluck.common.encoding import EncodedUpdate
 from potluck.common.errors import PluginError, RunError
-from potluck.common.flat import FlatVector, name_at, unflatten
-from potluck.common.layout import Layout
-from potluck.common.tensors import TensorFile, block_is_finite, not_finite
+from potluck.common.flat import FlatVector, TensorBorders, name_at, unflatten
+from potluck.common.layout import Layout, quoted
+from potluck.common.tensors import TensorFile, Tensors, block_is_finite, not_finite
 from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
 
@@ -45,7 +45,7 @@ _Combiner = Callable[[int, int, NDArray[np.float32]], None]
 def reduce(
     updates: Sequence[Update],
     combine: Combine,
-    model: TensorFile,
+    model: Tensors,
     *,
     norms: NDArray[np.float64] | None = None,
     threads: int | None = None,
@@ -58,7 +58,7 @@ def reduce(
     NotFiniteError if the result overflows.
     """
     decoders = _decoders(updates, model.layout)
-    _check_combine(combine, len(decoders))
+    _check_combine(combine, len(decoders), model.layout)
     factors = combine.weights
     if combine.reduction is Reduction.CLIPPED_MEAN:
         if norms is None:
@@ -71,7 +71,7 @@ def reduce(
     result = np.empty(model.layout.parameters, np.float32)
 
     def combiner() -> Callable[[int, int], None]:
-        combined = _combiner(decoders, combine, factors.tolist(), model, block)
+        combined = _combiner(decoders, combine, factors, model, block)
 
         def one_block(begin: int, end: int) -> None:
             out = result[begin:end]
@@ -89,7 +89,7 @@ def reduce(
 
 
 def update_norms(
-    updates: Sequence[Update], model: TensorFile, *, threads: int | None = None
+    updates: Sequence[Update], model: Tensors, *, threads: int | None = None
 ) -> NDArray[np.float64]:
     """The statistics pass: each update's L2 norm of update − model, summed in float64.
 
@@ -123,6 +123,44 @@ def update_norms(
     return norms
 
 
+def tensor_norms(
+    updates: Sequence[Update], model: Tensors, *, threads: int | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """As `update_norms`, but of each floating-point tensor by itself, by its name."""
+    decoders = _decoders(updates, model.layout)
+    base = FlatVector(model.arrays, model.layout)
+    borders = TensorBorders(model.layout)
+    blocks = -(-len(base) // BLOCK_ELEMENTS)
+    found: list[list[tuple[str, NDArray[np.float64]]]] = [[] for _ in range(blocks)]
+
+    def combiner() -> Callable[[int, int], None]:
+        scratch = np.empty(BLOCK_ELEMENTS, np.float32)
+        origin = np.empty(BLOCK_ELEMENTS)
+        difference = np.empty(BLOCK_ELEMENTS)
+
+        def one_block(begin: int, end: int) -> None:
+            size = end - begin
+            np.copyto(origin[:size], base.block(begin, end, scratch))
+            parts = [(place, n, np.empty(len(decoders))) for place, n in borders.parts(begin, end)]
+            work = difference[:size]
+            for index, decoder in enumerate(decoders):
+                np.copyto(work, decoder.block(begin, end, scratch))
+                np.subtract(work, origin[:size], out=work)
+                np.multiply(work, work, out=work)
+                for place, _, squares in parts:
+                    squares[index] = work[place].sum()
+            found[begin // BLOCK_ELEMENTS] = [(name, squares) for _, name, squares in parts]
+
+        return one_block
+
+    _for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
+    totals = {t.name: np.zeros(len(decoders)) for t in model.layout.tensors if t.floating}
+    for block in found:  # in their order, whichever thread took which
+        for name, squares in block:
+            totals[name] += squares
+    return {name: np.sqrt(total) for name, total in totals.items()}
+
+
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
     """What to multiply differences of these norms by so that none is longer than `clip`."""
     if clip is None or not 0 < clip < math.inf:
@@ -141,11 +179,25 @@ def _decoders(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
     return decoders
 
 
-def _check_combine(combine: Combine, updates: int) -> None:
-    if combine.weights.shape != (updates,) or not np.isfinite(combine.weights).all():
+def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
+    weights = {"": combine.weights, **combine.tensor_weights}
+    for tensor, array in weights.items():
+        if array.shape != (updates,) or not np.isfinite(array).all():
+            where = f" for tensor {quoted(tensor)}" if tensor else ""
+            raise PluginError(
+                f"the strategy gave weights of shape {array.shape}{where} for {updates} updates; "
+                "it must give one finite weight for each"
+            )
+    for tensor in combine.tensor_weights:
+        if tensor not in layout.by_name or not layout.by_name[tensor].floating:
+            raise PluginError(
+                f"the strategy weighs tensor {quoted(tensor)}, which is none of the model's "
+                "floating-point tensors"
+            )
+    if (combine.difference or combine.tensor_weights) and combine.reduction is not Reduction.MEAN:
         raise PluginError(
-            f"the strategy gave weights of shape {combine.weights.shape} for {updates} updates; "
-            "it must give one finite weight for each"
+            f"the strategy wants the {combine.reduction} of differences or by tensor; only a mean "
+            "can be had so"
         )
     if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
@@ -183,16 +235,17 @@ def _available_processors() -> int:
 def _combiner(
     decoders: list[EncodedUpdate],
     combine: Combine,
-    factors: list[float],
-    model: TensorFile,
+    factors: NDArray[np.float64],
+    model: Tensors,
     block: int,
 ) -> _Combiner:
     """What combines one block after another into `out`; not to be shared among threads."""
+    clipped = combine.reduction is Reduction.CLIPPED_MEAN
     match combine.reduction:
-        case Reduction.MEAN:
-            return _mean(decoders, factors, block)
-        case Reduction.CLIPPED_MEAN:
-            return _mean_of_differences(decoders, factors, model, block)
+        case Reduction.MEAN | Reduction.CLIPPED_MEAN:
+            base = FlatVector(model.arrays, model.layout) if clipped or combine.difference else None
+            scales = _Scales(factors, combine.tensor_weights, model.layout)
+            return _sum(decoders, scales, base, block, on_top=clipped)
         case Reduction.MEDIAN:
             return _middle(decoders, (len(decoders) - 1) // 2, block)
         case Reduction.TRIMMED_MEAN:
@@ -200,40 +253,59 @@ def _combiner(
             return _middle(decoders, math.floor(combine.trim * len(decoders) + 1e-9), block)
 
 
-def _mean(decoders: list[EncodedUpdate], weights: list[float], block: int) -> _Combiner:
-    scratch = np.empty(block, np.float32)
-    sums, product = np.empty(block), np.empty(block)
+class _Scales:
+    """What each update's elements are multiplied by: one number, or one for each tensor."""
 
-    def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
-        total, work = sums[: out.size], product[: out.size]
-        total.fill(0)
-        for decoder, weight in zip(decoders, weights, strict=True):
-            # Converting first is faster than a product of mixed types, which numpy buffers.
-            np.copyto(work, decoder.block(begin, end, scratch))
-            np.multiply(work, weight, out=work)
-            np.add(total, work, out=total)
-        np.copyto(out, total, casting="same_kind")
+    def __init__(
+        self,
+        factors: NDArray[np.float64],
+        tensor_factors: Mapping[str, NDArray[np.float64]],
+        layout: Layout,
+    ) -> None:
+        self._factors: list[float] = factors.tolist()
+        self._borders = TensorBorders(layout) if tensor_factors else None
+        self._by_tensor: dict[str, list[float]] = {
+            name: array.tolist() for name, array in tensor_factors.items()
+        }
 
-    return combined
+    def of(self, begin: int, end: int) -> list[tuple[slice, list[float]]]:
+        """The parts of a block and, for each, a number for every update."""
+        if self._borders is None:
+            return [(slice(0, end - begin), self._factors)]
+        return [
+            (place, self._by_tensor.get(name, self._factors))
+            for place, name in self._borders.parts(begin, end)
+        ]
 
 
-def _mean_of_differences(
-    decoders: list[EncodedUpdate], factors: list[float], model: TensorFile, block: int
+def _sum(
+    decoders: list[EncodedUpdate],
+    scales: _Scales,
+    base: FlatVector | None,
+    block: int,
+    *,
+    on_top: bool,
 ) -> _Combiner:
-    base = FlatVector(model.arrays, model.layout)
+    """Σ scale · update; with a base Σ scale · (update − base), or that `on_top` of the base."""
     scratch = np.empty(block, np.float32)
     origins, sums, product = np.empty(block), np.empty(block), np.empty(block)
 
     def combined(begin: int, end: int, out: NDArray[np.float32]) -> None:
         origin, total, work = origins[: out.size], sums[: out.size], product[: out.size]
-        np.copyto(origin, base.block(begin, end, scratch))
+        if base is not None:
+            np.copyto(origin, base.block(begin, end, scratch))
+        parts = scales.of(begin, end)
         total.fill(0)
-        for decoder, factor in zip(decoders, factors, strict=True):
+        for index, decoder in enumerate(decoders):
+            # Converting first is faster than a product of mixed types, which numpy buffers.
             np.copyto(work, decoder.block(begin, end, scratch))
-            np.subtract(work, origin, out=work)
-            np.multiply(work, factor, out=work)
+            if base is not None:
+                np.subtract(work, origin, out=work)
+            for place, factors in parts:
+                np.multiply(work[place], factors[index], out=work[place])
             np.add(total, work, out=total)
-        np.add(total, origin, out=total)
+        if on_top:
+            np.add(total, origin, out=total)
         np.copyto(out, total, casting="same_kind")
 
     return combined

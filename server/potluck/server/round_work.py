@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,33 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.common.compression import decompress_file
+from potluck.common.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
-from potluck.common.errors import LayoutError, RunError, StorageError
+from potluck.common.errors import LayoutError, PluginError, RunError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
 from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.runfile import Direction
 from potluck.common.scores import EvaluationCounts
-from potluck.common.tensors import TensorFile, file_digest, open_tensors
+from potluck.common.tensors import TensorFile
 from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import ModelFiles, Published, Rendition
-from potluck.server.reduction import reduce, update_norms
+from potluck.server.moving import RoundNumbers, move, opened
 from potluck.server.state import State
-from potluck.server.store.records import UpdateRow
-from potluck.server.strategy import UpdateStatistics
+from potluck.server.update_files import SpooledUpdate, UpdateFiles
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpooledUpdate:
-    """A verified update."""
-
-    client: str
-    path: Path
-    row: UpdateRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +60,7 @@ class RoundWork:
         self._bias_records = bias_records
         self._layout: Layout | None = None
         self._network: nn.Module | None = None
+        self._buffer_names: frozenset[str] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -81,8 +73,9 @@ class RoundWork:
 
     def initial_model(self) -> Published:
         """Make the model before round 1; its weights follow from the run's seed."""
-        arrays = state_arrays(self._new_model())
-        self._layout = Layout.of(arrays)
+        network = self._new_model()
+        arrays = state_arrays(network)
+        self._layout, self._buffer_names = Layout.of(arrays), _buffers_of(network)
         return self._publish(arrays, base=None, round_number=0)
 
     def load(self, sha256: str) -> Published:
@@ -152,43 +145,24 @@ class RoundWork:
 
     # Updates ----------------------------------------------------------------------------------
 
+    @property
+    def _updates(self) -> UpdateFiles:
+        run_file, strategy = self._blueprint.run_file, self._blueprint.strategy
+        return UpdateFiles(self.layout, run_file.transport.up, strategy.auxiliary)
+
     def largest_upload(self) -> int:
         """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
-        layout = encoded_layout(self.layout, self._blueprint.run_file.transport.up.encoding)
-        return 2 * layout.file_bytes + (1 << 20)
+        return self._updates.largest
 
     def check_update(self, path: Path, model: Published, *, compressed: bool) -> None:
         """Whether a received file is an update of the model: layout and numbers.
 
         Raises LayoutError, NotFiniteError, TooLargeError.
         """
-        with self._open_update(path, compressed=compressed) as file:
-            self._read_update(file, model, check_only=True)
-
-    def _open_update(self, path: Path, *, compressed: bool) -> TensorFile:
-        up = self._blueprint.run_file.transport.up
-        if compressed:
-            packed, path = path, path.with_suffix(".plain")
-            if not path.exists():
-                decompress_file(packed, path, maximum=self.largest_upload())
-        try:
-            return open_tensors(path, expected=encoded_layout(self.layout, up.encoding))
-        except LayoutError as error:
-            raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
-
-    def _read_update(
-        self, file: TensorFile, model: Published, *, check_only: bool = False
-    ) -> EncodedUpdate:
-        up = self._blueprint.run_file.transport.up
-        base = self._files.open(model.sha256) if up.delta else None
-        try:
-            update = EncodedUpdate(file, self.layout, up.encoding, base)
-            if check_only:
-                update.check_finite()
-        finally:
-            if base is not None and check_only:
-                base.close()
-        return update
+        files = self._updates
+        with contextlib.ExitStack() as stack:
+            base = stack.enter_context(self._files.open(model.sha256)) if files.delta else None
+            files.check(path, base, compressed=compressed)
 
     def next_model(
         self,
@@ -196,36 +170,58 @@ class RoundWork:
         updates: Sequence[SpooledUpdate],
         model: Published,
         state: State,
+        *,
+        clients: int,
     ) -> tuple[Published, State]:
-        """Reduce a round's updates, in the order given, and move the model."""
+        """Reduce a round's updates, in the order given, and move the model.
+
+        clients: the run's clients so far, selected or not.
+        """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
-        strategy = self._blueprint.strategy
-        files = [self._open_update(u.path, compressed=u.row.compressed) for u in updates]
-        try:
-            with self._files.open(model.sha256, self.layout) as current:
-                encoded = [self._read_update(file, model) for file in files]
-                norms = update_norms(encoded, current) if strategy.needs_norms else None
-                combine = strategy.weigh(_statistics(updates, norms))
-                combined = reduce(encoded, combine, current)
-                self._note_bias(round_number, updates, encoded, current)
-                arrays, state = strategy.apply(state, current.arrays, combined)
-                published = self._publish(arrays, base=model, round_number=round_number)
-        finally:
-            for file in files:
-                file.close()
+        strategy, files = self._blueprint.strategy, self._updates
+        numbers = RoundNumbers(
+            round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
+        )
+        with (
+            self._files.open(model.sha256, self.layout) as current,
+            opened(updates, files, current if files.delta else None) as these,
+        ):
+            arrays, state = move(strategy, state, current, these, numbers)
+            self._note_bias(round_number, these.clients, these.encoded, current)
+            published = self._publish(arrays, base=model, round_number=round_number)
         return published, state
+
+    def _buffers(self) -> frozenset[str]:
+        """The model's floating-point tensors that are no parameters."""
+        if self._buffer_names is None:
+            self._buffer_names = _buffers_of(self._network or self._new_model())
+        return self._buffer_names
+
+    # Auxiliaries ------------------------------------------------------------------------------
+
+    def write_auxiliaries(self, auxiliaries: Auxiliaries) -> Published:
+        """Write what the strategy sends beside the model; what does not fit is a PluginError."""
+        arrays = joined(auxiliaries)
+        wanted = auxiliaries_layout(self.layout, auxiliaries)
+        try:
+            Layout.of(arrays).check_matches(wanted, what="auxiliary file", whose="model")
+        except LayoutError as error:
+            raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
+        digest = self._files.write(arrays, wanted)
+        return Published(
+            sha256=digest.sha256, size=digest.size, renditions=(Rendition.whole(digest),)
+        )
 
     def _note_bias(
         self,
         round_number: int,
-        updates: Sequence[SpooledUpdate],
+        clients: Sequence[str],
         encoded: Sequence[EncodedUpdate],
         current: TensorFile,
     ) -> None:
         if self._bias_records is None:
             return
-        clients = [update.client for update in updates]
         by_client = dict(zip(clients, encoded, strict=True))
         changes = bias_changes(by_client, current, self._blueprint.task.classes)
         if changes:
@@ -298,24 +294,5 @@ class RoundWork:
         )
 
 
-def _statistics(
-    updates: Sequence[SpooledUpdate], norms: NDArray[np.float64] | None
-) -> UpdateStatistics:
-    rows = [update.row for update in updates]
-    return UpdateStatistics(
-        clients=[update.client for update in updates],
-        samples=np.array([row.samples for row in rows], dtype=np.int64),
-        steps=np.array([row.steps for row in rows], dtype=np.int64),
-        losses=np.array(
-            [np.nan if row.loss is None else row.loss for row in rows], dtype=np.float64
-        ),
-        norms=norms,
-    )
-
-
-def spooled_intact(update: SpooledUpdate) -> bool:
-    """Whether a spooled file still is what was verified; a crash of the machine may tear it."""
-    try:
-        return file_digest(update.path).sha256 == update.row.sha256
-    except StorageError:
-        return False
+def _buffers_of(network: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, tensor in network.named_buffers() if tensor.is_floating_point())

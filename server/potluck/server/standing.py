@@ -23,11 +23,12 @@ from potluck.server.model_files import Published
 from potluck.server.news import News
 from potluck.server.profiling import Profiling
 from potluck.server.round import RoundMachine
-from potluck.server.round_work import RoundWork, SpooledUpdate, States
+from potluck.server.round_work import RoundWork, States
 from potluck.server.selection import Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey, RunRow, RunState
+from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import train_instruction_id
 
 log = structlog.get_logger()
@@ -90,6 +91,8 @@ class Standing:
         """The attempt that is in the store."""
         self.samples: dict[str, int] = {}
         """Training samples, by client, as far as disclosed."""
+        self.included_updates: dict[str, str] = {}
+        """The last update of each client that became part of the model."""
         self.roster: list[str] = []
         self._row_of: dict[str, int] = {}
 

@@ -3,19 +3,23 @@
 A strategy is a pure object: its constructor takes its options (from the run file's
 `[strategy]` table) as keyword arguments and only stores them. Per round the engine calls
 `weigh` with what is known of the updates, reduces them block by block as it says, and calls
-`apply` with the result.
+`apply` with the result. What a strategy remembers is the `State` it returns, nothing else.
+
+`strategies/averaging.py` has a base class with what most strategies have in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.disclosure import Weighting
+from potluck.common.training import LocalTraining
 from potluck.server.state import State
 
 Weights = Mapping[str, NDArray[Any]]
@@ -26,7 +30,7 @@ class Reduction(StrEnum):
     """How the updates of a round become one."""
 
     MEAN = "mean"
-    """Weighted mean."""
+    """Weighted sum; a mean where the weights sum to 1."""
     MEDIAN = "median"
     """Coordinate-wise median; weights are ignored."""
     TRIMMED_MEAN = "trimmed-mean"
@@ -35,30 +39,98 @@ class Reduction(StrEnum):
     """Weighted mean of the differences from the model, each scaled to an L2 norm ≤ `clip`."""
 
 
+class Statistic(StrEnum):
+    """What a strategy may have measured of the updates before it weighs them: one more pass."""
+
+    NORMS = "norms"
+    """The L2 norm of each update − model."""
+    TENSOR_NORMS = "tensor-norms"
+    """The same, of each tensor by itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateStatistics:
     """What is known of a round's updates, in client order.
 
-    samples: int64 ≥ 1, as disclosed. steps: int64, optimiser steps taken. losses: float64.
-    norms: float64, L2 norm of update − model over all floating-point tensors; None unless the
-    strategy asks for it (`needs_norms`).
+    samples: int64 ≥ 1, as disclosed. steps: int64, optimiser steps taken. normalizers: float64
+    > 0, what a client's steps amount to (a_k of FedNova): how far they would have moved it against
+    a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the floating-point
+    tensors that are no parameters (running statistics). norms: float64, L2 norm of update − model
+    over all floating-point tensors. tensor_norms: the same of each floating-point tensor by its
+    name. Norms are None unless the strategy `needs` them.
     """
 
     clients: Sequence[str]
     samples: NDArray[np.int64]
     steps: NDArray[np.int64]
+    normalizers: NDArray[np.float64]
     losses: NDArray[np.float64]
+    buffers: frozenset[str] = frozenset()
     norms: NDArray[np.float64] | None = None
+    tensor_norms: Mapping[str, NDArray[np.float64]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """How to reduce the updates. weights: float64, one per update, in client order."""
+    """How to reduce the updates; every array is float64 with one number for each, in client order.
+
+    weights: of the updates. tensor_weights: of single tensors, instead; only for a mean.
+    difference: reduce update − model instead of the update, so that nothing of a small step is
+    lost beside large weights, and weights need not sum to 1; only for a mean. auxiliary: weights
+    of each auxiliary's weighted sum, by its name; 1/updates each where it is not named.
+    """
 
     weights: NDArray[np.float64]
     reduction: Reduction = Reduction.MEAN
     trim: float = 0.0
     clip: float | None = None
+    tensor_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    difference: bool = False
+    auxiliary: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+class ReadableUpdate(Protocol):
+    """One client's update, for strategies that look at each by itself."""
+
+    @property
+    def client(self) -> str:
+        """Who sent it."""
+        ...
+
+    def weights(self) -> Weights:
+        """All tensors of the client's model, decoded: a copy of the model in memory."""
+        ...
+
+    def auxiliary(self, name: str) -> Weights:
+        """One of the auxiliaries it came with."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What a strategy may look at when it moves the model.
+
+    round: from 1. clients: the run's clients so far, selected or not (K). included: whose updates
+    were reduced, in client order. buffers: floating-point tensors that are no parameters.
+    auxiliary: the reduced auxiliaries by name. updates: each of the included ones by itself, to be
+    read one after another; empty unless the strategy is `individual`.
+    """
+
+    round: int
+    clients: int
+    included: Sequence[str]
+    buffers: frozenset[str] = frozenset()
+    auxiliary: Mapping[str, Weights] = field(default_factory=dict)
+    updates: Sequence[ReadableUpdate] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """The client's half of a strategy: a plug-in of the group `potluck.corrections`, installed on
+    hosts, that corrects local steps and makes what a client sends beside its weights."""
+
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class Strategy(Protocol):
@@ -66,22 +138,53 @@ class Strategy(Protocol):
 
     @property
     def auxiliary(self) -> frozenset[str]:
-        """Named tensors sent down and up beside the weights."""
+        """Names of what is sent down and up beside the weights; each has the tensors of the model
+        that are floating-point, as float32."""
         ...
 
     @property
-    def needs_norms(self) -> bool:
-        """Whether `weigh` needs the norms of the updates (one more pass over them)."""
+    def correction(self) -> Correction | None:
+        """What clients do with the auxiliaries; None where there are none."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        """What `weigh` must be told of the updates beyond what clients report."""
+        ...
+
+    @property
+    def individual(self) -> bool:
+        """Whether it must see single updates, which secure aggregation hides: other reductions
+        than a mean, norms, or `RoundContext.updates`."""
+        ...
+
+    def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
+        """Looked at before a run starts: remarks on it for whoever started it, a sentence each.
+
+        training: the clients' settings. weighting: how exactly they tell their samples. Raises
+        ConfigurationError, naming both parts and the reason, where they don't go together.
+        """
         ...
 
     def init(self, model: Weights) -> State:
         """The state before round 1."""
         ...
 
+    def broadcast(self, state: State) -> Mapping[str, Weights]:
+        """The auxiliaries that all clients of the next cohort get, by name."""
+        ...
+
+    def personal(self, state: State, client: str) -> Mapping[str, Weights]:
+        """The auxiliaries that only this client gets, by name; empty for none."""
+        ...
+
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """How to reduce the updates of a round; at least one."""
         ...
 
-    def apply(self, state: State, model: Weights, combined: Weights) -> tuple[Weights, State]:
-        """The next model and state. `combined` is the reduced update as weights; may be reused."""
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The next model and state. `combined` is what came of the reduction: the update as
+        weights, or the difference from the model if `weigh` said so; it may be reused."""
         ...

@@ -58,6 +58,7 @@ def train_instruction(
     round_number: int,
     client: str,
     model: transfer_pb2.ModelReference,
+    auxiliary: coordinator_pb2.Auxiliary | None = None,
 ) -> coordinator_pb2.Instruction:
     """Tells a client to train."""
     run_file = blueprint.run_file
@@ -77,6 +78,7 @@ def train_instruction(
             delta=up.delta,
             compressed=up.compress,
             weighting=WEIGHTINGS[run_file.weighting],
+            auxiliary=auxiliary,
         ),
     )
 

@@ -8,7 +8,7 @@ from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.selectors.uniform import Uniform
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
-from potluck.server.strategy import Combine, UpdateStatistics, Weights
+from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 
 class Selector(Uniform):
@@ -39,7 +39,9 @@ class Strategy(FedAvg):
         reach("weigh")
         return super().weigh(statistics)
 
-    def apply(self, state: State, model: Weights, combined: Weights) -> tuple[Weights, State]:
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
         """As FedAvg does."""
         reach("apply")
-        return super().apply(state, model, combined)
+        return super().apply(state, model, combined, context)

@@ -1,0 +1,68 @@
+"""The seam for corrections: the client's half of a strategy that sends tensors beside the model.
+
+A correction is a plug-in of the group `potluck.corrections`; the strategy names it. Its
+constructor takes the options that the strategy sends and only stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from potluck.common.training import LocalTraining
+
+Tensors = Mapping[str, Tensor]
+"""By the name of the model's tensor."""
+NamedAuxiliaries = Mapping[str, Tensors]
+"""By the auxiliary's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionContext:
+    """What a correction begins a training with; tensors are float32 and on the training device.
+
+    parameters: the model's trainable tensors, as received; they will move. shared: what all
+    clients of the cohort got; it has the model's buffers too. personal: what only this one got;
+    empty for nothing. kept: what `finish` last returned to be kept and the coordinator then made
+    part of a model; None where there is nothing yet. round: from 1.
+    """
+
+    parameters: Tensors
+    shared: NamedAuxiliaries
+    personal: NamedAuxiliaries
+    kept: NamedAuxiliaries | None
+    settings: LocalTraining
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionOutcome:
+    """What comes of a correction. send: to the coordinator, by auxiliary; a tensor of the model
+    that is left out counts as zero. keep: for the next training, if this update becomes part of
+    the model; None to keep nothing."""
+
+    send: NamedAuxiliaries
+    keep: NamedAuxiliaries | None = field(default=None)
+
+
+class RunningCorrection(Protocol):
+    """One training's correction. Called from the worker's thread; must not wait for the device."""
+
+    def correct(self) -> None:
+        """The gradients of a step are there, clipped if they are to be: change them in place."""
+        ...
+
+    def finish(self, normalizer: float) -> CorrectionOutcome:
+        """The parameters have moved. normalizer: a_k, what the steps amount to."""
+        ...
+
+
+class Correction(Protocol):
+    """The plug-in. Raises ConfigurationError where it can't go with the settings."""
+
+    def begin(self, context: CorrectionContext) -> RunningCorrection:
+        """Before the first step."""
+        ...

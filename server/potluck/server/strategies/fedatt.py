@@ -1,0 +1,63 @@
+"""FedAtt: tensor by tensor, clients that are farther away get more attention (Ji et al. 2019)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging, equal_shares
+from potluck.server.strategies.options import positive
+from potluck.server.strategies.server_step import moved
+from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStatistics, Weights
+
+
+class FedAtt(Averaging):
+    """For each tensor s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
+
+    step_size: ε > 0. The paper's code has 1.2, and so has this: above 1 the model goes beyond its
+    clients. Norms are Frobenius norms of whatever shape; samples do not count. In large tensors
+    distances are large too, and the softmax leaves nearly all attention to one client. The
+    paper's noise on the result is left out: it protects nobody. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, step_size: float = 1.2) -> None:
+        self._step_size = positive("step_size", step_size)
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        """How far each client's tensors are."""
+        return frozenset({Statistic.TENSOR_NORMS})
+
+    @property
+    def individual(self) -> bool:
+        """Attention is by each client's distance."""
+        return True
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """Attention for each parameter, equal weights for buffers."""
+        norms = statistics.tensor_norms or {}
+        equal = equal_shares(len(statistics.clients))
+        return Combine(
+            weights=equal,
+            difference=True,
+            tensor_weights={
+                name: equal if name in statistics.buffers else attention(distances)
+                for name, distances in norms.items()
+            },
+        )
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """One step of ε."""
+        return (
+            moved(model, combined, context.buffers, lambda _, delta: self._step_size * delta),
+            state,
+        )
+
+
+def attention(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """softmax of distances; the largest is subtracted first, so nothing overflows."""
+    exponentials = np.exp(distances - distances.max())
+    return np.asarray(exponentials / exponentials.sum())

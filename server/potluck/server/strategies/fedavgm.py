@@ -1,0 +1,74 @@
+"""FedAvgM: the server's step has momentum (Hsu et al. 2019, §4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategies.options import positive, share, switch
+from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
+from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+
+
+class FedAvgM(Averaging):
+    """v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
+
+    momentum: β in [0, 1); a steady Δ is in the end taken 1/(1 − β) times, 20 times at 0.95.
+    learning_rate: η > 0. nesterov: step by β·v + Δ instead of v (the paper's; heavy ball is the
+    default). The velocity v is kept as float32. A round that gathers no update neither moves the
+    model nor decays v. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self, *, momentum: float = 0.95, learning_rate: float = 1.0, nesterov: bool = False
+    ) -> None:
+        self._momentum = Momentum(
+            share("momentum", momentum),
+            positive("learning_rate", learning_rate),
+            nesterov=switch("nesterov", nesterov),
+        )
+
+    def init(self, model: Weights) -> State:
+        """No velocity."""
+        return self._momentum.init(model)
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """The mean difference, by samples."""
+        return replace(super().weigh(statistics), difference=True)
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """One step of the server."""
+        return self._momentum.step(state, model, combined, context)
+
+
+class Momentum:
+    """Heavy-ball or Nesterov momentum on differences."""
+
+    def __init__(self, beta: float, rate: float, *, nesterov: bool = False) -> None:
+        self._beta, self._rate, self._nesterov = beta, rate, nesterov
+
+    def init(self, model: Weights) -> State:
+        """A velocity of 0; nothing to remember where β is 0."""
+        return State(arrays=named("velocity", zeros(model)) if self._beta else {})
+
+    def step(
+        self, state: State, model: Weights, difference: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The next model and the state with the next velocity."""
+        velocity = unnamed("velocity", state.arrays)
+        following: dict[str, np.ndarray] = dict(velocity)
+
+        def by(name: str, delta: Doubles) -> Doubles:
+            if not self._beta:
+                return self._rate * delta
+            speed = self._beta * velocity[name].astype(np.float64) + delta
+            following[name] = speed.astype(np.float32)
+            return self._rate * (self._beta * speed + delta if self._nesterov else speed)
+
+        model = moved(model, difference, context.buffers, by)
+        return model, State(scalars=state.scalars, arrays=named("velocity", following))

@@ -1,0 +1,66 @@
+"""FedNova: clients that take more steps don't pull more (Wang et al. 2020, Eq. 5 and §4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from potluck.common.disclosure import Weighting
+from potluck.common.training import LocalTraining
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging, shares
+from potluck.server.strategies.fedavgm import Momentum
+from potluck.server.strategies.options import positive, share
+from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+
+
+class FedNova(Averaging):
+    """w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
+
+    a_k is what client k's steps amount to, and every client reports it: the number of steps τ of
+    plain SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ, less with a proximal term. Adam has
+    no such number: its a_k is τ. Where all are equal, this is FedAvg.
+
+    momentum: β in [0, 1) of the server's step, as FedAvgM's (FedDiverse's experiments have it);
+    learning_rate: η > 0. Buffers are averaged by samples. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, momentum: float = 0.0, learning_rate: float = 1.0) -> None:
+        self._momentum = Momentum(
+            share("momentum", momentum), positive("learning_rate", learning_rate)
+        )
+
+    def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
+        """It goes with everything, but not always means what the paper does."""
+        remarks = []
+        if training.adaptive:
+            remarks.append(
+                f"strategy fednova with optimizer {training.optimizer}: what such steps amount to "
+                "is not known, so clients are normalised by their number of steps"
+            )
+        if weighting is not Weighting.EXACT and training.steps is None:
+            remarks.append(
+                f'strategy fednova with weighting = "{weighting}": clients are normalised by the '
+                "steps that the samples they tell would take, not by those they took"
+            )
+        return remarks
+
+    def init(self, model: Weights) -> State:
+        """No velocity."""
+        return self._momentum.init(model)
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """τ_eff·p_k/a_k for differences; their sum is not 1."""
+        p, a = shares(statistics.samples), statistics.normalizers
+        return Combine(
+            weights=float(np.dot(p, a)) * p / a,
+            difference=True,
+            tensor_weights=dict.fromkeys(sorted(statistics.buffers), p),
+        )
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """One step of the server."""
+        return self._momentum.step(state, model, combined, context)

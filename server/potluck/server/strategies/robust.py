@@ -1,0 +1,65 @@
+"""Means that a few wild or hostile updates can't drag away.
+
+Median and trimmed mean: Yin et al. 2018, Definitions 1 and 2. Norm clipping: Sun et al. 2019, §4.
+"""
+
+from __future__ import annotations
+
+from potluck.server.strategies.averaging import Averaging, shares
+from potluck.server.strategies.options import positive, share
+from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatistics
+
+
+class _Robust(Averaging):
+    """What the three have in common: each update counts by itself."""
+
+    @property
+    def individual(self) -> bool:
+        """A sum hides what is looked at here."""
+        return True
+
+
+class CoordinateMedian(_Robust):
+    """Each coordinate's median over the updates; samples do not count."""
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """The median."""
+        return Combine(weights=shares(statistics.samples), reduction=Reduction.MEDIAN)
+
+
+class TrimmedMean(_Robust):
+    """Each coordinate's mean without the smallest and the largest values; samples do not count.
+
+    trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates; the
+    result holds against that many bad ones. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, trim: float = 0.1) -> None:
+        self._trim = share("trim", trim, below=0.5)
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """The trimmed mean."""
+        return Combine(
+            weights=shares(statistics.samples), reduction=Reduction.TRIMMED_MEAN, trim=self._trim
+        )
+
+
+class NormClippedMean(_Robust):
+    """The mean by samples of updates that are scaled back to at most `clip` from the model.
+
+    clip > 0: the longest L2 distance over all floating-point tensors. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, clip: float = 10.0) -> None:
+        self._clip = positive("clip", clip)
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        """How long each update is."""
+        return frozenset({Statistic.NORMS})
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """The clipped mean."""
+        return Combine(
+            weights=shares(statistics.samples), reduction=Reduction.CLIPPED_MEAN, clip=self._clip
+        )

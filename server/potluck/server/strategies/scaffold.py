@@ -1,0 +1,215 @@
+"""SCAFFOLD: clients correct the direction they drift in (Karimireddy et al. 2020, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common import plugins
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import ConfigurationError
+from potluck.common.training import LocalTraining
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging, equal_shares
+from potluck.server.strategies.fednova import FedNova
+from potluck.server.strategies.options import choice, positive, refused
+from potluck.server.strategies.server_step import moved, named, unnamed, zeros
+from potluck.server.strategy import (
+    Combine,
+    Correction,
+    RoundContext,
+    Statistic,
+    Strategy,
+    UpdateStatistics,
+    Weights,
+)
+
+CONTROL: Final = "control"
+"""The auxiliary: down c and, where the coordinator keeps it, c_k; up c_k⁺ − c_k."""
+
+
+class Scaffold:
+    """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which begin at 0.
+
+    After its steps a client has c_k⁺ = c_k − c + (w − y)/(a_k·η), a_k as in FedNova (the number of
+    steps for plain SGD) and η the round's learning rate, and sends c_k⁺ − c_k beside its weights.
+    Per client and round as much again travels down and up.
+
+    keeper: `clients` keep their c_k; one counts only once its round is committed. A client that
+    lost its state directory can't take part any more, for its share of c could not be replaced.
+    `coordinator`: it keeps all c_k (as much as the model for every client, written at each
+    commit), for clients that may lose their disk.
+    learning_rate: η_g > 0 of the mean, equal over clients (`weights = "equal"`, the paper's) or by
+    samples (`"samples"`). step: another strategy to move the model by instead, by name or as a
+    table with its options; then these two are not looked at. Raises ConfigurationError,
+    PluginError.
+    """
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float = 1.0,
+        weights: str = "equal",
+        keeper: str = "clients",
+        step: str | Mapping[str, object] | None = None,
+    ) -> None:
+        rate = positive("learning_rate", learning_rate)
+        equal = choice("weights", weights, ("equal", "samples")) == "equal"
+        self._keeps = choice("keeper", keeper, ("clients", "coordinator")) == "coordinator"
+        self._step: Strategy = _Mean(rate, equal=equal) if step is None else _other_step(step)
+
+    @property
+    def auxiliary(self) -> frozenset[str]:
+        """The control variates."""
+        return frozenset({CONTROL})
+
+    @property
+    def correction(self) -> Correction | None:
+        """Clients correct their steps."""
+        return Correction(name="scaffold")
+
+    @property
+    def needs(self) -> frozenset[Statistic]:
+        """What the step needs."""
+        return self._step.needs
+
+    @property
+    def individual(self) -> bool:
+        """Where it keeps every client's c_k; otherwise sums do."""
+        return self._keeps or self._step.individual
+
+    def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
+        """Refused with optimisers that rescale gradients."""
+        if training.adaptive:
+            raise ConfigurationError(
+                f"strategy scaffold and optimizer {training.optimizer} don't go together: control "
+                "variates are read off the way a client took, as a mean of its gradients, and "
+                'Adam rescales each; set training.optimizer = "sgd"',
+                strategy="scaffold",
+                optimizer=training.optimizer,
+            )
+        return self._step.review(training, weighting)
+
+    def init(self, model: Weights) -> State:
+        """All control variates 0."""
+        sums = {name: array.astype(np.float64) for name, array in zeros(model).items()}
+        return _state(self._step.init(model), sums, clients=0, kept={})
+
+    def broadcast(self, state: State) -> Mapping[str, Weights]:
+        """c, the mean over the clients there were at the last commit."""
+        clients = max(1, _clients(state))
+        sums = unnamed("sum", state.arrays)
+        return {CONTROL: {name: (s / clients).astype(np.float32) for name, s in sums.items()}}
+
+    def personal(self, state: State, client: str) -> Mapping[str, Weights]:
+        """c_k, where the coordinator keeps it."""
+        if not self._keeps:
+            return {}
+        kept = unnamed(f"kept/{client}", state.arrays)
+        if not kept:
+            sums = unnamed("sum", state.arrays)
+            kept = {name: np.zeros(array.shape, np.float32) for name, array in sums.items()}
+        return {CONTROL: kept}
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """As the step does; of what the clients' c_k changed by, the sum."""
+        ones = np.ones(len(statistics.clients))
+        return replace(self._step.weigh(statistics), auxiliary={CONTROL: ones})
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The step; c ← c + Σ (c_k⁺ − c_k)/K, kept as a sum, so that late joiners count in K."""
+        following, step_state = self._step.apply(
+            _step_state(state), model, combined, replace(context, auxiliary={})
+        )
+        changes = context.auxiliary[CONTROL]
+        sums = {name: total + changes[name] for name, total in unnamed("sum", state.arrays).items()}
+        kept = unnamed("kept", state.arrays)
+        if self._keeps:
+            kept |= self._changed(state, context)
+        return following, _state(step_state, sums, clients=context.clients, kept=kept)
+
+    def _changed(self, state: State, context: RoundContext) -> dict[str, NDArray[Any]]:
+        changed: dict[str, NDArray[Any]] = {}
+        for update in context.updates:
+            before = self.personal(state, update.client)[CONTROL]
+            change = update.auxiliary(CONTROL)
+            after = {name: array + change[name] for name, array in before.items()}
+            changed |= named(update.client, after)
+        return changed
+
+
+class _Mean(Averaging):
+    """w ← w + η_g·mean Δ, weighted or not."""
+
+    def __init__(self, rate: float, *, equal: bool) -> None:
+        self._rate, self._equal = rate, equal
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """The mean difference."""
+        combine = super().weigh(statistics)
+        weights = equal_shares(len(statistics.clients)) if self._equal else combine.weights
+        return Combine(weights=weights, difference=True)
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """One step of η_g."""
+        return moved(model, combined, context.buffers, lambda _, d: self._rate * d), state
+
+
+def _other_step(step: object) -> Strategy:
+    """The strategy that the option `step` names. Raises ConfigurationError, PluginError."""
+    table = {"name": step} if isinstance(step, str) else step
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise refused("step", step, "a strategy's name, or a table with its name and options")
+    name = str(table["name"])
+    options = {key: value for key, value in table.items() if key != "name"}
+    if name == "scaffold":
+        raise ConfigurationError("strategy scaffold can't be its own step; name another strategy")
+    strategy: Strategy = plugins.create(plugins.STRATEGIES, name, options)
+    if isinstance(strategy, FedNova):
+        raise ConfigurationError(
+            "strategies scaffold and fednova don't go together: FedNova rescales every client's "
+            "way by its own number of steps, and then the mean that SCAFFOLD's control variates "
+            "correct for is not the one the model moves by; choose one of them",
+            strategy="scaffold",
+            step="fednova",
+        )
+    if strategy.auxiliary:
+        raise ConfigurationError(
+            f"strategies scaffold and {name} don't go together: both send tensors of their own "
+            "beside the weights, and a client follows one correction; choose one of them",
+            strategy="scaffold",
+            step=name,
+        )
+    return strategy
+
+
+def _state(step: State, sums: Weights, *, clients: int, kept: Mapping[str, NDArray[Any]]) -> State:
+    return State(
+        scalars={
+            **{f"step/{name}": value for name, value in step.scalars.items()},
+            "clients": clients,
+        },
+        arrays=named("step", step.arrays) | named("sum", sums) | named("kept", kept),
+    )
+
+
+def _step_state(state: State) -> State:
+    scalars = {
+        name.removeprefix("step/"): value
+        for name, value in state.scalars.items()
+        if name.startswith("step/")
+    }
+    return State(scalars=scalars, arrays=unnamed("step", state.arrays))
+
+
+def _clients(state: State) -> int:
+    clients = state.scalars["clients"]
+    return clients if isinstance(clients, int) else 0

@@ -1,0 +1,90 @@
+"""Rounds of a strategy without processes: real files, the real reduction, clients as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.auxiliary import Auxiliaries, joined, update_layout
+from potluck.common.encoding import Encoding
+from potluck.common.layout import Layout
+from potluck.common.runfile import Direction
+from potluck.common.tensors import open_tensors, write_tensors
+from potluck.server.moving import RoundNumbers, move, opened
+from potluck.server.state import State
+from potluck.server.store.records import UpdateRow
+from potluck.server.strategy import Strategy
+from potluck.server.update_files import SpooledUpdate, UpdateFiles
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a client sends."""
+
+    weights: Arrays
+    auxiliaries: Auxiliaries = field(default_factory=dict)
+    samples: int = 1
+    steps: int = 1
+    normalizer: float | None = None
+    loss: float = 1.0
+
+
+class Rounds:
+    """A strategy at work in a folder; `state` and `model` are as after the last round."""
+
+    def __init__(
+        self, strategy: Strategy, model: Arrays, folder: Path, *, buffers: Sequence[str] = ()
+    ) -> None:
+        self.strategy = strategy
+        self.model: Arrays = model
+        self.state: State = strategy.init(model)
+        self.number = 0
+        self._folder = folder
+        self._buffers = frozenset(buffers)
+
+    def play(self, sent: Mapping[str, Sent], *, clients: int | None = None) -> Arrays:
+        """One round with these updates, in the order of the mapping; the model it makes."""
+        self.number += 1
+        layout = Layout.of(self.model)
+        files = UpdateFiles(layout, Direction(), self.strategy.auxiliary)
+        updates = [self._spool(layout, client, each) for client, each in sent.items()]
+        path = self._folder / "model"
+        write_tensors(path, self.model)
+        with open_tensors(path) as current, opened(updates, files, None) as these:
+            numbers = RoundNumbers(
+                round=self.number, clients=clients or len(sent), buffers=self._buffers
+            )
+            model, self.state = move(self.strategy, self.state, current, these, numbers)
+            self.model = {name: np.array(array) for name, array in model.items()}
+        return self.model
+
+    def _spool(self, layout: Layout, client: str, sent: Sent) -> SpooledUpdate:
+        path = self._folder / f"{client}.{self.number}"
+        arrays = {**sent.weights, **joined(sent.auxiliaries)}
+        names = sorted(sent.auxiliaries)
+        digest = write_tensors(path, arrays, layout=update_layout(layout, Encoding.FLOAT32, names))
+        row = UpdateRow(
+            sha256=digest.sha256,
+            size=digest.size,
+            encoding="float32",
+            delta=False,
+            compressed=False,
+            samples=sent.samples,
+            steps=sent.steps,
+            seconds=1.0,
+            loss=sent.loss,
+            normalizer=sent.normalizer,
+        )
+        return SpooledUpdate(client=client, path=path, row=row)
+
+
+def vector(*values: float) -> dict[str, NDArray[Any]]:
+    """A model of one tensor, `w`."""
+    return {"w": np.array(values, np.float32)}
