@@ -16,6 +16,7 @@ from potluck.client.config import ClientConfig
 from potluck.client.disclosing import Asker, Discloser, key_of
 from potluck.client.disclosure_ledger import DisclosureLedger
 from potluck.client.downloads import Downloads
+from potluck.client.host_metrics import HostMetrics
 from potluck.client.instructions import Instructions
 from potluck.client.kept_updates import KeptUpdates
 from potluck.client.link import Link
@@ -63,7 +64,13 @@ class Agent:
     """Connects, carries instructions out, connects again. `run` it once, on an event loop."""
 
     def __init__(
-        self, config: ClientConfig, state: StateDirectory, *, device: str, generator: random.Random
+        self,
+        config: ClientConfig,
+        state: StateDirectory,
+        *,
+        device: str,
+        generator: random.Random,
+        metrics: HostMetrics | None = None,
     ) -> None:
         """`device`: "cpu" or "cuda:N". `generator`: jitter of the pauses between attempts.
 
@@ -74,6 +81,7 @@ class Agent:
         self._state = state
         self._device = device
         self._generator = generator
+        self._metrics = metrics or HostMetrics()
         _check_claims(config, self._clients)
         self._hello = self._make_hello()
         self._session: Session | None = None
@@ -89,6 +97,7 @@ class Agent:
             generator=self._generator,
             maximum_seconds=config.reconnect_maximum_seconds,
             concurrent=config.concurrent_transfers,
+            metrics=self._metrics,
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
         worker: Worker[Workbench] = Worker(self._make_workbench)
@@ -103,6 +112,11 @@ class Agent:
             worker=worker,
             discloser=self._make_discloser(),
             say=self._say,
+            metrics=self._metrics,
+        )
+        self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
+        self._metrics.watch(
+            state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
         try:
             await self._attend_for_ever(instructions, link)
@@ -132,6 +146,7 @@ class Agent:
             ledger=DisclosureLedger(self._state.disclosures),
             asker=Asker(federation=identity.federation, coordinator=config.coordinator),
             member_key=config.member_key,
+            metrics=self._metrics,
         )
 
     def _make_workbench(self) -> Workbench:
@@ -207,12 +222,14 @@ class Agent:
                     link.renew()
                 self._welcomed, self._coordinator_id = True, welcome.coordinator_id
                 self._session = session
+                self._metrics.attends()
                 await session.attend(welcome, instructions.receive)
                 sent_away = clock() - begun < _SENT_AWAY_SECONDS
             finally:
                 if self._session is session and not sent_away:
                     backoff.reset()
                 self._session = None
+                self._metrics.lost()
                 await session.close()
 
     async def _open(self, session: Session) -> rpc.Welcome:

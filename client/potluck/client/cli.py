@@ -19,6 +19,7 @@ from potluck.common.command_line import FAILED, INTERRUPTED, run_command_line
 from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
+from potluck.common.monitoring import monitoring
 
 log = structlog.get_logger()
 
@@ -51,6 +52,12 @@ def attend(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of PyTorch.")] = None,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
+        ),
+    ] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
     log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
 ) -> int:
@@ -69,6 +76,7 @@ def attend(
         "data_directory": data_directory,
         "device": device,
         "threads": threads,
+        "metrics_address": metrics_address,
         "log_format": log_format,
         "log_level": log_level,
     }
@@ -143,6 +151,7 @@ def show_disclosures(
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
     from potluck.client.agent import Agent, attend_until
+    from potluck.client.host_metrics import HostMetrics
     from potluck.client.state_directory import StateDirectory
 
     state = StateDirectory(config.state_directory)
@@ -158,8 +167,11 @@ def _serve(config: ClientConfig) -> int:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop_by, number)
-        agent = Agent(config, state, device=_device(config.device), generator=random.Random())
-        await attend_until(agent, stop)
+        metrics = HostMetrics()
+        async with monitoring(config.metrics_address, metrics.instruments, metrics.ready):
+            device, generator = _device(config.device), random.Random()
+            agent = Agent(config, state, device=device, generator=generator, metrics=metrics)
+            await attend_until(agent, stop)
 
     try:
         asyncio.run(main())

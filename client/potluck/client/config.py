@@ -13,6 +13,7 @@ from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.common.configuration import Settings, annotated_example, load
 from potluck.common.identity import expand_clients
 from potluck.common.logs import LogFormat, LogLevel
+from potluck.common.monitoring import MetricsAddress
 from potluck.common.names import ClientId
 from potluck.common.tls import TlsFiles
 
@@ -73,6 +74,11 @@ class ClientConfig(Settings):
     )
     reconnect_maximum_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="The longest pause between two attempts to connect."
+    )
+    metrics_address: MetricsAddress = Field(
+        default="",
+        description="Where /metrics, /healthz and /readyz are served over plain HTTP: a port\n"
+        "(on 127.0.0.1) or HOST:PORT; empty: nowhere.",
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from potluck.client.disclosure_ledger import DisclosureLedger, Recipient, Release, ReleaseKey
 from potluck.client.disclosure_policy import WORDS, DisclosurePolicy, check_budget, terms
+from potluck.client.host_metrics import HostMetrics
 from potluck.client.noise import noisy_counts
 from potluck.common.disclosure import (
     TRIPLET,
@@ -33,6 +34,7 @@ from potluck.common.disclosure import (
 )
 from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.membership import load_private_key, profile_statement
+from potluck.common.metric_labels import DisclosureOutcome
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()
@@ -58,6 +60,7 @@ class Discloser:
     ledger: DisclosureLedger
     asker: Asker
     member_key: Path | None
+    metrics: HostMetrics = field(default_factory=HostMetrics)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, instruction: rpc.Instruction, measure: Measure) -> rpc.Profile:
@@ -93,6 +96,9 @@ class Discloser:
                 # thread, where cancelling this instruction could leave it half done.
                 self.ledger.keep(client, release)
                 self._tell(client, release, recipient, fresh=fresh)
+        outcome = DisclosureOutcome.MADE if fresh else DisclosureOutcome.REPEATED
+        self.metrics.disclosed(signal, outcome)
+        self.metrics.spent(float(self.ledger.of(client).spent))
         return rpc.Profile(
             signal=release.signal,
             parameters_json=release.parameters_json,

@@ -25,6 +25,7 @@ from potluck.common.errors import (
 )
 from potluck.common.frames import require
 from potluck.common.layout import Layout
+from potluck.common.metric_labels import Direction
 from potluck.common.protocol import FRAMING_VERSION
 from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -168,6 +169,7 @@ class Downloads:
                 part_path(path).unlink(missing_ok=True)  # on a full disk it is in everyone's way
                 raise storage_error(path, error) from error
             await self._link.pause(backoff.next_seconds())
+            self._link.metrics.retried(Direction.DOWN)
 
     async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> Path:
         """One attempt, from where the last one broke off."""
@@ -183,6 +185,7 @@ class Downloads:
                     receiver = await asyncio.to_thread(self._receiver, path, header)
                 elif isinstance(response, memoryview):
                     receiver.write(response)
+                    self._link.metrics.moved(Direction.DOWN, len(response))
                 else:
                     frame = require(response, "a chunk or a trailer").frame
                     part = frame.WhichOneof("part")

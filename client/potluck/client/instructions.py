@@ -10,7 +10,8 @@ import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import structlog
 from potluck.client.disclosing import Discloser, noised, randomness
 from potluck.client.disclosure_policy import check_held_out, check_weighting
 from potluck.client.downloads import Downloads
+from potluck.client.host_metrics import HostMetrics
 from potluck.client.kept_updates import KeptUpdate, KeptUpdates
 from potluck.client.ledger import Entry, Ledger, Reception, Standing
 from potluck.client.link import Link
@@ -35,6 +37,7 @@ from potluck.common.disclosure import (
     Weighting,
 )
 from potluck.common.errors import (
+    DisclosureRefusedError,
     IdentityError,
     PotluckError,
     ProtocolError,
@@ -42,6 +45,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.layout import Layout
+from potluck.common.metric_labels import DisclosureOutcome, WorkOutcome
 from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -84,6 +88,7 @@ class Instructions:
         worker: Worker[Workbench],
         discloser: Discloser,
         say: Callable[[rpc.AttendRequest], None],
+        metrics: HostMetrics,
     ) -> None:
         """`say` sends a message to the coordinator, or drops it while there is no connection:
         what is not yet answered is asked again after a reconnect."""
@@ -96,7 +101,12 @@ class Instructions:
         self._worker = worker
         self._discloser = discloser
         self._say = say
+        self._metrics = metrics
         self._jobs: dict[str, _Job] = {}
+
+    def stages(self) -> Mapping[str, int]:
+        """Instructions under way, by stage; may be called in any thread."""
+        return Counter(job.entry.standing for job in list(self._jobs.values()))
 
     # What arrives ------------------------------------------------------------------------------
 
@@ -165,6 +175,7 @@ class Instructions:
         job = self._jobs.get(instruction_id)
         if job is not None:
             job.stop()
+            self._metrics.worked(job.instruction.WhichOneof("work"), WorkOutcome.DROPPED)
 
     async def close(self) -> None:
         """Stop all work; updates that are finished stay on disk."""
@@ -188,11 +199,11 @@ class Instructions:
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
             bound.warning("dropped, its deadline has passed")
-            self._forget(instruction.id)
+            self._forget(instruction)
             return
         except RoundClosedError as error:
             bound.info("dropped, nobody waits for it", reason=error.message)
-            self._forget(instruction.id)
+            self._forget(instruction)
             return
         except PotluckError as error:
             answer = _failure(instruction.id, error)
@@ -207,14 +218,28 @@ class Instructions:
             job.cancelled.set()
             if self._jobs.get(instruction.id) is job:
                 del self._jobs[instruction.id]
+        self._count(instruction, answer)
         if answer is not None and answer.HasField("failure"):
             bound.error("failed", reason=answer.failure.reason, message=answer.failure.message)
         if self.ledger.finish(instruction.id, answer) and answer is not None:
             self._say(rpc.AttendRequest(answer=answer))
 
-    def _forget(self, instruction_id: str) -> None:
-        self.ledger.abandon([instruction_id])
-        self._kept.drop(instruction_id)
+    def _forget(self, instruction: rpc.Instruction) -> None:
+        self.ledger.abandon([instruction.id])
+        self._kept.drop(instruction.id)
+        self._metrics.worked(instruction.WhichOneof("work"), WorkOutcome.DROPPED)
+
+    def _count(self, instruction: rpc.Instruction, answer: rpc.Answer | None) -> None:
+        failed = answer is not None and answer.HasField("failure")
+        outcome = WorkOutcome.FAILED if failed else WorkOutcome.DONE
+        self._metrics.worked(instruction.WhichOneof("work"), outcome)
+        if answer is None or not failed:
+            return
+        self._metrics.failed(answer.failure.reason)
+        if answer.failure.reason == DisclosureRefusedError.reason and instruction.HasField(
+            "disclose"
+        ):
+            self._metrics.disclosed(instruction.disclose.signal, DisclosureOutcome.REFUSED)
 
     async def _work(self, job: _Job) -> rpc.Answer | None:
         kind = job.instruction.WhichOneof("work")
@@ -268,6 +293,8 @@ class Instructions:
             model = await self._model(job, work.model, work.task)
             trained = await self._worker.run(compute)
         result = trained.result
+        seen = result.steps * trained.settings.batch_size
+        self._metrics.trained(seen, result.seconds, result.loss)
         update = KeptUpdate(
             update_id=instruction.id,
             client_id=instruction.client_id,

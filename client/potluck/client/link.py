@@ -12,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from potluck.client.backoff import Backoff
+from potluck.client.host_metrics import HostMetrics
 from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -52,6 +53,7 @@ class Link:
         maximum_seconds: float,
         concurrent: int,
         grace_seconds: float = 60.0,
+        metrics: HostMetrics | None = None,
     ) -> None:
         """`grace_seconds`: how long transfers may go on over a connection that was renewed."""
         self._make_channel = make_channel
@@ -62,6 +64,7 @@ class Link:
         self._closing: set[asyncio.Task[None]] = set()
         self._renewed = asyncio.Event()
         self.stub = self._make_stub()
+        self.metrics = metrics or HostMetrics()
         self.transfers = asyncio.Semaphore(concurrent)
         """Held while a file is on its way."""
 

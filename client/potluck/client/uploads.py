@@ -20,6 +20,7 @@ from potluck.common.errors import (
     UnreachableError,
 )
 from potluck.common.frames import file_messages
+from potluck.common.metric_labels import Direction
 from potluck.common.protocol import FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
@@ -62,7 +63,7 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
                         if located.complete:
                             return
                         offset = min(located.offset, update.size)
-                    await link.submit_update(_frames(update, path, offset))
+                    await link.submit_update(_frames(update, path, offset, link))
                     return
         except PotluckError as error:
             failure = error
@@ -73,6 +74,7 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
             raise failure
         log.info("upload interrupted", update=update.update_id, error=failure.message)
         await link.pause(backoff.next_seconds())
+        link.metrics.retried(Direction.UP)
 
 
 def _require(path: Path) -> None:
@@ -87,10 +89,13 @@ async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
     return await link.stub.LocateUpload(request)
 
 
-async def _frames(update: KeptUpdate, path: Path, offset: int) -> AsyncIterator[Message | bytes]:
+async def _frames(
+    update: KeptUpdate, path: Path, offset: int, link: Link
+) -> AsyncIterator[Message | bytes]:
     """One header, the file from `offset` in chunks, one trailer."""
     yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
     for message in file_messages(path, offset):
+        link.metrics.moved(Direction.UP, len(message))
         yield message
     trailer = transfer_pb2.FileTrailer(sha256=update.sha256)
     yield _request(transfer_pb2.UpdateFrame(trailer=trailer))

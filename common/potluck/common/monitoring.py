@@ -10,7 +10,11 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from potluck.common.errors import ConfigurationError, UnreachableError
 from potluck.common.instruments import Instruments
@@ -28,6 +32,17 @@ Ready = Callable[[], str]
 """Why the process is not ready yet; empty if it is. Called on the event loop."""
 
 
+@dataclass
+class Readiness:
+    """A `Ready` that is told. reason: why the process is not ready; empty if it is."""
+
+    reason: str = ""
+
+    def __call__(self) -> str:
+        """The reason."""
+        return self.reason
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT; a port alone is on the loopback interface.
 
@@ -41,6 +56,19 @@ def parse_address(address: str) -> tuple[str, int]:
             address=address[:120],
         )
     return (match["host"] or _LOOPBACK).strip("[]"), int(match["port"])
+
+
+def _checked(address: str) -> str:
+    if address:
+        try:
+            parse_address(address)
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+    return address
+
+
+MetricsAddress = Annotated[str, AfterValidator(_checked)]
+"""A setting that names the metrics address; empty for none."""
 
 
 @contextlib.asynccontextmanager

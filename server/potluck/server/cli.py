@@ -37,6 +37,12 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(help="Address to listen on, instead of the file's.")
     ] = None,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="How log lines look, instead of the file's.")
     ] = None,
@@ -58,7 +64,7 @@ def serve(
         raise typer.BadParameter(
             "--config is missing; `potluck-server config` prints an example of the file"
         )
-    overrides = {"listen": listen, "log_format": log_format}
+    overrides = {"listen": listen, "metrics_address": metrics_address, "log_format": log_format}
     settings = load(
         CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
     )

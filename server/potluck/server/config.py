@@ -8,6 +8,7 @@ from pydantic import Field
 
 from potluck.common.configuration import Settings, annotated_example
 from potluck.common.logs import LogFormat, LogLevel
+from potluck.common.monitoring import MetricsAddress
 from potluck.common.tls import TlsFiles
 
 
@@ -68,6 +69,11 @@ class CoordinatorConfig(Settings):
         default=1,
         ge=1,
         description="Threads torch evaluates with; another number may change last digits.",
+    )
+    metrics_address: MetricsAddress = Field(
+        default="",
+        description="Where /metrics, /healthz and /readyz are served over plain HTTP: a port\n"
+        "(on 127.0.0.1) or HOST:PORT; empty: nowhere.",
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,

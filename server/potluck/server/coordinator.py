@@ -26,7 +26,7 @@ from potluck.common.errors import (
 from potluck.common.identity import Role
 from potluck.common.instruments import Instruments
 from potluck.common.membership import load_members
-from potluck.common.metric_labels import Party
+from potluck.common.metric_labels import Direction, Party
 from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
 from potluck.rpc.v1 import coordinator_pb2
@@ -34,7 +34,7 @@ from potluck.server.attendance import Attendance, Session
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator_metrics import CoordinatorMetrics
+from potluck.server.coordinator_metrics import CoordinatorMetrics, Transfer
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
@@ -163,6 +163,15 @@ class Coordinator:
             )
         await engine.prepared()
         return engine
+
+    @contextlib.asynccontextmanager
+    async def moving(
+        self, direction: Direction, peer: str, file: str, *, offset: int
+    ) -> AsyncIterator[Transfer]:
+        """Held while a host's file is on its way; waits for its turn."""
+        with self.metrics.transfer(direction, peer, file, offset=offset) as transfer:
+            async with self.transfers:
+                yield transfer
 
     @contextlib.asynccontextmanager
     async def uploading(self, update_id: str) -> AsyncIterator[None]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from potluck.common import metrics
@@ -26,6 +27,16 @@ from potluck.server.run_observer import RunObserver
 
 _MOST_REMEMBERED = 10_000
 """Transfers that broke off, remembered so that another attempt is known for one."""
+
+
+class Transfer:
+    """One attempt to move a file."""
+
+    outcome = TransferOutcome.BROKEN
+
+    def complete(self) -> None:
+        """All of it is there, or handed over."""
+        self.outcome = TransferOutcome.COMPLETED
 
 
 class CoordinatorMetrics:
@@ -51,6 +62,12 @@ class CoordinatorMetrics:
         instruments.set(metrics.CLIENTS_ATTENDING, self._attendance.client_count)
         instruments.set(metrics.SPOOL_SIZE, _size(self._state / "spool"))
         show_disk(instruments, self._state)
+
+    def watch_certificate(self, expires: Callable[[], datetime]) -> None:
+        """Show when the certificate that is shown to others expires."""
+        self.instruments.refresh_with(
+            lambda: self.instruments.set(metrics.CERTIFICATE_EXPIRY, expires().timestamp())
+        )
 
     # Runs -------------------------------------------------------------------------------------
 
@@ -97,8 +114,8 @@ class CoordinatorMetrics:
     @contextmanager
     def transfer(
         self, direction: Direction, peer: str, file: str, *, offset: int
-    ) -> Iterator[None]:
-        """A file is on its way; whatever ends the block early has broken it off."""
+    ) -> Iterator[Transfer]:
+        """A file is on its way; broken off unless it is said to be complete."""
         key = (str(direction), peer, file)
         instruments = self.instruments
         if key in self._broken:
@@ -107,14 +124,13 @@ class CoordinatorMetrics:
         if offset:
             instruments.count(metrics.TRANSFERS_RESUMED, direction=direction)
         self._count_in_flight(direction, 1)
-        outcome = TransferOutcome.BROKEN
+        transfer = Transfer()
         try:
-            yield
-            outcome = TransferOutcome.COMPLETED
+            yield transfer
         finally:
             self._count_in_flight(direction, -1)
-            instruments.count(metrics.TRANSFERS, direction=direction, outcome=outcome)
-            if outcome is TransferOutcome.BROKEN:
+            instruments.count(metrics.TRANSFERS, direction=direction, outcome=transfer.outcome)
+            if transfer.outcome is TransferOutcome.BROKEN:
                 self._broken[key] = None
                 if len(self._broken) > _MOST_REMEMBERED:
                     self._broken.popitem(last=False)

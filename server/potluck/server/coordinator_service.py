@@ -25,6 +25,7 @@ from potluck.common.errors import (
 from potluck.common.frames import require
 from potluck.common.identity import Identity
 from potluck.common.local_steps import LEAST_NORMALIZER, largest_normalizer
+from potluck.common.metric_labels import Direction
 from potluck.common.names import is_name
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
 from potluck.common.training import LocalTraining
@@ -127,11 +128,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
         sha256 = check_digest(request.sha256)
         path = self._coordinator.files.existing(sha256)
-        async with self._coordinator.transfers:
+        peer = identity_of(context).name
+        moving = self._coordinator.moving(Direction.DOWN, peer, sha256, offset=request.offset)
+        async with moving as transfer:
             reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
             for message in send_file(path, sha256, request.offset, reply):
                 if isinstance(message, bytes):
                     self._coordinator.count_down(sha256, len(message))
+                elif isinstance(message, reply) and message.frame.HasField("trailer"):
+                    transfer.complete()  # a host that has it may end the call at once
                 yield message
 
     # Updates up -------------------------------------------------------------------------------
@@ -164,14 +169,20 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         _check_report(header)
         _check_steps(header.report, engine.blueprint.training)
         _check_form(header, engine)
-        async with self._coordinator.uploading(header.update_id), self._coordinator.transfers:
+        moving = self._coordinator.moving(
+            Direction.UP, identity_of(context).name, header.sha256, offset=header.offset
+        )
+        async with self._coordinator.uploading(header.update_id), moving as transfer:
             model = engine.model
             _check_expected(engine, client, header.update_id)
             if model is None:
                 raise RoundClosedError("the run has no model yet")
             try:
+                engine.upload_begins()
                 path = await self._receive(header, engine, requests)
-                return await self._accept(header, engine, model, path)
+                answer = await self._accept(header, engine, model, path)
+                transfer.complete()
+                return answer
             except StorageError as error:
                 _check_expected(engine, client, header.update_id)
                 engine.post(Broke(error.message))  # sending it again can't help

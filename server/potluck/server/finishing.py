@@ -45,6 +45,7 @@ class Finishing:
             clients=len(run.roster),
         )
         model = run.facts.model
+        assert model is not None  # noqa: S101  # it has just been made
         run.facts.step_norm = await asyncio.to_thread(run.work.step_norm, run.model, model)
         run.post(rounds.Reduced())
 

@@ -51,12 +51,17 @@ class Guard(grpc.aio.ServerInterceptor):
     exceptions into statuses."""
 
     def __init__(
-        self, limits: Limits, check_credential: Callable[[Credential], None] = lambda _: None
+        self,
+        limits: Limits,
+        check_credential: Callable[[Credential], None] = lambda _: None,
+        observe_refusal: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`check_credential` raises IdentityError for a certificate that was revoked."""
+        """`check_credential` raises IdentityError for a certificate that was revoked.
+        `observe_refusal` is told the reason of every call that is refused."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_credential = check_credential
+        self._observe_refusal = observe_refusal
         self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
 
     def cut_off(self, serials: frozenset[int]) -> None:
@@ -95,11 +100,11 @@ class Guard(grpc.aio.ServerInterceptor):
                     async with self._admission.transfer(peer):
                         return await behaviour(self._paced(request), context)
             except PotluckError as error:
-                await _abort(context, error, method)
+                await self._abort(context, error, method)
             except Exception as error:
                 _reraise_abort(error)
                 log.exception("call failed", method=method)
-                await _abort(context, _unexpected(error), method)
+                await self._abort(context, _unexpected(error), method)
 
         return guarded
 
@@ -123,11 +128,11 @@ class Guard(grpc.aio.ServerInterceptor):
                     async for response in behaviour(request, context):
                         yield response
             except PotluckError as error:
-                await _abort(context, error, method)
+                await self._abort(context, error, method)
             except Exception as error:
                 _reraise_abort(error)
                 log.exception("call failed", method=method)
-                await _abort(context, _unexpected(error), method)
+                await self._abort(context, _unexpected(error), method)
 
         return guarded
 
@@ -156,6 +161,10 @@ class Guard(grpc.aio.ServerInterceptor):
                 calls.discard(task)
             if not calls:
                 self._calls.pop(credential.serial, None)
+
+    async def _abort(self, context: Context, error: PotluckError, method: str) -> NoReturn:
+        self._observe_refusal(error.reason)
+        await _abort(context, error, method)
 
     def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         first = with_first_message(requests, self._limits)

@@ -8,9 +8,13 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
+import structlog
 
 from potluck.common.errors import PotluckError, UnreachableError
+from potluck.common.instruments import Instruments
 from potluck.common.memory import spare_what_is_loaded
+from potluck.common.metric_labels import Party
+from potluck.common.monitoring import Readiness, monitoring
 from potluck.common.tls import SERVER_OPTIONS
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
@@ -21,6 +25,8 @@ from potluck.server.limits import Limits
 from potluck.server.operator_service import OperatorService
 from potluck.server.revoking import Revoking
 from potluck.server.server_certificate import ServerCertificate
+
+log = structlog.get_logger()
 
 STOP_SECONDS = 3.0
 """How long calls under way may take to end when the coordinator stops."""
@@ -37,11 +43,16 @@ async def serving(
     for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
     certificate = ServerCertificate(settings.tls)
-    async with Coordinator.opened(settings) as coordinator:
+    instruments, readiness = Instruments(Party.COORDINATOR), Readiness("starting")
+    async with (
+        monitoring(settings.metrics_address, instruments, readiness) as metrics_address,
+        Coordinator.opened(settings, instruments) as coordinator,
+    ):
+        coordinator.metrics.watch_certificate(lambda: certificate.expires)
         coordinator.broken.add_done_callback(lambda done: broken(done.result()))
         options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
         revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
-        guard = Guard(_limits(settings), revoking.check)
+        guard = Guard(_limits(settings), revoking.check, coordinator.metrics.refused)
         revoking.listen(guard.cut_off)
         server = grpc.aio.server(interceptors=[guard], options=options)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
@@ -54,9 +65,13 @@ async def serving(
         await server.start()
         spare_what_is_loaded()
         watching = asyncio.create_task(revoking.watch())
+        readiness.reason = ""
+        if metrics_address:
+            log.info("serving metrics", address=metrics_address)
         try:
             yield address
         finally:
+            readiness.reason = "stopping"
             watching.cancel()
             coordinator.attendance.close()
             await server.stop(STOP_SECONDS)
