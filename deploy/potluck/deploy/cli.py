@@ -13,6 +13,7 @@ from potluck.common.runfile import example_run_file
 from potluck.deploy.client_commands import app as clients_app
 from potluck.deploy.data_commands import app as data_app
 from potluck.deploy.demo_command import demo
+from potluck.deploy.deploy_cli import app as deploy_app
 from potluck.deploy.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
 from potluck.deploy.label_audit_command import COMMANDS as AUDIT_COMMANDS
 from potluck.deploy.operator_config import example_operator_config
@@ -101,6 +102,7 @@ for name, command in EXPERIMENT_COMMANDS.items():
     app.command(name)(command)
 app.add_typer(clients_app, name="clients")
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 app.add_typer(pki_app, name="pki")
 
 

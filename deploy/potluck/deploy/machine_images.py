@@ -1,0 +1,95 @@
+"""Images: what tells two apart, and how one gets onto a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import docker
+from docker.errors import ImageNotFound
+
+from potluck.common.errors import ConfigurationError, StorageError
+
+MARKER_LABEL = "potluck.image"
+"""On a volume that holds nothing: this image was put here by `potluck deploy`."""
+
+_CHUNK = 1 << 20
+_SPARE_BYTES = 1 << 30
+
+
+def fingerprint(attributes: dict[str, Any]) -> str:
+    """The same for the same image on every engine; ids differ between kinds of image store."""
+    settings = attributes.get("Config") or {}
+    said = [
+        (attributes.get("RootFS") or {}).get("Layers"),
+        [settings.get(key) for key in ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")],
+    ]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def find_image(client: docker.DockerClient, name: str) -> dict[str, Any] | None:
+    """What an engine says of an image; None if it does not have it. Raises DockerException."""
+    try:
+        return dict(client.images.get(name).attrs)
+    except ImageNotFound:
+        return None
+
+
+def local_image(client: docker.DockerClient, name: str) -> dict[str, Any]:
+    """An image that is to be streamed from here. Raises ConfigurationError if it is not here."""
+    found = find_image(client, name)
+    if found is None:
+        raise ConfigurationError(
+            f"image {name} is not on the engine here, so it can't be streamed from it; build or "
+            'pull it first, or set image.source = "registry"',
+            image=name,
+        )
+    return found
+
+
+def stream_image(
+    source: docker.DockerClient,
+    target: docker.DockerClient,
+    name: str,
+    progress: Callable[[str], None],
+) -> None:
+    """Send an image from one engine to another, without a file between them."""
+    size = int(local_image(source, name).get("Size", 0))
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for chunk in source.images.get(name).save(chunk_size=_CHUNK, named=name):
+            sent += len(chunk)
+            progress(f"sending {name}: {sent >> 20} of about {size >> 20} MiB")
+            yield chunk
+
+    target.images.load(chunks())  # type: ignore[arg-type]  # the stubs want bytes; requests streams
+
+
+def pull_image(target: docker.DockerClient, name: str, progress: Callable[[str], None]) -> None:
+    """Have a machine fetch an image from its registry."""
+    progress(f"pulling {name}")
+    if "@" in name:
+        target.images.pull(name)
+        return
+    repository, _, tag = name.rpartition(":")
+    if not repository or "/" in tag:
+        repository, tag = name, "latest"
+    target.images.pull(repository, tag=tag)
+
+
+def check_room(free: int | None, needed: int, where: str) -> None:
+    """Raise StorageError unless there is room for an image, and a gigabyte to spare."""
+    if free is not None and free < needed + _SPARE_BYTES:
+        raise StorageError(
+            f"{where} has {free >> 20} MiB free; the image takes {needed >> 20} MiB, and a "
+            "gigabyte is to be left: make room there (`docker image prune`)"
+        )
+
+
+def marker_name(federation: str, image: str) -> str:
+    """Name of the volume that marks an image as put there by us."""
+    return f"potluck-{federation}-image-{hashlib.sha256(image.encode()).hexdigest()[:12]}"

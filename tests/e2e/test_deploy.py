@@ -1,0 +1,317 @@
+"""`potluck deploy` against two real Docker engines, each behind an ssh server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import tomlkit
+from rich.console import Console
+from support.engines import (
+    FIRST_SOCKET,
+    IMAGES,
+    SecondEngine,
+    installation_folder,
+    make_images,
+    remove_images,
+    require_engines,
+    second_engine,
+    ssh_server,
+)
+
+from potluck.common.errors import PotluckError
+from potluck.common.identity import Role
+from potluck.common.tls import TlsFiles
+from potluck.deploy import certificate_register, pki
+from potluck.deploy.demo_files import program, reserved_port
+from potluck.deploy.deployment import Deployment
+from potluck.deploy.docker_engine import connected, open_engine
+from potluck.deploy.inventory import MachineSettings, load_inventory
+from potluck.deploy.operator_client import connect
+from potluck.deploy.operator_config import OperatorConfig
+from potluck.deploy.side_by_side import Say, failures, side_by_side
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FEDERATION = "deploy-test"
+RUN = """
+name = "deployed"
+rounds = 3
+count = 4
+roster = 4
+[task]
+name = "digits"
+clients = 4
+[selector]
+name = "uniform"
+[strategy]
+name = "fedavg"
+"""
+
+
+@dataclass
+class Lab:
+    """Two machines, and the folder an operator works in."""
+
+    folder: Path
+    first: docker.DockerClient
+    second: SecondEngine
+    address: str
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "federation.toml"
+
+    def potluck(self, *arguments: str, fails: bool = False) -> str:
+        """What a command prints."""
+        done = subprocess.run(
+            [program("potluck"), "deploy", *arguments, "--file", str(self.file)],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            cwd=self.folder,
+        )
+        assert (done.returncode != 0) == fails, (done.stdout, done.stderr)
+        return done.stderr if fails else done.stdout
+
+    def change(self, host: int, **values: Any) -> None:
+        """Change the inventory's host on the second machine."""
+        document = tomlkit.parse(self.file.read_text()).unwrap()
+        document["machines"][1]["hosts"][host].update(values)
+        self.file.write_text(tomlkit.dumps(document))
+
+    def containers(self) -> dict[str, Any]:
+        """Ours on both machines, by name."""
+        found = {}
+        label = f"potluck.federation={FEDERATION}"
+        with contextlib.closing(self.second.client()) as second:
+            for engine in (self.first, second):
+                for each in engine.containers.list(all=True, filters={"label": label}):
+                    found[str(each.name)] = each
+        return found
+
+    def operator(self) -> OperatorConfig:
+        files = pki.issue(self.folder / "pki", Role.OPERATOR, "operator")
+        tls = TlsFiles(certificate=files.certificate, key=files.key, authority=files.authority)
+        return OperatorConfig(coordinator=self.address, tls=tls)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    require_engines()
+    folder = tmp_path_factory.mktemp("lab")
+    first = open_engine(f"unix://{FIRST_SOCKET}")
+    with (
+        contextlib.ExitStack() as stack,
+        installation_folder() as installation,
+        second_engine() as second,
+        ssh_server(folder / "ssh-1") as door_1,
+        ssh_server(folder / "ssh-2") as door_2,
+        reserved_port() as port,
+    ):
+        stack.callback(first.close)
+        make_images(first)
+        stack.callback(remove_images, first)
+        address = f"127.0.0.1:{port}"
+        machines = [
+            {
+                "name": f"gpu-{number}",
+                "engine": door.url,
+                "socket": str(socket),
+                "ssh_options": list(door.options),
+                "network": "host",
+                "user": "0:0",
+                "labels": {"lab": "north"},
+                "hosts": [
+                    {
+                        "name": f"host-{number}-{letter}",
+                        "clients": [f"client-{2 * (number - 1) + index}"],
+                        "data_directory": str(installation),
+                        "memory": "2g",
+                        "settings": {"reconnect_maximum_seconds": 0.5},
+                    }
+                    for index, letter in enumerate("ab")
+                ],
+            }
+            for number, door, socket in (
+                (1, door_1, FIRST_SOCKET),
+                (2, door_2, second.socket),
+            )
+        ]
+        inventory = {
+            "federation": FEDERATION,
+            "address": address,
+            "image": {"coordinator": IMAGES[0], "client": IMAGES[1]},
+            "coordinator": {
+                "machine": "gpu-1",
+                "port": port,
+                "data_directory": str(installation),
+                "settings": {"heartbeat_seconds": 0.5},
+            },
+            "machines": machines,
+        }
+        (folder / "federation.toml").write_text(tomlkit.dumps(inventory))
+        lab = Lab(folder, first, second, address)
+        stack.callback(lambda: clean(first))
+        yield lab
+
+
+def clean(engine: docker.DockerClient) -> None:
+    """Whatever a failed test left on the engine that is not ours to stop."""
+    label = {"label": f"potluck.federation={FEDERATION}"}
+    for container in engine.containers.list(all=True, filters=label):
+        container.remove(force=True)
+    for volume in engine.volumes.list(filters=label):
+        volume.remove(force=True)
+
+
+def killing(second: SecondEngine, deployment: Deployment) -> Any:
+    """`up`, but the second machine's engine dies when the first container is about to be made."""
+
+    def up(machine: MachineSettings, say: Say) -> Any:
+        def overheard(text: str) -> None:
+            if machine.name == "gpu-2" and text.startswith("create"):
+                second.kill()
+            say(text)
+
+        return deployment.up(machine, overheard)
+
+    return up
+
+
+async def train(lab: Lab) -> list[int]:
+    """The rounds that a run commits."""
+    async with connect(lab.operator()) as operator, asyncio.timeout(150):
+        while len([c for c in await operator.list_clients() if c.attending]) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # other processes give no signal
+        run_id = await operator.start_run(RUN)
+        rounds: list[int] = []
+        async for event in operator.watch_run(run_id):
+            if event.WhichOneof("event") == "committed":
+                rounds.append(event.committed.round)
+            assert event.status.state != operator_pb2.RUN_STATE_FAILED, event.status.reason
+        return rounds
+
+
+def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
+    # plan changes nothing
+    planned = lab.potluck("plan")
+    assert "issue a certificate for coordinator" in planned
+    assert f"gpu-2: put image {IMAGES[1]}: it is not there" in planned
+    assert planned.count("create potluck-deploy-test-") == 5
+    assert lab.containers() == {}
+    assert not (lab.folder / "pki").exists()
+
+    # An engine that dies amid `up` is told, and keeps nobody from working.
+    inventory = load_inventory(lab.file)
+    deployment = Deployment.prepared(inventory, inventory.machines, issue=True)
+    results = side_by_side(inventory.machines, killing(lab.second, deployment), Console(quiet=True))
+    failed = failures(results)
+    assert list(failed) == ["gpu-2"]
+    assert isinstance(failed["gpu-2"], PotluckError)
+    assert "no Docker engine answers" in failed["gpu-2"].message
+    said = lab.potluck("up", fails=True)  # it is still dead
+    assert "gpu-1: done" in said
+    assert "1 of 2 machines failed: gpu-2" in said
+
+    # The next `up` does the rest, and nothing twice.
+    lab.second.start()
+    done = lab.potluck("up")
+    assert "gpu-1: nothing to do" in done
+    assert "gpu-2: create potluck-deploy-test-host-2-a" in done
+    before = lab.containers()
+    assert len(before) == 5
+    assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
+    assert {n: c.id for n, c in lab.containers().items()} == {n: c.id for n, c in before.items()}
+
+    assert asyncio.run(train(lab)) == [1, 2, 3]
+
+    status = json.loads(lab.potluck("status", "--json"))
+    assert {each["state"] for each in status} == {"running"}
+    assert {each["pending"] for each in status} == {""}
+    assert "attending" in lab.potluck("logs", "host-2-b", "--tail", "50")
+    assert lab.potluck("restart", "host-2-b") == "restarted potluck-deploy-test-host-2-b\n"
+
+    check_isolation(before)
+    check_changes(lab)
+    check_down(lab)
+
+
+def check_isolation(containers: dict[str, Any]) -> None:
+    for each in containers.values():
+        settings = each.attrs["HostConfig"]
+        assert settings["ReadonlyRootfs"]
+        assert settings["CapDrop"] == ["ALL"]
+        assert settings["RestartPolicy"]["Name"] == "unless-stopped"
+        assert settings["LogConfig"]["Config"]["max-size"] == "10m"
+        data = [mount for mount in each.attrs["Mounts"] if mount["Destination"] == "/data"]
+        assert [mount["RW"] for mount in data] == [False]
+        assert each.labels["lab"] == "north"
+    host = containers["potluck-deploy-test-host-1-a"]
+    assert host.attrs["HostConfig"]["Memory"] == 2 << 30
+    listed = host.exec_run(["stat", "-c", "%a %u", "/etc/potluck/tls/key.pem", "/etc/potluck/tls"])
+    assert listed.output.decode().splitlines() == ["440 0", "550 0"]
+
+
+def check_changes(lab: Lab) -> None:
+    """Only what differs is touched."""
+    before = lab.containers()
+    certificate_register.renew(lab.folder / "pki", "host-2-a")
+    assert "refresh certificates potluck-deploy-test-host-2-a" in lab.potluck("plan")
+    lab.change(1, cpus=1.5)
+    done = lab.potluck("up").splitlines()
+    assert done == [
+        "gpu-1: nothing to do",
+        "gpu-2: refresh certificates potluck-deploy-test-host-2-a: its certificates differ",
+        "gpu-2: replace potluck-deploy-test-host-2-b: the inventory asks for other options",
+    ]
+    after = lab.containers()
+    changed = {name for name, each in before.items() if after[name].id != each.id}
+    assert changed == {"potluck-deploy-test-host-2-b"}
+    refreshed = "potluck-deploy-test-host-2-a"
+    started = [each[refreshed].attrs["State"]["StartedAt"] for each in (before, after)]
+    assert started[0] == started[1]
+    assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
+
+
+def check_down(lab: Lab) -> None:
+    """Nothing of ours is left, and everything of others'."""
+    with contextlib.closing(lab.second.client()) as engine:
+        engine.volumes.create("somebody-elses", labels={"potluck.federation": "another"})
+        foreign = engine.containers.create(
+            IMAGES[1], ["potluck-client"], name="potluck-other-host", labels={"lab": "north"}
+        )
+        lab.potluck("down", "--yes")
+        assert lab.containers() == {}
+        for client in (lab.first, engine):
+            ours = {"label": f"potluck.federation={FEDERATION}"}
+            assert client.volumes.list(filters=ours) == []
+        assert [volume.name for volume in engine.volumes.list()] == ["somebody-elses"]
+        assert [each.id for each in engine.containers.list(all=True)] == [foreign.id]
+        tags = {tag for image in engine.images.list() for tag in image.tags}
+        assert tags == {IMAGES[1]}  # put there by `up`, but somebody uses it now
+        assert lab.potluck("down", "--yes") == ""
+        assert lab.potluck("plan").count("create") == 5
+        foreign.remove()
+
+
+def test_a_machine_that_lets_nobody_in_is_told_with_its_reason(lab: Lab) -> None:
+    [machine, *_] = load_inventory(lab.file).machines
+    stranger = machine.model_copy(update={"ssh_options": machine.ssh_options[2:]})
+    refused = pytest.raises(PotluckError, match=r"over ssh: .*Permission denied")
+    with refused, connected(stranger):
+        pytest.fail("it let a stranger in")
+    elsewhere = machine.model_copy(update={"socket": "/run/no-engine.sock"})
+    missing = pytest.raises(PotluckError, match=r"no Docker engine answers at /run/no-engine\.sock")
+    with missing, connected(elsewhere):
+        pytest.fail("there is no engine")

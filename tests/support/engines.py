@@ -1,0 +1,250 @@
+"""Two Docker engines behind two ssh servers, on this machine: "two machines" for the tests.
+
+The first engine is the one that is here. The second is started with its own data root and socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import DockerException
+
+from potluck.deploy.docker_engine import open_engine
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIRST_SOCKET = Path("/var/run/docker.sock")
+START_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+
+_PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
+IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1")
+
+
+def why_no_engines() -> str | None:
+    """Why the tests with two engines can't run here; None if they can."""
+    if os.geteuid() != 0:
+        return "only root can start a second Docker engine"
+    for program in ("dockerd", "ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    if not Path("/usr/sbin/sshd").exists():
+        return "sshd is not installed"
+    try:
+        client = open_engine(f"unix://{FIRST_SOCKET}")
+        client.close()
+    except (DockerException, OSError) as error:
+        return f"no Docker engine answers at {FIRST_SOCKET}: {error}"
+    return None
+
+
+def require_engines() -> None:
+    """Skip the test where there are no engines, and say why."""
+    reason = why_no_engines()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@dataclass
+class SecondEngine:
+    """An engine that a test may kill."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "docker.sock"
+
+    def client(self) -> docker.DockerClient:
+        return open_engine(f"unix://{self.socket}")
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = ["dockerd", "--data-root", str(self.folder / "data")]
+        command += ["--exec-root", str(self.folder / "exec")]
+        command += ["--host", f"unix://{self.socket}"]
+        command += ["--pidfile", str(self.folder / "pid"), "--bridge", "none"]
+        command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false"]
+        command += ["--containerd-namespace", "second"]
+        command += ["--containerd-plugins-namespace", "second-plugins"]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                client = self.client()
+                client.close()
+                return
+            except (DockerException, OSError):
+                assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
+                assert time.monotonic() < deadline, "the second engine does not come up"
+                time.sleep(_LOOK_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL: engine and containerd; containers may stay, as in a crash."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.socket.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def second_engine() -> Iterator[SecondEngine]:
+    """A second engine, in a folder with a short name: its sockets' paths have little room."""
+    folder = Path(tempfile.mkdtemp(prefix="engine-", dir="/var/tmp"))  # not on tmpfs
+    engine = SecondEngine(folder)
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.stop()
+        _unmount_below(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unmount_below(folder: Path) -> None:
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for path in sorted((p for p in mounted if p.startswith(str(folder))), reverse=True):
+        subprocess.run(["umount", "-l", path], check=False, capture_output=True)
+
+
+@dataclass(frozen=True)
+class SshServer:
+    """An ssh server on the loopback interface, and how to log in to it."""
+
+    port: int
+    options: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        return f"ssh://{getpass.getuser()}@127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def ssh_server(folder: Path) -> Iterator[SshServer]:
+    """A server with a host key and one authorised key of its own, both in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("host", "user"):
+        make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(make, check=True, timeout=60)
+    shutil.copy(folder / "user.pub", folder / "authorized")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (folder / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\n"
+        f"AuthorizedKeysFile {folder / 'authorized'}\nPidFile none\nStrictModes no\nUsePAM no\n"
+        "PermitRootLogin prohibit-password\nPasswordAuthentication no\n"
+    )
+    known = (folder / "host.pub").read_text().split()[:2]
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(known)}\n")
+    command = ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "config")]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        _await_port(port, server, folder / "log")
+        identity = ("-i", str(folder / "user"), "-o", "IdentitiesOnly=yes", "-F", "/dev/null")
+        yield SshServer(port, (*identity, "-o", f"UserKnownHostsFile={folder / 'known'}"))
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def installation_folder() -> Iterator[Path]:
+    """A folder that shows this installation: the interpreter, its libraries, and this tree.
+
+    As data directory of the images below it lets them run what is tested, without an hour of
+    building and without a gigabyte for each machine.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="installation-", dir="/var/tmp"))
+    try:
+        for place in _PLACES:
+            shown = folder / place.relative_to("/")
+            shown.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "--bind", str(place), str(shown)], check=True)
+        for name in ("bin", "lib", "lib64"):
+            (folder / name).symlink_to(f"usr/{name}")
+        yield folder
+    finally:
+        _unmount_below(folder)
+        shutil.rmtree(folder)
+
+
+def make_images(client: docker.DockerClient) -> None:
+    """Images of a few kilobytes whose programs are found below /data; see above."""
+    for name in IMAGES:
+        client.api.import_image_from_data(
+            _links(),
+            repository=name.partition(":")[0],
+            tag=name.partition(":")[2],
+            changes=[f"ENV PATH={Path(sys.prefix) / 'bin'}:/usr/bin", "ENV PYTHONUNBUFFERED=1"],
+        )
+
+
+def remove_images(client: docker.DockerClient) -> None:
+    for name in IMAGES:
+        with contextlib.suppress(DockerException):
+            client.images.remove(name, force=True)
+
+
+def _links() -> bytes:
+    """A file system of links to /data, but for what the engine itself writes."""
+    tops = {place.parts[1] for place in _PLACES} | {"bin", "lib", "lib64"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("etc", "tmp", "var", "var/lib", "data", "proc", "sys", "dev"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for name in sorted(tops):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"data/{name}"
+            archive.addfile(entry)
+        users = b"root:x:0:0:root:/var/lib/potluck/state:/bin/sh\n"
+        entry = tarfile.TarInfo("etc/passwd")
+        entry.size = len(users)
+        archive.addfile(entry, io.BytesIO(users))
+    return buffer.getvalue()
