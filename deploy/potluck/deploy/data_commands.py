@@ -16,13 +16,13 @@ from potluck.deploy.run_commands import print_line, table_console
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Look at data that are on this machine.",
+    help="Prepare the papers' data sets; look at how data are split over clients.",
 )
 
 
 @app.callback()
 def data() -> None:
-    """Look at data that are on this machine."""
+    """Prepare the papers' data sets; look at how data are split over clients."""
 
 
 @app.command()
@@ -44,6 +44,10 @@ def describe(
         Path | None,
         typer.Option("--data", metavar="FOLDER", help="Where the task finds its data."),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Draw who holds what, too."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Describe how a task's data are spread over its clients: matrices and six metrics.
@@ -56,10 +60,15 @@ def describe(
 
         potluck data describe colored-digits
         potluck data describe digits -o alpha=0.1 -o clients=10 --json
+        potluck data describe mnist --data data -o partition=labels --plot mnist.png
     """
     from potluck.deploy.partition_description import describe_task
 
     description = describe_task(task, parse_options(assignments or []), data_directory)
+    if plot is not None:
+        from potluck.deploy.partition_plot import plot_partition
+
+        plot_partition(description, plot)
     if as_json:
         values = asdict(description)
         print_line(to_line({**values.pop("metrics"), **values}))
@@ -80,6 +89,48 @@ def describe(
         shares = [_number(share) for share in client.triplet]
         table.add_row(client.id, str(client.samples), _compact(counts), *shares)
     table_console().print(table)
+
+
+@app.command()
+def prepare(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="mnist, emnist, cifar10, cifar100, cinic10, covtype, covtype-binary, waterbirds "
+            "or spawrious.",
+            show_default=False,
+        ),
+    ],
+    source: Annotated[
+        Path,
+        typer.Option("--from", metavar="FOLDER", help="The official download.", show_default=False),
+    ],
+    target: Annotated[
+        Path, typer.Option("--to", metavar="FOLDER", help="The data directory to write to.")
+    ] = Path("data"),
+    side: Annotated[
+        int, typer.Option(min=8, max=1024, help="Pixels of photographs, each way.")
+    ] = 224,
+) -> None:
+    """Convert the official download of a data set to the file that its task reads.
+
+    The file NAME.npz in the data directory is not compressed, so that all processes of a machine
+    can share one mapping of it. Read are MNIST's and EMNIST's idx files (plain or .gz), CIFAR's
+    binary version (never the Python one, which is a pickle), covtype.data, LIBSVM's
+    covtype.libsvm.binary, CINIC-10's folders, WaterBirds' metadata.csv and images, and Spawrious'
+    images by place and breed. Arrays are checked by SHA-256 where it is known.
+
+        potluck data prepare mnist --from ~/Downloads/mnist
+        potluck data prepare waterbirds --from ~/Downloads/waterbirds --side 64
+    """
+    from potluck.deploy.data_sets.prepare import prepare as convert
+
+    written = convert(name, source, target, side)
+    for key, shape in written.shapes.items():
+        print_line(f"{key:8} {' × '.join(map(str, shape)):24} sha256 {written.sums[key]}")
+    verdict = "as expected" if written.known else "not known to us, so not compared"
+    print_line(f"{written.path}: checksums {verdict}")
 
 
 def _number(value: float | None) -> str:

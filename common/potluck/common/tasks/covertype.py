@@ -15,14 +15,14 @@ from potluck.common.tasks.networks import network, perceptron
 from potluck.common.tasks.preparing import Columns
 from potluck.common.tasks.stored import Prepare
 
-_SEVEN = DataFormat(
+SEVEN = DataFormat(
     name="covtype",
     shape=(54,),
     dtype=np.dtype(np.int16),
     classes=7,
     source="Covertype's covtype.data.gz",
 )
-_BINARY = DataFormat(
+BINARY = DataFormat(
     name="covtype-binary",
     shape=(54,),
     dtype=np.dtype(np.float32),
@@ -44,7 +44,7 @@ class Covertype(LabelSkewTask):
     network: str = "perceptron"
 
     name = "covtype"
-    form = _SEVEN
+    form = SEVEN
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
 
     def model(self) -> nn.Module:
@@ -53,7 +53,7 @@ class Covertype(LabelSkewTask):
         return network(choices, self.network, task=self.name)
 
     def _form(self) -> DataFormat:
-        return _BINARY if self.binary else _SEVEN
+        return BINARY if self.binary else SEVEN
 
     def _prepare(self, arrays: Arrays) -> Prepare:
         return _standardised(arrays)
