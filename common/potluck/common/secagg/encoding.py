@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
@@ -61,8 +61,18 @@ _LENGTHS: Final = {
 """Lengths that fields of bytes may have, wherever they occur."""
 
 
-def _described(kind: type[Any]) -> tuple[tuple[str, Any, bool], ...]:
-    """Fields of a class: name, type (of an element, for tuples), and whether it is repeated."""
+class _Field(NamedTuple):
+    """How a field is read and written. nested: the class of its message; kind: of its enum or its
+    text or bytes; sizes: lengths its bytes may have, None for any."""
+
+    name: str
+    repeated: bool
+    nested: Any
+    kind: Any
+    sizes: tuple[int, ...] | None
+
+
+def _described(kind: type[Any]) -> tuple[_Field, ...]:
     hints = get_type_hints(kind)
     described = []
     for each in fields(kind):
@@ -70,7 +80,9 @@ def _described(kind: type[Any]) -> tuple[tuple[str, Any, bool], ...]:
         repeated = get_origin(hint) is tuple
         if repeated or isinstance(hint, UnionType):
             hint = get_args(hint)[0]
-        described.append((each.name, hint, repeated))
+        nested = hint if is_dataclass(hint) else None
+        sizes = _LENGTHS.get(each.name) if hint is bytes else None
+        described.append(_Field(each.name, repeated, nested, hint, sizes))
     return tuple(described)
 
 
@@ -114,44 +126,40 @@ def _malformed(kind: type[Any], why: str) -> BrokenRuleError:
 
 
 def _to_wire(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if not is_dataclass(value):
-        return value
     kind = type(value)
-    result = _WIRE[kind]()
-    for name, hint, repeated in _DESCRIBED[kind]:
+    values: dict[str, Any] = {}
+    for name, repeated, nested, _, _ in _DESCRIBED[kind]:
         item = getattr(value, name)
-        if repeated:
-            getattr(result, name).extend([_to_wire(each) for each in item])
-        elif is_dataclass(hint):
-            if item is not None:
-                getattr(result, name).CopyFrom(_to_wire(item))
+        if nested is None or item is None:
+            values[name] = item
         else:
-            setattr(result, name, _to_wire(item))
-    return result
+            values[name] = [_to_wire(each) for each in item] if repeated else _to_wire(item)
+    return _WIRE[kind](**values)
 
 
 def _from_wire(kind: type[Any], parsed: Any) -> Any:
     values: dict[str, Any] = {}
-    for name, hint, repeated in _DESCRIBED[kind]:
-        if repeated:
-            items = getattr(parsed, name)
-            values[name] = tuple(_value(name, hint, each) for each in items)
-        elif is_dataclass(hint) and not parsed.HasField(name):
-            values[name] = None
+    for described in _DESCRIBED[kind]:
+        found = getattr(parsed, described.name)
+        if described.repeated:
+            values[described.name] = tuple([_value(described, each) for each in found])
+        elif described.nested is not None and not parsed.HasField(described.name):
+            values[described.name] = None
         else:
-            values[name] = _value(name, hint, getattr(parsed, name))
+            values[described.name] = _value(described, found)
     return kind(**values)
 
 
-def _value(name: str, hint: Any, found: Any) -> Any:
-    if is_dataclass(hint):
-        return _from_wire(hint, found)  # type: ignore[arg-type]  # the class, not an instance
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(found)  # ValueError for what is no member, 0 among them
-    if hint is bytes and name in _LENGTHS and len(found) not in _LENGTHS[name]:
-        raise ValueError(f"{name} has {len(found)} bytes")
-    if hint is str and len(found) > MAXIMUM_TEXT:
-        raise ValueError(f"{name} has {len(found)} characters")
-    return found
+def _value(described: _Field, found: Any) -> Any:
+    name, _, nested, kind, sizes = described
+    if nested is not None:
+        return _from_wire(nested, found)
+    if kind is bytes:
+        if sizes is not None and len(found) not in sizes:
+            raise ValueError(f"{name} has {len(found)} bytes")
+        return found
+    if kind is str:
+        if len(found) > MAXIMUM_TEXT:
+            raise ValueError(f"{name} has {len(found)} characters")
+        return found
+    return kind(found) if issubclass(kind, Enum) else found  # ValueError for no member

@@ -1,0 +1,329 @@
+"""Secure sums in memory: a federation of clients, and sessions driven step by step by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from potluck.common.membership import MemberRecord, SignedRecord
+from potluck.common.secagg import (
+    ClientPolicy,
+    ClientSession,
+    ClientStep,
+    CoordinatorSession,
+    CoordinatorStep,
+    Envelope,
+    Expectation,
+    FederationRoot,
+    Header,
+    Lane,
+    LaneEncoding,
+    Ledger,
+    MessageType,
+    Party,
+    Purpose,
+    Refusal,
+    Situation,
+    Unmasking,
+    client,
+    complete_thresholds,
+    coordinator,
+    record_bytes,
+)
+from potluck.common.secagg.masks import lane_dtype
+from potluck.common.secagg.messages import Stage
+from potluck.common.secagg.thresholds import assumed_colluding_hosts
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+ROOT = Ed25519PrivateKey.from_private_bytes(bytes(32))
+ISSUED = int(NOW.timestamp())
+COUNTS = Lane(name="counts", length=5, modulus_bits=64, encoding=LaneEncoding.COUNTS, clip=2.0**40)
+BODY = Lane(name="body", length=7, modulus_bits=32, encoding=LaneEncoding.FIXED_POINT, clip=0.25)
+HEAD = Lane(name="head", length=4, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+
+
+def signed_record(client: str, key: Ed25519PrivateKey, **changes: Any) -> bytes:
+    """A member record of the federation `f`, on a host of its own, signed by ROOT."""
+    values: dict[str, Any] = {
+        "federation": "f",
+        "client": client,
+        "host": f"h-{client}",
+        "public_key": key.public_key().public_bytes_raw().hex(),
+        "not_before": NOW - timedelta(days=1),
+        "not_after": NOW + timedelta(days=1),
+    }
+    root = changes.pop("root", ROOT)
+    return record_bytes(SignedRecord.make(root, MemberRecord(**(values | changes))))
+
+
+def member_key(name: str) -> Ed25519PrivateKey:
+    """The same key for the same name."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+@dataclass
+class Federation:
+    """Clients `a`, `b`, …, each on its own host unless `hosts` says otherwise."""
+
+    clients: int = 6
+    purpose: Purpose = Purpose.HISTOGRAM
+    hosts_of: Mapping[str, str] = field(default_factory=dict)
+    policy: ClientPolicy = field(
+        default_factory=lambda: ClientPolicy(
+            least_hosts=4, disclosures=frozenset({"cells", "update"})
+        )
+    )
+
+    @cached_property
+    def names(self) -> list[str]:
+        width = 1 if self.clients <= 26 else 3
+        return [chr(97 + index) if width == 1 else f"c{index:03}" for index in range(self.clients)]
+
+    @cached_property
+    def hosts(self) -> dict[str, str]:
+        return {name: self.hosts_of.get(name, f"h-{name}") for name in self.names}
+
+    @cached_property
+    def root(self) -> FederationRoot:
+        return FederationRoot("f", ROOT.public_key())
+
+    @cached_property
+    def parties(self) -> dict[str, Party]:
+        return {
+            name: Party(
+                client=name,
+                key=member_key(name),
+                record=signed_record(name, member_key(name), host=self.hosts[name]),
+                root=self.root,
+                policy=self.policy,
+            )
+            for name in self.names
+        }
+
+    def header(self, **changes: Any) -> Header:
+        """A header that all clients accept."""
+        thresholds = complete_thresholds(self.hosts.values())
+        update = self.purpose is Purpose.UPDATE
+        values: dict[str, Any] = {
+            "federation": "f",
+            "session_id": bytes(range(16)),
+            "run": "run-1",
+            "purpose": self.purpose,
+            "subject": "labels",
+            "disclosure": "update" if update else "cells",
+            "lanes": (BODY, HEAD) if update else (COUNTS,),
+            "metrics": ("accuracy",) if update else (),
+            "weight_bound": 1000 if update else 0,
+            "metric_bound": 1.0 if update else 0.0,
+            "model_sha256": bytes(32) if update else b"",
+            "least_hosts": self.policy.least_hosts,
+            "colluding_hosts": assumed_colluding_hosts(len(set(self.hosts.values()))),
+            "degree": thresholds.degree,
+            "threshold": thresholds.threshold,
+            "quorum": thresholds.quorum,
+            "issued_at": ISSUED,
+            "expires_at": ISSUED + 600,
+        }
+        return Header(**(values | changes))
+
+    def expected(self, header: Header, **changes: Any) -> Expectation:
+        """What clients expect, if the header is right."""
+        values: dict[str, Any] = {
+            "purpose": header.purpose,
+            "input_id": "input",
+            "lengths": {lane.name: lane.length for lane in header.lanes},
+            "model_sha256": header.model_sha256,
+            "metrics": header.metrics,
+        }
+        return Expectation(**(values | changes))
+
+    def run(self, header: Header | None = None, **options: Any) -> Run:
+        """A session that has been invited to."""
+        return Run(self, header or self.header(), **options)
+
+
+@dataclass
+class Run:
+    """A session under way. Messages wait in `pending` until `answer` hands them out; those for
+    clients that are not to answer are lost."""
+
+    federation: Federation
+    header: Header
+    seed: int = 1
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
+    log: tuple[bytes, ...] = ()
+    inputs: Callable[[str, Lane], NDArray[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.generator = random.Random(self.seed)
+        self.sessions: dict[str, ClientSession] = {}
+        self.refusals: dict[str, Refusal] = {}
+        self.rejected: list[Refusal] = []
+        self.uploads: dict[str, dict[str, NDArray[Any]]] = {}
+        self.plain: dict[str, dict[str, NDArray[Any]]] = {}
+        self.released: list[bytes] = []
+        step = coordinator.invite(
+            self.header, self.federation.hosts, self.federation.root, log=self.log
+        )
+        self.pending: dict[str, list[Envelope]] = {name: [] for name in self.federation.names}
+        self.session: CoordinatorSession = step.session
+        self._send(step)
+
+    def situation(self, name: str) -> Situation:
+        return Situation(
+            now=NOW, random=self.generator.randbytes, ledger=self.ledgers.get(name, Ledger())
+        )
+
+    def tell(self, name: str, envelope: Envelope) -> ClientStep:
+        """What the client would answer; nothing changes."""
+        party = self.federation.parties[name]
+        if envelope.type is MessageType.INVITATION:
+            expected = self.federation.expected(self.header)
+            return client.begin(party, envelope, expected, self.situation(name))
+        return client.handle(self.sessions[name], envelope, self.situation(name))
+
+    def next(self, name: str) -> Envelope:
+        """The oldest message that waits for a client, taken off the queue."""
+        envelope, *rest = self.pending[name]
+        self.pending[name] = rest
+        return envelope
+
+    def take(self, name: str, step: ClientStep) -> None:
+        """Believe a step, upload if it asks for that, and pass its replies on."""
+        self.sessions[name] = step.session
+        ledger = self.ledgers.get(name, Ledger())
+        self.ledgers[name] = ledger.with_entries(step.entries)
+        if step.refusal is not None:
+            self.refusals[name] = step.refusal
+        replies, digest = step.replies, None
+        if step.session.masking is not None:
+            digest = self.upload(name)
+            vouched = client.uploaded(step.session, digest)
+            self.sessions[name] = vouched.session
+            replies = vouched.replies
+        for reply in replies:
+            self.hear(name, reply, digest)
+
+    def hear(self, name: str, envelope: Envelope, upload_sha256: bytes | None = None) -> None:
+        """The coordinator takes a message."""
+        step = coordinator.receive(self.session, name, envelope, NOW, upload_sha256=upload_sha256)
+        if step.refusal is not None:
+            self.rejected.append(step.refusal)
+        self.session = step.session
+        self._send(step)
+
+    def upload(self, name: str) -> bytes:
+        """Mask the client's input; the digest of what it sends."""
+        masking = self.sessions[name].masking
+        assert masking is not None
+        plain, masked = {}, {}
+        for lane in self.header.lanes:
+            plain[lane.name] = self._input(name, lane)
+            masked[lane.name] = plain[lane.name].copy()
+            masking.add_masks(lane.name, masked[lane.name])
+        self.plain[name], self.uploads[name] = plain, masked
+        return hashlib.sha256(b"".join(each.tobytes() for each in masked.values())).digest()
+
+    def answer(self, names: Collection[str] | None = None, *, closing: bool = True) -> None:
+        """Hand out what is pending to some clients, all by default; then the stage is over."""
+        before = self.session.state
+        waiting = {name: len(self.pending[name]) for name in self.pending}
+        for name, count in waiting.items():
+            for _ in range(count):
+                envelope = self.next(name)
+                if names is None or name in names:
+                    self.take(name, self.tell(name, envelope))
+        if closing and type(self.session.state) is type(before):
+            self.close()
+
+    def close(self) -> None:
+        """The stage's time is up."""
+        step = coordinator.close(self.session)
+        self.session = step.session
+        self._send(step)
+
+    def until(self, stage: Stage) -> Run:
+        """Honest steps until the coordinator's messages of a stage are pending."""
+        while (now := self.session.collecting) is not None and now.stage is not stage:
+            self.answer()
+        return self
+
+    def finish(self) -> Run:
+        """Honest steps to the end."""
+        while not self.session.over:
+            self.answer()
+        return self
+
+    def total(self) -> dict[str, NDArray[Any]]:
+        """The unmasked sum, by lane."""
+        unmasking = self.session.unmasking
+        assert unmasking is not None
+        sums = self.masked_sum(unmasking)
+        for lane, words in sums.items():
+            unmasking.remove(lane, words)
+        return sums
+
+    def masked_sum(self, unmasking: Unmasking) -> dict[str, NDArray[Any]]:
+        return {
+            lane.name: np.sum(
+                [self.uploads[name][lane.name] for name in unmasking.survivors],
+                axis=0,
+                dtype=lane_dtype(lane.modulus_bits),
+            )
+            for lane in self.header.lanes
+        }
+
+    def true_sum(self, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        return {
+            lane.name: np.sum(
+                [self.plain[name][lane.name] for name in names],
+                axis=0,
+                dtype=lane_dtype(lane.modulus_bits),
+            )
+            for lane in self.header.lanes
+        }
+
+    def is_exact(self) -> bool:
+        """Whether there is a sum, and it is that of its survivors' inputs."""
+        unmasking = self.session.unmasking
+        if unmasking is None:
+            return False
+        expected, found = self.true_sum(unmasking.survivors), self.total()
+        return all(np.array_equal(expected[lane], found[lane]) for lane in expected)
+
+    def fork(self) -> Run:
+        """A copy that goes its own way from here: all states are values."""
+        other = object.__new__(Run)
+        other.__dict__.update(self.__dict__)
+        for name in ("sessions", "refusals", "uploads", "plain", "ledgers", "pending"):
+            setattr(other, name, dict(getattr(self, name)))
+        other.rejected, other.released = list(self.rejected), list(self.released)
+        other.generator = random.Random(self.seed)
+        other.generator.setstate(self.generator.getstate())
+        return other
+
+    def _input(self, name: str, lane: Lane) -> NDArray[Any]:
+        if self.inputs is not None:
+            return self.inputs(name, lane)
+        draws = np.random.Generator(np.random.PCG64([ord(name[-1]), self.seed, lane.length]))
+        return draws.integers(0, 1000, lane.length).astype(lane_dtype(lane.modulus_bits))
+
+    def _send(self, step: CoordinatorStep) -> None:
+        if step.log_entry is not None:
+            self.released.append(step.log_entry)
+        for name, envelope in step.messages:
+            self.pending[name] = [*self.pending[name], envelope]
+
+
+def changed(envelope: Envelope, payload: bytes) -> Envelope:
+    """The same envelope around another payload."""
+    return replace(envelope, payload=payload)
