@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def sent(strategy: Strategy, weights: Arrays, **others: Any) -> Sent:
 
 
 def after(
-    name: str, start: Arrays, rounds: list[list[Arrays]], folder: Path, **options: Any
+    name: str, start: Arrays, rounds: Sequence[Sequence[Arrays]], folder: Path, **options: Any
 ) -> list[float]:
     """`w` after rounds of equal clients."""
     played = Rounds(strategy(name, **options), start, folder)
@@ -344,9 +345,7 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         ("scaffold", {"step": {"name": "fedavgm", "momentum": 1}}, "'momentum' is 1"),
     ],
 )
-def test_options_out_of_range_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         strategy(name, **options)
 

@@ -18,6 +18,7 @@ from potluck.client.disclosure_ledger import DisclosureLedger
 from potluck.client.downloads import Downloads
 from potluck.client.host_metrics import HostMetrics
 from potluck.client.instructions import Instructions
+from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdates
 from potluck.client.link import Link
 from potluck.client.model_cache import ModelCache
@@ -31,6 +32,7 @@ from potluck.common.errors import (
     IdentityError,
     PotluckError,
     ProtocolError,
+    StorageError,
     UnreachableError,
     from_rpc_error,
 )
@@ -109,12 +111,14 @@ class Agent:
                 link, cache, self._state.fetched, maximum_bytes=config.maximum_model_bytes
             ),
             kept=KeptUpdates(self._state.updates, now=time.time()),
+            states=KeptStates(self._state.kept),
             worker=worker,
             discloser=self._make_discloser(),
             say=self._say,
             metrics=self._metrics,
         )
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
+        self._show_spent(DisclosureLedger(self._state.disclosures))
         self._metrics.watch(
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
@@ -124,6 +128,11 @@ class Agent:
             await instructions.close()
             worker.close()
             await link.close()
+
+    def _show_spent(self, ledger: DisclosureLedger) -> None:
+        for client in ledger.clients():
+            with contextlib.suppress(StorageError):  # it will be told when it is needed
+                self._metrics.spent(float(ledger.of(client).spent))
 
     def _make_discloser(self) -> Discloser:
         config = self._config
@@ -156,6 +165,7 @@ class Agent:
             device=self._device,
             threads=self._config.threads,
             data_directory=self._config.data_directory,
+            model_modules=self._config.model_modules,
         )
         spare_what_is_loaded()
         return workbench

@@ -15,6 +15,7 @@ from potluck.common.identity import expand_clients
 from potluck.common.logs import LogFormat, LogLevel
 from potluck.common.monitoring import MetricsAddress
 from potluck.common.names import ClientId
+from potluck.common.plugins import MODEL_MODULES
 from potluck.common.tls import TlsFiles
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
@@ -51,6 +52,11 @@ class ClientConfig(Settings):
     )
     device: str = Field(
         default="auto", description="What to train on: auto (a GPU if there is one), cpu or cuda:N."
+    )
+    model_modules: tuple[str, ...] = Field(
+        default=MODEL_MODULES,
+        description="Python modules from which a run file may name a model, MODULE:NAME; whatever\n"
+        "they offer can be called. Others are refused, whatever the coordinator says.",
     )
     threads: int = Field(
         default=1,
@@ -97,7 +103,7 @@ class ClientConfig(Settings):
     )
     tls: TlsFiles = Field(description="Who this host is; files made by `potluck pki issue`.")
 
-    @field_validator("clients", mode="before")
+    @field_validator("clients", "model_modules", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
         """From a flag or the environment they come as one text with commas."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.compression import compress_file, decompress_file
-from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.encoding import EncodedUpdate, Encoding, encode
 from potluck.common.errors import DigestMismatchError, ProtocolError
 from potluck.common.layout import Layout
 from potluck.common.tensors import FileDigest, open_tensors, write_tensors
@@ -84,20 +85,24 @@ def write_update(
     base: Path | None,
     compressed: bool,
     seed: int,
+    auxiliaries: Auxiliaries | None = None,
 ) -> FileDigest:
     """Write trained arrays as an update file, compressed if so wished. Blocks.
 
     `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
-    roundings. Raises LayoutError, NotFiniteError or StorageError.
+    roundings. `auxiliaries`: what goes beside the weights, as it is. Raises LayoutError,
+    NotFiniteError or StorageError.
     """
-    layout = encoded_layout(Layout.of(arrays), encoding)
+    beside = joined(auxiliaries or {})
+    layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
     plain = path.with_name(path.name + ".plain") if compressed else path
     if base is None:
-        digest = write_tensors(plain, encode(arrays, encoding, generator=generator), layout=layout)
+        encoded = encode(arrays, encoding, generator=generator) | beside
+        digest = write_tensors(plain, encoded, layout=layout)
     else:
         with open_tensors(base) as file:
-            encoded = encode(arrays, encoding, base=file.arrays, generator=generator)
+            encoded = encode(arrays, encoding, base=file.arrays, generator=generator) | beside
             digest = write_tensors(plain, encoded, layout=layout)
     if not compressed:
         return digest

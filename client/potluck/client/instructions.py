@@ -7,6 +7,7 @@ instruction, what computes is in the worker's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from potluck.client.disclosing import Discloser, noised, randomness
 from potluck.client.disclosure_policy import check_held_out, check_weighting
 from potluck.client.downloads import Downloads
 from potluck.client.host_metrics import HostMetrics
+from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdate, KeptUpdates
 from potluck.client.ledger import Entry, Ledger, Reception, Standing
 from potluck.client.link import Link
@@ -42,6 +44,7 @@ from potluck.common.errors import (
     PotluckError,
     ProtocolError,
     RoundClosedError,
+    StorageError,
     TrainingError,
 )
 from potluck.common.layout import Layout
@@ -52,6 +55,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.auxiliary_files import ReceivedAuxiliaries
     from potluck.client.workbench import Trained, Workbench
 
 log = structlog.get_logger()
@@ -85,6 +89,7 @@ class Instructions:
         cache: ModelCache,
         downloads: Downloads,
         kept: KeptUpdates,
+        states: KeptStates,
         worker: Worker[Workbench],
         discloser: Discloser,
         say: Callable[[rpc.AttendRequest], None],
@@ -98,6 +103,7 @@ class Instructions:
         self._cache = cache
         self._downloads = downloads
         self._kept = kept
+        self._states = states
         self._worker = worker
         self._discloser = discloser
         self._say = say
@@ -170,6 +176,11 @@ class Instructions:
         ):
             self._stop(instruction_id)
         self._kept.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
+        update_id = instruction.id.removesuffix("/settle")
+        included = instruction.settle.included
+        # What it can't write down now, it is told again with the next training.
+        with contextlib.suppress(StorageError):
+            self._states.settle(run_id, client_id, update_id, included=included)
 
     def _stop(self, instruction_id: str) -> None:
         job = self._jobs.get(instruction_id)
@@ -285,14 +296,20 @@ class Instructions:
                 round_number=instruction.round,
                 model=model,
                 update=path,
+                auxiliaries=auxiliaries,
                 progress=progress,
                 cancelled=job.cancelled.is_set,
             )
 
-        with self._cache.pinned(work.model.sha256):
+        with contextlib.ExitStack() as pins:
+            pins.enter_context(self._cache.pinned(work.model.sha256))
             model = await self._model(job, work.model, work.task)
+            auxiliaries = await self._auxiliaries(job, pins)
             trained = await self._worker.run(compute)
+        if trained.kept:
+            self._states.pend(instruction.run_id, instruction.client_id, instruction.id)
         result = trained.result
+        steps = trained.settings.planned_steps(weighting.tell(result.samples))
         seen = result.steps * trained.settings.batch_size
         self._metrics.trained(seen, result.seconds, result.loss)
         update = KeptUpdate(
@@ -306,13 +323,44 @@ class Instructions:
             delta=work.delta,
             compressed=work.compressed,
             samples=weighting.tell(result.samples),
-            steps=trained.settings.planned_steps(weighting.tell(result.samples)),
+            steps=steps,
+            normalizer=trained.normalizer(steps, instruction.round),
             seconds=result.seconds,
             loss=result.loss,
             expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
         )
         self._kept.keep(update)
         return update
+
+    async def _auxiliaries(
+        self, job: _Job, pins: contextlib.ExitStack
+    ) -> ReceivedAuxiliaries | None:
+        """Fetch what the strategy sends beside the model; it stays in the cache while pinned."""
+        instruction, sent = job.instruction, job.instruction.train.auxiliary
+        if not instruction.train.HasField("auxiliary"):
+            return None
+        kept = self._states.begin(
+            instruction.run_id, instruction.client_id, sent.included_update_id
+        )
+        paths: list[Path | None] = []
+        for reference in (sent.shared, sent.personal):
+            if not reference.sha256:
+                paths.append(None)
+                continue
+            pins.enter_context(self._cache.pinned(reference.sha256))
+            paths.append(await self._model(job, reference, instruction.train.task))
+        shared, personal = paths
+        if shared is None:
+            raise ProtocolError("the strategy's auxiliaries come without a file for all clients")
+        from potluck.client.auxiliary_files import ReceivedAuxiliaries
+
+        return ReceivedAuxiliaries(
+            names=tuple(sent.names),
+            shared=shared,
+            personal=personal,
+            kept=kept,
+            keep_at=self._states.path(instruction.id),
+        )
 
     async def _evaluate(self, job: _Job) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.evaluate

@@ -38,6 +38,7 @@ class KeptUpdate(BaseModel):
     seconds: float
     loss: float
     expires: float
+    normalizer: float = 0.0
 
 
 class KeptUpdates:

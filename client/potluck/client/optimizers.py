@@ -120,17 +120,18 @@ class Adam(_Optimizer):
         super().__init__(parameters, learning_rate)
         self._betas, self._epsilon = betas, epsilon
         self._weight_decay, self._decoupled = weight_decay, decoupled
-        self._first = [torch.zeros_like(parameter) for parameter in parameters]
-        self._second = [torch.zeros_like(parameter) for parameter in parameters]
-        # On the CPU, as torch has them: a step needs its number there.
-        self._steps = [torch.zeros((), dtype=torch.float32) for _ in parameters]
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+        self._steps: list[Tensor] = []
+        self.restart(learning_rate)
 
     def restart(self, learning_rate: float) -> None:
-        """Forget both moments, in place."""
+        """Forget both moments."""
         self.learning_rate = learning_rate
-        for tensors in (self._first, self._second, self._steps):
-            for tensor in tensors:
-                tensor.zero_()
+        self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
+        # On the CPU, as torch has them: a step needs its number there.
+        self._steps = [torch.zeros((), dtype=torch.float32) for _ in self._parameters]
 
     def step(self) -> None:
         """Move the parameters that have a gradient."""

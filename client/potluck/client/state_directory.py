@@ -4,6 +4,7 @@ lock                     held while the process runs
 models/SHA256            models, by the digest of their float32 file
 fetched/SHA256[.part]    files on their way down
 updates/…                updates until their round is over; see `kept_updates`
+kept/…                   what clients keep from one training to the next; see `kept_states`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
 """
 
@@ -32,9 +33,11 @@ class StateDirectory:
         self.models = path / "models"
         self.fetched = path / "fetched"
         self.updates = path / "updates"
+        self.kept = path / "kept"
         self.disclosures = path / DISCLOSURES
         try:
-            for folder in (path, self.models, self.fetched, self.updates, self.disclosures):
+            inside = (self.models, self.fetched, self.updates, self.kept, self.disclosures)
+            for folder in (path, *inside):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

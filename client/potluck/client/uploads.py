@@ -117,6 +117,10 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
         delta=update.delta,
         compressed=update.compressed,
         report=transfer_pb2.TrainingReport(
-            samples=update.samples, steps=update.steps, seconds=update.seconds, loss=update.loss
+            samples=update.samples,
+            steps=update.steps,
+            seconds=update.seconds,
+            loss=update.loss,
+            normalizer=update.normalizer,
         ),
     )

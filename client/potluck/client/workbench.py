@@ -10,28 +10,39 @@ import hashlib
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from potluck.client.auxiliary_files import (
+    ReceivedAuxiliaries,
+    corrected,
+    sendable,
+    write_kept,
+)
+from potluck.client.correction import Correction
 from potluck.client.decoding import encoding_of, write_update
-from potluck.client.objective import Objective
+from potluck.client.objective import Objective, proximal_weight
+from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.signals import interaction_matrix, label_counts
-from potluck.client.training import TrainingResult, train
+from potluck.client.training import Corrected, TrainingResult, train
 from potluck.client.triplet import LocalPrivacy, estimate_triplet
 from potluck.common import plugins
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
+from potluck.common.local_steps import normalizer
 from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
+from potluck.common.plugins import MODEL_MODULES
 from potluck.common.scores import EvaluationCounts
 from potluck.common.task import ClientData, Task
+from potluck.common.task_loading import make_task
 from potluck.common.tensors import FileDigest, open_tensors
 from potluck.common.training import LocalTraining, training_for
 from potluck.common.triplet import TripletSettings
@@ -43,11 +54,22 @@ _CLIENTS_KEPT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """An update that has been written."""
+    """An update that has been written.
+
+    mu: weight of the objective's proximal term. kept: whether something was written to be kept.
+    """
 
     file: FileDigest
     result: TrainingResult
     settings: LocalTraining
+    mu: float
+    kept: bool
+
+    def normalizer(self, steps: int, round_number: int) -> float:
+        """What so many steps of this training amount to."""
+        if steps == self.result.steps:
+            return self.result.normalizer
+        return normalizer(self.settings, steps, round_number=round_number, mu=self.mu)
 
 
 @dataclass(kw_only=True)
@@ -58,17 +80,38 @@ class _LoadedTask:
     model: nn.Module
     layout: Layout
     data: OrderedDict[ClientId, ClientData]
+    _settings: LocalTraining | None = None
+    _optimizer: LocalOptimizer | None = None
+
+    def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
+        """The optimiser of the last training, if it was one with these settings; else a new one."""
+        if self._optimizer is None or self._settings != settings:
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            self._optimizer = make_optimizer(parameters, settings, round_number=1)
+            self._settings = settings
+        return self._optimizer
 
 
 class Workbench:
     """The device with tasks, models and clients' data that stay loaded. Used by one thread."""
 
-    def __init__(self, *, device: str, threads: int, data_directory: Path | None) -> None:
-        """Must be called in the thread that works: the number of threads is set for that one."""
+    def __init__(
+        self,
+        *,
+        device: str,
+        threads: int,
+        data_directory: Path | None,
+        model_modules: Sequence[str] = MODEL_MODULES,
+    ) -> None:
+        """Must be called in the thread that works: the number of threads is set for that one.
+
+        `model_modules`: where models that a run file names are looked for.
+        """
         torch.set_num_threads(threads)
         self._device = torch.device(device)
         self._data_directory = data_directory
-        self._tasks: OrderedDict[tuple[str, str], _LoadedTask] = OrderedDict()
+        self._model_modules = model_modules
+        self._tasks: OrderedDict[tuple[str, str, str], _LoadedTask] = OrderedDict()
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
         """The layout of a task's model. Raises PluginError, or LayoutError."""
@@ -82,11 +125,13 @@ class Workbench:
         round_number: int,
         model: Path,
         update: Path,
+        auxiliaries: ReceivedAuxiliaries | None = None,
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> Trained:
         """Train from the file `model` and write the update to the file `update`.
 
+        `auxiliaries`: what the strategy sent beside the model, where it did.
         Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
         TrainingError, StorageError, and RoundClosedError when cancelled.
         """
@@ -99,10 +144,12 @@ class Workbench:
             loaded.task, _json_object(work.training_json, "training_json"), source="training"
         )
         data = self._data(loaded, client_id)
+        correction = self._correction(work, auxiliaries, loaded.layout)
         if cancelled():
             raise RoundClosedError("the training was cancelled; nobody waits for it")
         with open_tensors(model) as file:
             load_arrays(loaded.model, file.arrays)
+        loaded.model.to(self._device)  # before an optimiser is made for its tensors
         result = train(
             loaded.model,
             data.train,
@@ -112,9 +159,16 @@ class Workbench:
             seed=work.seed,
             round_number=round_number,
             device=self._device,
+            corrected=correction,
+            optimizer=loaded.optimizer(settings),
             progress=progress,
             cancelled=cancelled,
         )
+        outcome = result.correction
+        keep = None if outcome is None else outcome.keep
+        if keep is not None and auxiliaries is not None:
+            write_kept(keep, auxiliaries.keep_at, loaded.layout)
+        names = work.auxiliary.names
         written = write_update(
             update,
             state_arrays(loaded.model),
@@ -122,8 +176,24 @@ class Workbench:
             base=model if work.delta else None,
             compressed=work.compressed,
             seed=work.seed,
+            auxiliaries=None if outcome is None else sendable(outcome.send, names, loaded.layout),
         )
-        return Trained(file=written, result=result, settings=settings)
+        return Trained(
+            file=written,
+            result=result,
+            settings=settings,
+            mu=proximal_weight(objective),
+            kept=keep is not None,
+        )
+
+    def _correction(
+        self, work: rpc.Train, received: ReceivedAuxiliaries | None, layout: Layout
+    ) -> Corrected | None:
+        if received is None:
+            return None
+        plugin = work.auxiliary.correction
+        made: Correction = plugins.create(plugins.CORRECTIONS, plugin.name, _options(plugin))
+        return corrected(made, received, layout)
 
     def evaluate(self, work: rpc.Evaluate, *, client_id: ClientId, model: Path) -> EvaluationCounts:
         """Counts of the file `model` on a client's held-out samples.
@@ -198,10 +268,15 @@ class Workbench:
         return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
 
     def _load(self, plugin: rpc.Plugin) -> _LoadedTask:
-        key = (plugin.name, plugin.options_json)
+        key = (plugin.name, plugin.options_json, plugin.model_json)
         loaded = self._tasks.get(key)
         if loaded is None:
-            task = cast(Task, plugins.create(plugins.TASKS, plugin.name, _options(plugin)))
+            task = make_task(
+                plugin.name,
+                _options(plugin),
+                model=_json_object(plugin.model_json, f"model of '{plugin.name}'"),
+                model_modules=self._model_modules,
+            )
             model = task.model()
             layout = Layout.of(state_arrays(model))
             loaded = _LoadedTask(task=task, model=model, layout=layout, data=OrderedDict())

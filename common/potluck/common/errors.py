@@ -17,6 +17,7 @@
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
+    │   └── StateLostError        what it kept for that is gone
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
@@ -164,6 +165,12 @@ class TrainingError(PotluckError):
 
     reason = "TRAINING_FAILED"
     code = grpc.StatusCode.ABORTED
+
+
+class StateLostError(TrainingError):
+    """What a client kept of an earlier training, and now needs, is gone."""
+
+    reason = "CLIENT_STATE_LOST"
 
 
 class DisclosureRefusedError(PotluckError):

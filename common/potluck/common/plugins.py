@@ -7,9 +7,9 @@ them. Built-in ones are registered the same way as anybody else's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
 
@@ -18,6 +18,10 @@ STRATEGIES = "potluck.strategies"
 OBJECTIVES = "potluck.objectives"
 CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
+MODELS = "potluck.models"
+
+MODEL_MODULES: Final = ("potluck.common.models", "torchvision.models")
+"""Where a model named MODULE:NAME is looked for unless a machine's configuration says otherwise."""
 
 
 def installed(group: str) -> list[str]:
@@ -30,6 +34,14 @@ def find(group: str, name: str) -> type[Any]:
 
     Raises PluginError if none or several packages offer that name, or if it can't be imported.
     """
+    found = find_callable(group, name)
+    if not isinstance(found, type):
+        raise PluginError(f"{group}: '{name}' is not a class", name=name)
+    return found
+
+
+def find_callable(group: str, name: str) -> Callable[..., Any]:
+    """The class or function called `name`. Raises PluginError as `find` does."""
     offered: dict[str, EntryPoint] = {
         point.value: point for point in entry_points(group=group, name=name)
     }
@@ -47,14 +59,14 @@ def find(group: str, name: str) -> type[Any]:
         )
     point = next(iter(offered.values()))
     try:
-        cls = point.load()
+        found = point.load()
     except (ImportError, AttributeError) as error:
         raise PluginError(
             f"{group}: '{name}' can't be loaded from {point.value}: {error}", group=group, name=name
         ) from error
-    if not isinstance(cls, type):
-        raise PluginError(f"{group}: '{name}' ({point.value}) is not a class", name=name)
-    return cls
+    if not callable(found):
+        raise PluginError(f"{group}: '{name}' ({point.value}) can't be called", name=name)
+    return cast("Callable[..., Any]", found)
 
 
 def options_of(group: str, name: str) -> list[str]:

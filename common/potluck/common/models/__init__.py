@@ -1,0 +1,1 @@
+"""The models that come with Potluck, registered in the entry-point group `potluck.models`."""

@@ -1,0 +1,186 @@
+"""Strategies that remember end, killed or not, with the same model; and what if clients forget.
+
+Hosts share one federation; each test starts runs of its own, always with the same seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+from support.federation import Federation, crash_federation, until
+
+from potluck.common.tensors import open_tensors
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+FAILED = operator_pb2.MEMBER_STATE_FAILED
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("strategies"), rounds=4, assignments=["training.momentum=0.5"]
+    ) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    return shared
+
+
+def named(strategy: str, **options: Any) -> list[str]:
+    return [f'strategy.name="{strategy}"', *(f"strategy.{k}={v}" for k, v in options.items())]
+
+
+async def killed_twice(federation: Federation, strategy: list[str]) -> str:
+    """A run whose coordinator dies after its first commit, and before its second."""
+    federation.points.hold("observe")
+    run_id = await federation.start_run(*strategy)
+    await until(lambda: federation.points.reached("observe"))
+    federation.points.kill("select")  # of round 2: clients may not know yet how round 1 ended
+    federation.points.release()
+    assert await federation.coordinator.ended() == 137
+    federation.points.kill("observe")  # round 2 is reduced
+    await federation.restart_coordinator()
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    return run_id
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [named("fedavgm"), named("fedadam"), named("scaffold"), named("scaffold", step='"fedavgm"')],
+    ids=["fedavgm", "fedadam", "scaffold", "scaffold-fedavgm"],
+)
+async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
+    federation: Federation, strategy: list[str]
+) -> None:
+    undisturbed = await federation.start_run(*strategy)
+    wanted = await federation.finished(undisturbed)
+    run_id = await killed_twice(federation, strategy)
+    assert await federation.finished(run_id) == wanted
+    histories = [await federation.history(each) for each in (undisturbed, run_id)]
+    assert [[entry.model_sha256 for entry in each] for each in histories][0] == [
+        entry.model_sha256 for entry in histories[1]
+    ]
+    assert {m.state for each in histories for entry in each for m in entry.members} == {INCLUDED}
+    models = {entry.model_sha256 for entry in histories[0]}
+    assert len(models) == 4, "the strategy did not move the model"
+    if "scaffold" in strategy[0]:
+        for each in (undisturbed, run_id):
+            await until_agreed(federation, each)
+
+
+async def until_agreed(federation: Federation, run_id: str) -> None:
+    """What clients have committed sums up to what the coordinator remembers: c is their mean."""
+
+    def agreed() -> bool:
+        theirs = committed_controls(federation.files.folder, run_id)
+        ours = remembered_sums(federation.state, run_id)
+        return bool(theirs) and all(
+            np.allclose(sum(each[name] for each in theirs.values()), total, rtol=1e-4, atol=1e-6)
+            for name, total in ours.items()
+        )
+
+    await until(agreed, "clients and coordinator agree on the control variates")
+    assert any(np.abs(total).max() > 0 for total in remembered_sums(federation.state, run_id).values())
+
+
+def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray[Any]]]:
+    """By client and tensor, from the hosts' state directories."""
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    for path in folder.glob("host-*/kept/*.json"):
+        record = json.loads(path.read_text())
+        if record["run_id"] == run_id and record["committed"]:
+            import hashlib
+
+            name = hashlib.sha256(record["committed"].encode()).hexdigest()[:40]
+            with open_tensors(path.with_name(f"{name}.safetensors")) as file:
+                found[record["client_id"]] = {
+                    n.removeprefix("auxiliary/control/"): a.copy() for n, a in file.arrays.items()
+                }
+    return found
+
+
+def remembered_sums(state: Path, run_id: str) -> dict[str, NDArray[np.float64]]:
+    """By tensor, from the coordinator's newest state."""
+    with sqlite3.connect(f"file:{state / 'potluck.db'}?mode=ro", uri=True) as connection:
+        query = "SELECT state_sha256 FROM rounds WHERE run_id = ? ORDER BY round DESC LIMIT 1"
+        [sha256] = connection.execute(query, (run_id,)).fetchone()
+    [path] = state.glob(f"**/{sha256}.safetensors")
+    with open_tensors(path) as file:
+        start = "strategy/sum/"
+        return {
+            name.removeprefix(start): array.copy()
+            for name, array in file.arrays.items()
+            if name.startswith(start)
+        }
+
+
+async def lose_state(federation: Federation, host: int) -> None:
+    """A host is killed and comes back without what its clients kept."""
+    await federation.kill_host(host)
+    await federation.until_attending(len(federation.files.hosts) - 1)
+    for path in federation.files.folder.glob(f"host-{host}/kept"):
+        shutil.rmtree(path)
+    await federation.processes.start_host(host)
+    await federation.until_attending()
+
+
+async def run_with_a_loss(federation: Federation, strategy: list[str]) -> str:
+    """A run of all clients; a host loses its state directory between rounds 2 and 3."""
+    everybody = ["count=6", "roster=6", *strategy]
+    federation.points.hold("observe")
+    run_id = await federation.start_run(*everybody)
+    await until(lambda: federation.points.reached("observe"))
+    federation.points.release()
+    federation.points.hold("select")
+    await federation.until_committed(run_id, 1)
+    await until(lambda: federation.points.reached("select"))
+    await lose_state(federation, 0)
+    federation.points.release()
+    return run_id
+
+
+async def test_a_client_that_lost_its_state_is_left_out_and_says_why(
+    federation: Federation,
+) -> None:
+    run_id = await run_with_a_loss(federation, named("scaffold"))
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    for entry in history[1:]:
+        lost = {m.client_id: m.trouble for m in entry.members if m.state != INCLUDED}
+        assert len(lost) == 2, lost
+        assert all("has lost what it kept" in trouble for trouble in lost.values())
+        assert all("CLIENT_STATE_LOST" in trouble for trouble in lost.values())
+
+
+async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
+    federation: Federation,
+) -> None:
+    strategy = named("scaffold", keeper='"coordinator"')
+    undisturbed = await federation.start_run("count=6", "roster=6", *strategy)
+    wanted = await federation.finished(undisturbed)
+    run_id = await run_with_a_loss(federation, strategy)
+    assert await federation.finished(run_id) == wanted
+    by_clients = await federation.start_run("count=6", "roster=6", *named("scaffold"))
+    assert await federation.finished(by_clients) == wanted, "who keeps them makes no difference"
+
+
+async def test_what_goes_together_and_what_does_not_is_said_before_the_run(
+    federation: Federation,
+) -> None:
+    await asyncio.sleep(0)
