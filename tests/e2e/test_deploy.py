@@ -40,7 +40,7 @@ from potluck.deploy.operator_config import OperatorConfig
 from potluck.deploy.side_by_side import Say, failures, side_by_side
 from potluck.rpc.v1 import operator_pb2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 FEDERATION = "deploy-test"
 RUN = """
@@ -77,7 +77,7 @@ class Lab:
             [program("potluck"), "deploy", *arguments, "--file", str(self.file)],
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=400,
             check=False,
             cwd=self.folder,
         )
@@ -168,10 +168,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def clean(engine: docker.DockerClient) -> None:
     """Whatever a failed test left on the engine that is not ours to stop."""
-    label = {"label": f"potluck.federation={FEDERATION}"}
-    for container in engine.containers.list(all=True, filters=label):
+    label = f"potluck.federation={FEDERATION}"
+    for container in engine.containers.list(all=True, filters={"label": label}):
         container.remove(force=True)
-    for volume in engine.volumes.list(filters=label):
+    for volume in engine.volumes.list(filters={"label": label}):
         volume.remove(force=True)
 
 
@@ -191,7 +191,7 @@ def killing(second: SecondEngine, deployment: Deployment) -> Any:
 
 async def train(lab: Lab) -> list[int]:
     """The rounds that a run commits."""
-    async with connect(lab.operator()) as operator, asyncio.timeout(150):
+    async with connect(lab.operator()) as operator, asyncio.timeout(400):
         while len([c for c in await operator.list_clients() if c.attending]) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # other processes give no signal
         run_id = await operator.start_run(RUN)

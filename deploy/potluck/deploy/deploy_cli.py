@@ -19,6 +19,7 @@ from potluck.deploy.deploy_plan import Step
 from potluck.deploy.deployment import ContainerStatus, Deployment, take_down
 from potluck.deploy.inventory import FILE_NAME, example_inventory, load_inventory
 from potluck.deploy.side_by_side import raise_failures, side_by_side
+from potluck.deploy.slurm_cli import app as slurm_app
 
 app = typer.Typer(
     name="deploy",
@@ -49,6 +50,8 @@ Parties = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _DEFAULT = Path(FILE_NAME)
+
+app.add_typer(slurm_app, name="slurm")
 
 
 @app.command("config")

@@ -27,6 +27,9 @@ DATA = "/data"
 PORT = 7443
 """The coordinator's port inside its container."""
 
+METRICS_PORT = 9464
+"""Where a container serves metrics."""
+
 FEDERATION_LABEL = "potluck.federation"
 PARTY_LABEL = "potluck.party"
 DIGEST_LABEL = "potluck.digest"
@@ -125,8 +128,9 @@ def _coordinator(
         values["data_directory"] = DATA
     options = _options(machine, inventory, COORDINATOR, settings.data_directory)
     options |= _limits(settings.cpus, settings.memory)
+    options |= _watched(machine, "POTLUCK_SERVER", settings.metrics_port)
     if not shared:
-        options["ports"] = {f"{PORT}/tcp": settings.port}
+        options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": settings.port}
     return _container(
         machine,
         inventory,
@@ -160,6 +164,7 @@ def _host(
     if host.gpus:
         request = DeviceRequest(device_ids=list(host.gpus), capabilities=[["gpu"]])
         options["device_requests"] = [request]
+    options |= _watched(machine, "POTLUCK_CLIENT", host.metrics_port)
     return _container(
         machine,
         inventory,
@@ -212,7 +217,6 @@ def _options(
         mounts.append(Mount(DATA, data, type="bind", read_only=True))
     return {
         "user": machine.user,
-        "environment": {"HOME": STATE_DIRECTORY},
         "mounts": mounts,
         "network_mode": machine.network,
         "labels": dict(machine.labels),
@@ -223,6 +227,23 @@ def _options(
         "restart_policy": {"Name": "unless-stopped"},
         "log_config": LogConfig(type=LogConfig.types.JSON, config=_LOGS),
     }
+
+
+def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
+    """Where metrics are served. Images serve them, for their health check, at a port that is the
+    container's own; where containers share the machine's, none is taken unasked."""
+    variable = f"{prefix}_METRICS_ADDRESS"
+    if machine.network == "host":
+        address = "" if port is None else f"0.0.0.0:{port}"  # asked for
+        return {
+            "environment": {"HOME": STATE_DIRECTORY, variable: address},
+            "healthcheck": {"test": ["NONE"]},
+        }
+    address = f"0.0.0.0:{METRICS_PORT}"  # inside the container
+    watched: dict[str, Any] = {"environment": {"HOME": STATE_DIRECTORY, variable: address}}
+    if port is not None:
+        watched["ports"] = {f"{METRICS_PORT}/tcp": port}
+    return watched
 
 
 def _limits(cpus: float | None, memory: str | None) -> dict[str, Any]:

@@ -75,6 +75,12 @@ class CoordinatorSettings(Settings):
     data_directory: str | None = Field(
         default=None, description="Folder there with held-out data, if the task needs it."
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="The machine's port for its metrics, over plain HTTP; none by default.",
+    )
     settings: dict[str, Any] = Field(
         default={},
         description="Further settings of its configuration; see `potluck-server config`.",
@@ -118,6 +124,12 @@ class HostSettings(Settings):
     member_keys: Path | None = Field(
         default=None, description="Folder here with CLIENT.key files of `potluck pki member`."
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="The machine's port for its metrics, over plain HTTP; none by default.",
+    )
     settings: dict[str, Any] = Field(
         default={},
         description="Further settings of its configuration; see `potluck-client config`.",
@@ -147,6 +159,38 @@ class HostSettings(Settings):
         return self.device or ("cuda:0" if self.gpus else "cpu")
 
 
+class SlurmSettings(Settings):
+    """How jobs are submitted to a cluster."""
+
+    directory: str = Field(
+        description="Folder that this machine and the cluster's nodes share; configuration,\n"
+        "certificates, state and logs of its hosts go there."
+    )
+    options: tuple[str, ...] = Field(
+        default=(),
+        description='Options for sbatch, such as ["--partition=gpu", "--gres=gpu:2",\n'
+        '"--time=24:00:00"].',
+    )
+    setup: tuple[str, ...] = Field(
+        default=(),
+        description="Shell commands before the hosts start, such as module load cuda or\n"
+        "source /shared/potluck/.venv/bin/activate.",
+    )
+
+    @field_validator("directory")
+    @classmethod
+    def _is_absolute(cls, folder: str) -> str:
+        return _absolute(folder) or folder
+
+    @field_validator("options")
+    @classmethod
+    def _are_options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option in options:
+            if not option.startswith("-"):
+                raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
+        return options
+
+
 class MachineSettings(Settings):
     """A machine."""
 
@@ -164,6 +208,9 @@ class MachineSettings(Settings):
         "~/.ssh/config counts as always.",
     )
     tls: EngineTls | None = Field(default=None, description="With tcp://, certificates for it.")
+    slurm: SlurmSettings | None = Field(
+        default=None, description="With slurm, how its hosts become one job."
+    )
     network: Literal["bridge", "host"] = Field(
         default="bridge",
         description="How its containers reach the network; host where NAT is in the way.",
@@ -202,6 +249,8 @@ class MachineSettings(Settings):
                 "a tcp:// engine needs its `tls` table: without TLS whoever reaches the port owns "
                 "the machine"
             )
+        if (self.engine == "slurm") != (self.slurm is not None):
+            raise ValueError('`engine = "slurm"` and a `slurm` table go together')
         return self
 
 

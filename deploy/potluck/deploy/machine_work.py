@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -219,6 +220,9 @@ class MachineWork:
     def remove_all(self, *, keep_state: bool) -> list[str]:
         """Remove everything this federation made on the machine; what was removed."""
         gone: list[str] = []
+        for container in self.containers():  # all at once; below each is waited for
+            with contextlib.suppress(APIError):  # it does not run
+                container.kill("SIGTERM")
         for container in self.containers():
             self.say(f"removing {container.name}")
             self._remove_container(str(container.name))
