@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.presets import preset_named, preset_names, preset_run_file
 from potluck.deploy.interruption import run_interruptibly
 from potluck.deploy.readable import readable_count
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from potluck.deploy.experiments.cells import Cell
     from potluck.deploy.experiments.definition import ExperimentFile
     from potluck.deploy.experiments.results import CellResult, ResultsFolder
+    from potluck.deploy.experiments.running import Outcome
 
 _FOLDERS = Path("potluck-experiments")
 
@@ -78,6 +79,7 @@ def experiment(
     from potluck.deploy.experiments.cells import cells_of
     from potluck.deploy.experiments.definition import load_experiment
     from potluck.deploy.experiments.results import ResultsFolder
+    from potluck.deploy.experiments.running import Outcome
 
     plan = load_experiment(file, quick=quick)
     cells = cells_of(plan, hosts=hosts or plan.hosts, source=file)
@@ -93,10 +95,16 @@ def experiment(
         _list(cells, folder)
         return
     if report_only:
-        results = folder.finished(cells)
+        outcome = Outcome(results=folder.finished(cells), failures={})
     else:
-        results = _run(cells, folder, console, data, device, jobs)
-    _write(plan, cells, results, folder)
+        outcome = _run(cells, folder, console, data, device, jobs)
+    _write(plan, cells, outcome.results, folder)
+    if outcome.failures:
+        first = next(iter(outcome.failures.values()))
+        raise RunError(
+            f"{readable_count(len(outcome.failures), 'cell')} failed, the first because "
+            f"{first.message}; the same command tries them again"
+        )
 
 
 def _list(cells: list[Cell], folder: ResultsFolder) -> None:
@@ -115,7 +123,7 @@ def _run(
     data: Path,
     device: str,
     jobs: int | None,
-) -> dict[str, CellResult]:
+) -> Outcome:
     from potluck.deploy.experiments.progress import Board
     from potluck.deploy.experiments.running import (
         Place,

@@ -81,15 +81,22 @@ class Board:
 
         try:
             yield progress
-            self._finished += 1
-            seconds = time.monotonic() - started
-            text = f"{self._finished}/{self._cells}  {cell.title}  {readable_seconds(seconds)}"
-            if not self._console.is_terminal:
-                left = self.remaining()
-                text += "" if left is None else f", {readable_seconds(left)} to go"
-            self._say(text)
+            if self._rounds.get(cell.digest, 0) == cell.rounds:
+                self._end(cell, time.monotonic() - started)
         finally:
             self._bars.remove_task(bar)
+
+    def failed(self, cell: Cell, why: str) -> None:
+        """A cell has been given up."""
+        self._say(f"failed: {cell.title}: {why}")
+
+    def _end(self, cell: Cell, seconds: float) -> None:
+        self._finished += 1
+        text = f"{self._finished}/{self._cells}  {cell.title}  {readable_seconds(seconds)}"
+        left = self.remaining()
+        if not self._console.is_terminal and left is not None:
+            text += f", {readable_seconds(left)} to go"
+        self._say(text)
 
     @property
     def _done(self) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.common.errors import RunError
 from potluck.deploy.experiments.cell_run import remove_workplace, run_cell
 from potluck.deploy.experiments.cells import Cell
-from potluck.deploy.experiments.label_mix import LabelMixes
+from potluck.deploy.experiments.label_mix import LabelMix, LabelMixes
 from potluck.deploy.experiments.progress import Board
 from potluck.deploy.experiments.results import CellResult, ResultsFolder
 
@@ -20,6 +21,10 @@ BYTES_PER_PROCESS = 500 * 2**20
 BUSY_HOSTS = 0.6
 """Share of the time that a host of a cell computes: it waits while models are combined and
 evaluated, and when it has fewer clients in a cohort than others."""
+
+
+ATTEMPTS = 2
+"""How often a cell is tried: on a busy machine a process may be too slow to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +63,22 @@ def available_memory() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Results and failures of cells, by digest."""
+
+    results: dict[str, CellResult]
+    failures: dict[str, RunError]
+
+
 async def run_missing(
     cells: Sequence[Cell], folder: ResultsFolder, place: Place, board: Board
-) -> dict[str, CellResult]:
-    """Results of all cells by digest: those that were finished before, and those run now.
+) -> Outcome:
+    """Results of all cells: those that were finished before, and those run now.
 
     A cell's result is on disk before the next one begins, so nothing finished is lost, whatever
-    ends this. Raises what a cell raises, after ending the others.
+    ends this. A cell whose federation fails is gone on with once; if it fails again, the others
+    run all the same. Raises what would fail for every cell, such as missing data.
     """
     results = folder.finished(cells)
     board.begin(cells, results)
@@ -72,22 +86,20 @@ async def run_missing(
     mixes = LabelMixes(place.data)
     queue = iter(missing)
 
+    failures: dict[str, RunError] = {}
+
     async def work() -> None:
         for cell in queue:
             mix = await asyncio.to_thread(mixes.of, cell)
-            workplace = folder.workplace(cell)
-            with board.cell(cell) as progress:
-                result = await run_cell(
-                    cell,
-                    workplace,
-                    device=place.device,
-                    data=place.data,
-                    label_mix=mix,
-                    progress=progress,
-                )
+            try:
+                result = await _run_stubbornly(cell, folder, place, board, mix)
+            except RunError as error:
+                failures[cell.digest] = error
+                board.failed(cell, error.message)
+                continue
             folder.keep(cell, result)
             results[cell.digest] = result
-            remove_workplace(workplace)
+            remove_workplace(folder.workplace(cell))
 
     if missing:
         await asyncio.to_thread(mixes.of, missing[0])  # says at once that data are missing
@@ -97,4 +109,24 @@ async def run_missing(
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return results
+    return Outcome(results=results, failures=failures)
+
+
+async def _run_stubbornly(
+    cell: Cell, folder: ResultsFolder, place: Place, board: Board, mix: LabelMix
+) -> CellResult:
+    for left in reversed(range(ATTEMPTS)):
+        with board.cell(cell) as progress:
+            try:
+                return await run_cell(
+                    cell,
+                    folder.workplace(cell),
+                    device=place.device,
+                    data=place.data,
+                    label_mix=mix,
+                    progress=progress,
+                )
+            except RunError:
+                if not left:
+                    raise
+    raise AssertionError("unreachable")
