@@ -73,6 +73,12 @@ class DisclosurePolicy(Settings):
         description="Whether models may be evaluated on held-out samples, where a task has\n"
         "clients hold some out; the counts sent show how many of these are of each class.",
     )
+    questions: tuple[str, ...] | None = Field(
+        default=None,
+        description='Questions answered before a selection, e.g. "loss" (the mean loss of a\n'
+        "model that the coordinator sends); unset: all kinds installed here, []: none. Answers\n"
+        "have no noise, and whoever chooses the model can learn much from them.",
+    )
     data_epoch: int = Field(
         default=1,
         ge=1,
@@ -185,6 +191,18 @@ def check_held_out(policy: DisclosurePolicy, client: str) -> None:
             f"client '{client}' does not evaluate models: `held_out_counts` is false in {_TABLE}; "
             "set evaluation.every = 0 in the run file",
             client=client,
+        )
+
+
+def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
+    """Raises DisclosureRefusedError where a kind of question is not answered."""
+    if policy.questions is not None and kind not in policy.questions:
+        allowed = ", ".join(policy.questions) or "none"
+        raise DisclosureRefusedError(
+            f"client '{client}' does not answer '{kind[:40]}': `questions` in {_TABLE} allows: "
+            f"{allowed}",
+            client=client,
+            question=kind[:40],
         )
 
 

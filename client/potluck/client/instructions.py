@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from potluck.client.disclosing import Discloser, noised, randomness
-from potluck.client.disclosure_policy import check_held_out, check_weighting
+from potluck.client.disclosure_policy import check_held_out, check_question, check_weighting
 from potluck.client.downloads import Downloads
 from potluck.client.host_metrics import HostMetrics
 from potluck.client.kept_states import KeptStates
@@ -59,6 +59,9 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.workbench import Trained, Workbench
 
 log = structlog.get_logger()
+
+_MOST_NUMBERS = 64
+"""In an answer."""
 
 
 @dataclass(kw_only=True)
@@ -266,6 +269,8 @@ class Instructions:
             return await self._evaluate(job)
         if kind == "disclose":
             return await self._disclose(job)
+        if kind == "question":
+            return await self._question(job)
         raise ProtocolError(
             "this host's software does not know what the instruction asks for; update it"
         )
@@ -415,6 +420,38 @@ class Instructions:
         profile = await self._discloser.answer(instruction, measure)
         return rpc.Answer(instruction_id=instruction.id, profile=profile)
 
+    async def _question(self, job: _Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.question
+        check_question(self._discloser.policy, instruction.client_id, work.kind)
+        question = await self._worker.run(lambda bench: bench.question(work))
+
+        def compute(bench: Workbench) -> Mapping[str, float]:
+            self._started(job)
+            return bench.answer(
+                question,
+                work,
+                client_id=ClientId(instruction.client_id),
+                round_number=instruction.round,
+                model=model,
+                cancelled=job.cancelled.is_set,
+            )
+
+        if question.needs_model:
+            with self._cache.pinned(work.model.sha256):
+                model: Path | None = await self._model(job, work.model, work.task)
+                values = await self._worker.run(compute)
+        else:
+            model = None
+            values = await self._worker.run(compute)
+        told = _wanted(work, values)
+        log.info(
+            f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
+            f"federation {self._discloser.asker.federation}, for run {instruction.run_id}",
+            **{f"told_{name}": value for name, value in told.items()},
+        )
+        scalars = rpc.Scalars(values=told)
+        return rpc.Answer(instruction_id=instruction.id, scalars=scalars)
+
     async def _model(
         self, job: _Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
     ) -> Path:
@@ -439,6 +476,18 @@ _WEIGHTINGS = {
     rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
     rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
 }
+
+
+def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that were asked for, and no others."""
+    missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
+    if missing:
+        has = ", ".join(values) or "none"
+        raise ProtocolError(
+            f"question '{work.kind[:40]}' has no number '{missing[0][:40]}' here, it has: {has}; "
+            "install the same release on both sides",
+        )
+    return {name: values[name] for name in work.names[:_MOST_NUMBERS]}
 
 
 def _weighting(work: rpc.Train) -> Weighting:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from potluck.client.correction import Correction
 from potluck.client.decoding import encoding_of, write_update
 from potluck.client.objective import Objective, proximal_weight
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
+from potluck.client.question import Question, QuestionContext
 from potluck.client.signals import interaction_matrix, label_counts
 from potluck.client.training import Corrected, TrainingResult, train
 from potluck.client.triplet import LocalPrivacy, estimate_triplet
@@ -217,6 +218,45 @@ class Workbench:
             groups=loaded.task.groups,
             device=self._device,
         )
+
+    def question(self, work: rpc.Question) -> Question:
+        """What is asked. Raises PluginError for a kind or parameters this host does not know."""
+        parameters = _json_object(work.parameters_json, f"parameters of '{work.kind}'")
+        question: Question = plugins.create(plugins.QUESTIONS, work.kind, parameters)
+        return question
+
+    def answer(
+        self,
+        question: Question,
+        work: rpc.Question,
+        *,
+        client_id: ClientId,
+        round_number: int,
+        model: Path | None,
+        cancelled: Callable[[], bool],
+    ) -> Mapping[str, float]:
+        """A client's answer, with the file `model` where the question needs one.
+
+        Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
+        RoundClosedError when cancelled.
+        """
+        loaded = self._load(work.task)
+        if model is not None:
+            with open_tensors(model) as file:
+                load_arrays(loaded.model, file.arrays)
+        values = question.answer(
+            QuestionContext(
+                client=client_id,
+                round=round_number,
+                data=self._data(loaded, client_id),
+                classes=loaded.task.classes,
+                groups=loaded.task.groups,
+                device=self._device,
+                model=None if model is None else loaded.model,
+                cancelled=cancelled,
+            )
+        )
+        return {name: float(value) for name, value in values.items()}
 
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
         """A client's training samples by class. Raises PluginError, TrainingError."""

@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: selectors, strategies, objectives, tasks.
+"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores
 them. Built-in ones are registered the same way as anybody else's.
@@ -19,6 +19,7 @@ OBJECTIVES = "potluck.objectives"
 CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
 MODELS = "potluck.models"
+QUESTIONS = "potluck.questions"
 
 MODEL_MODULES: Final = ("potluck.common.models", "torchvision.models")
 """Where a model named MODULE:NAME is looked for unless a machine's configuration says otherwise."""

@@ -50,6 +50,12 @@ class RoundPolicy(Settings):
         gt=0,
         description="A client that has not answered this long after selection is late.",
     )
+    question_deadline_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long to wait for answers where the selector asks clients before it\n"
+        "chooses; it then chooses without the others'.",
+    )
     quorum: float = Field(
         default=0.5,
         gt=0,

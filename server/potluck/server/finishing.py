@@ -114,6 +114,7 @@ class Finishing:
             selected=run.rows(facts.cohort),
             included=run.rows(action.included),
             seconds=np.array(seconds, dtype=np.float64),
+            answers=tuple(facts.answers),
             reports={"loss": np.array(losses, dtype=np.float64)},
         )
 

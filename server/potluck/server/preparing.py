@@ -8,6 +8,7 @@ from potluck.common.errors import NotFoundError
 from potluck.server import round_events as rounds
 from potluck.server.environment import utc
 from potluck.server.model_files import Published
+from potluck.server.questioning import stored_answers
 from potluck.server.round import Resumption, RoundMachine
 from potluck.server.round_work import States
 from potluck.server.standing import Standing
@@ -116,6 +117,11 @@ class Preparing:
         facts = run.facts
         facts.available = tuple(run.roster[row] for row in attempt.available)
         facts.cohort = tuple(member.client_id for member in attempt.members)
+        facts.answers = [
+            stored_answers(exchange.answers, key)
+            for exchange in attempt.exchanges
+            if exchange.answers is not None
+        ]
         cohort: list[tuple[str, MemberState]] = []
         for member in attempt.members:
             facts.hosts[member.client_id] = member.host_id

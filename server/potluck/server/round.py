@@ -34,6 +34,7 @@ from potluck.server.round_events import (
     Joined,
     Left,
     MarkMember,
+    Outdated,
     Reduce,
     Reduced,
     Say,
@@ -195,6 +196,8 @@ class RoundMachine:
                 return self._select_if_ready(now)
             case Selected(cohort) if self.phase is Phase.SELECTING:
                 return self._train(cohort, now)
+            case Outdated(reason) if self.phase is Phase.SELECTING:
+                return self._begin_anew(reason, now)
             case UpdateArrived(client) if self._is_pending(client):
                 self.members[client].state = MemberState.RECEIVED
                 return self._close_if_settled(now)
@@ -304,6 +307,15 @@ class RoundMachine:
             f"{have} clients attended after {self.plan.roster_timeout_seconds:g} s; start more "
             "hosts, or lower `count` or `roster` in the run file",
         )
+
+    def _begin_anew(self, reason: str, now: float) -> list[Action]:
+        """The next attempt, without counting this one against the policy."""
+        actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason), Say(reason)]
+        self.attempt += 1
+        self._spent += 1
+        self._stored_available = ()
+        self.phase = Phase.WAITING
+        return actions + self._select_if_ready(now)
 
     # Training ---------------------------------------------------------------------------------
 

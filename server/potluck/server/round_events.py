@@ -47,6 +47,13 @@ class Selected:
 
 
 @dataclass(frozen=True)
+class Outdated:
+    """What clients answered before a restart no longer fits; the attempt must begin anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class UpdateArrived:
     """A client's update is verified and spooled."""
 
@@ -99,6 +106,7 @@ Event = (
     | Left
     | Barred
     | Selected
+    | Outdated
     | UpdateArrived
     | ClientFailed
     | Reduced

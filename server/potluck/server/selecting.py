@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from potluck.common.errors import RunError
 from potluck.server import round_events as rounds
 from potluck.server.environment import utc
+from potluck.server.questioning import Questioning, ReplayError
 from potluck.server.round_work import States
-from potluck.server.selection import Selection, SelectionContext
-from potluck.server.selection_checks import check_selection
+from potluck.server.selection import Rows, SelectionContext
 from potluck.server.standing import RoundFacts, Standing
-from potluck.server.store.records import AttemptKey, RunState
+from potluck.server.store.records import Attempt, AttemptKey, RunState
 
 
 class Selecting:
@@ -20,6 +17,7 @@ class Selecting:
     def __init__(self, run: Standing) -> None:
         self._run = run
         self._in_store = run.environment.in_store
+        self._questioning = Questioning(run)
 
     async def admit(self, clients: tuple[str, ...]) -> None:
         """Append clients to the roster, in this order."""
@@ -37,11 +35,18 @@ class Selecting:
 
     async def select(self, action: rounds.Select) -> None:
         """Choose a cohort; it is in the store before anybody acts on it."""
+        try:
+            await self._select(action)
+        except ReplayError as error:
+            self._run.post(rounds.Outdated(error.message))
+
+    async def _select(self, action: rounds.Select) -> None:
         run = self._run
         if run.state is not RunState.RUNNING:
             await run.set_state(RunState.RUNNING, "")
-        context = await self._context(action)
-        selection = await asyncio.to_thread(self._choose, context)
+        key = AttemptKey(run.row.run_id, action.round, action.attempt)
+        context = await self._context(action, key)
+        selection = await self._questioning.choose(context, key)
         cohort = tuple(run.roster[int(row)] for row in selection.rows)
         facts = run.facts
         facts.cohort = cohort
@@ -50,12 +55,11 @@ class Selecting:
             session = run.environment.attendance.session_of(client)
             facts.hosts[client] = session.host_id if session else ""
         stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]
-        key = AttemptKey(run.row.run_id, action.round, action.attempt)
         await self._in_store(lambda store: store.set_cohort(key, stored))
         run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
         run.post(rounds.Selected(cohort))
 
-    async def _context(self, action: rounds.Select) -> SelectionContext:
+    async def _context(self, action: rounds.Select, key: AttemptKey) -> SelectionContext:
         """What the selector may look at; the available set is in the store before it does."""
         run = self._run
         run.facts = RoundFacts()  # nobody is selected while profiles are asked for
@@ -69,10 +73,11 @@ class Selecting:
             )
         run.post(rounds.Barred(run.gate.barred))
         run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
-        key = AttemptKey(run.row.run_id, action.round, action.attempt)
         if run.begun_attempt != key:
             await self._in_store(lambda store: store.begin_attempt(key, rows.tolist(), utc()))
             run.begun_attempt = key
+        else:
+            await self._check_resumable(rows)
         return SelectionContext(
             round=action.round,
             seed=run.blueprint.run_file.seed,
@@ -81,11 +86,11 @@ class Selecting:
             available=rows,
         )
 
-    def _choose(self, context: SelectionContext) -> Selection:
-        blueprint = self._run.blueprint
-        name = blueprint.run_file.selector.name
-        selection = blueprint.selector.select(self._run.states.selector, context)
-        if not isinstance(selection, Selection):
-            raise RunError(f"selector '{name}' asks questions, which this coordinator can't carry")
-        check_selection(selection, context, name)
-        return selection
+    async def _check_resumable(self, rows: Rows) -> None:
+        """Raises ReplayError where others are available than when the first question was asked."""
+        run_id = self._run.row.run_id
+        attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        if attempt is not None and attempt.exchanges and list(attempt.available) != rows.tolist():
+            raise ReplayError(
+                f"{attempt.key}: others are available than before the restart; asking anew"
+            )

@@ -81,17 +81,29 @@ class SelectionContext:
 class Ask:
     """A question to clients: the engine carries it there and sends the answers back in.
 
-    rows: whom to ask. kind: what, e.g. "loss". parameters: JSON scalars that go with it.
+    rows: whom to ask, without repeats, all available. kind: what, e.g. "loss"; a plug-in of the
+    clients' hosts (`potluck.questions`). parameters: its options, JSON scalars. names: of the
+    numbers wanted; by default one, called like the kind.
     """
 
     rows: Rows
     kind: str
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The names of the numbers wanted."""
+        return tuple(self.names) or (self.kind,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What clients answered: one row of scalars each; clients that did not answer are absent."""
+    """What clients answered: one row of finite numbers each.
+
+    rows: those who did, in the order asked; others are absent. values: by name, one per row; every
+    name that was wanted is there, whoever answered.
+    """
 
     rows: Rows
     values: Mapping[str, NDArray[np.float64]]
@@ -116,7 +128,8 @@ class RoundOutcome:
 
     selected: the cohort in the order chosen. included: those whose update became part of the model.
     seconds: per selected client, from instruction to update; NaN where none came.
-    reports: per selected client, what it reported (e.g. "loss"); NaN where none came.
+    reports: per selected client, "loss" and what the selector's `reports` names, as it came with
+    the update; NaN where none came.
     answers: what clients answered before this cohort was chosen, in the order asked.
     deadline_seconds: what a client that failed has taken at least, as far as that is known.
     """
@@ -131,7 +144,11 @@ class RoundOutcome:
 
 
 class Selector(Protocol):
-    """Chooses each round's cohort."""
+    """Chooses each round's cohort.
+
+    One more attribute is read where a selector has it: `reports`, a frozenset of the names of
+    numbers that are to come with every update, e.g. "utility".
+    """
 
     @property
     def needs(self) -> frozenset[Signal]:

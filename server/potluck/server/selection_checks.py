@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from potluck.common.errors import RunError
-from potluck.server.selection import Selection, SelectionContext
+from potluck.common.names import is_name
+from potluck.server.selection import Ask, Selection, SelectionContext
+
+MOST_NAMES = 64
+"""Numbers in one answer."""
 
 
 def check_selection(selection: Selection, context: SelectionContext, name: str) -> None:
@@ -31,3 +39,51 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
             "federations can't do; unset the option that asks for it (of kl: truncate)",
             selector=name,
         )
+
+
+def check_ask(ask: object, context: SelectionContext, name: str) -> None:
+    """Raises RunError, naming the selector, unless it asks available clients something askable."""
+    if not isinstance(ask, Ask):
+        raise RunError(
+            f"selector '{name}' yielded a {type(ask).__name__}, not an Ask", selector=name
+        )
+    rows = ask.rows
+    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise RunError(
+            f"selector '{name}' asks rows that are not a one-dimensional array of integers",
+            selector=name,
+        )
+    if not len(rows):
+        raise RunError(
+            f"selector '{name}' asks nobody in round {context.round}; let it choose without asking",
+            selector=name,
+        )
+    if len(np.unique(rows)) != len(rows):
+        raise RunError(f"selector '{name}' asks a client twice in one question", selector=name)
+    strangers = np.setdiff1d(rows, context.available)
+    if len(strangers):
+        raise RunError(
+            f"selector '{name}' asks row {strangers[0]}, which is not available", selector=name
+        )
+    wanted = ask.wanted
+    if not all(isinstance(each, str) and is_name(each) for each in (ask.kind, *wanted)):
+        raise RunError(
+            f"selector '{name}' asks for {', '.join(map(repr, (ask.kind, *wanted)))}; kinds and "
+            "names are words in lower case",
+            selector=name,
+        )
+    if len(set(wanted)) != len(wanted) or len(wanted) > MOST_NAMES:
+        raise RunError(
+            f"selector '{name}' asks for {len(wanted)} numbers at once; give up to {MOST_NAMES} "
+            "different names",
+            selector=name,
+        )
+    for key, value in ask.parameters.items():
+        if not isinstance(value, bool | int | float | str) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            raise RunError(
+                f"selector '{name}' asks '{ask.kind}' with {key} = {value!r}; parameters are "
+                "finite numbers, truth values or text",
+                selector=name,
+            )

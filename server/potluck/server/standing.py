@@ -24,7 +24,7 @@ from potluck.server.news import News
 from potluck.server.profiling import Profiling
 from potluck.server.round import RoundMachine
 from potluck.server.round_work import RoundWork, States
-from potluck.server.selection import Population, Rows
+from potluck.server.selection import Answers, Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
 from potluck.server.store.records import AttemptKey, RunRow, RunState
@@ -48,6 +48,8 @@ class RoundFacts:
     updates: dict[str, SpooledUpdate] = field(default_factory=dict)
     cohort: tuple[str, ...] = ()
     available: tuple[str, ...] = ()
+    answers: list[Answers] = field(default_factory=list)
+    """What clients were asked before the cohort was chosen, and said."""
     model: Published | None = None
     """The round's result, once there is one."""
     step_norm: float | None = None

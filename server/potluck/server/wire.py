@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from potluck.common.disclosure import Weighting
+from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.encoding import Encoding
 from potluck.common.runfile import PluginTable
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import Published
+from potluck.server.selection import Ask
 
 ENCODINGS = {
     Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
@@ -79,6 +80,31 @@ def train_instruction(
             compressed=up.compress,
             weighting=WEIGHTINGS[run_file.weighting],
             auxiliary=auxiliary,
+        ),
+    )
+
+
+def question_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    ask: Ask,
+    model: transfer_pb2.ModelReference,
+) -> coordinator_pb2.Instruction:
+    """Asks a client something before a round's selection."""
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        question=coordinator_pb2.Question(
+            kind=ask.kind,
+            parameters_json=canonical_json(ask.parameters),
+            names=ask.wanted,
+            task=plugin(blueprint.run_file.task),
+            model=model,
         ),
     )
 

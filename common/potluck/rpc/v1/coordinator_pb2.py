@@ -26,15 +26,17 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from potluck.rpc.v1 import transfer_pb2 as potluck_dot_rpc_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n potluck/rpc/v1/coordinator.proto\x12\x0epotluck.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpotluck/rpc/v1/transfer.proto\"\xd8\x01\n\rAttendRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.potluck.rpc.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.potluck.rpc.v1.HeartbeatH\x00\x12:\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1f.potluck.rpc.v1.AcknowledgementH\x00\x12(\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x16.potluck.rpc.v1.AnswerH\x00\x42\t\n\x07message\"{\n\x0e\x41ttendResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.potluck.rpc.v1.WelcomeH\x00\x12\x32\n\x0binstruction\x18\x02 \x01(\x0b\x32\x1b.potluck.rpc.v1.InstructionH\x00\x42\t\n\x07message\"\x82\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x12\n\nclient_ids\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05tasks\x18\x05 \x03(\t\x12\x12\n\ndata_epoch\x18\x06 \x01(\x04\"X\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\tHeartbeat\x12*\n\x08progress\x18\x01 \x03(\x0b\x32\x18.potluck.rpc.v1.Progress\"\xd6\x01\n\x08Progress\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\x12-\n\x05stage\x18\x02 \x01(\x0e\x32\x1e.potluck.rpc.v1.Progress.Stage\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\"q\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_QUEUED\x10\x01\x12\x15\n\x11STAGE_DOWNLOADING\x10\x02\x12\x13\n\x0fSTAGE_COMPUTING\x10\x03\x12\x13\n\x0fSTAGE_UPLOADING\x10\x04\")\n\x0f\x41\x63knowledgement\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\"\xbb\x01\n\x06\x41nswer\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.potluck.rpc.v1.FailureH\x00\x12\x36\n\nevaluation\x18\x03 \x01(\x0b\x32 .potluck.rpc.v1.EvaluationCountsH\x00\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x17.potluck.rpc.v1.ProfileH\x00\x42\t\n\x07outcome\"*\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"e\n\x10\x45valuationCounts\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x11\n\tconfusion\x18\x02 \x03(\x04\x12\x15\n\rgroup_samples\x18\x03 \x03(\x04\x12\x15\n\rgroup_correct\x18\x04 \x03(\x04\"o\n\x07Profile\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12\x14\n\x0cpayload_json\x18\x03 \x01(\t\x12\x12\n\ndata_epoch\x18\x04 \x01(\x04\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\xdb\x02\n\x0bInstruction\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\ttime_left\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12&\n\x05train\x18\x06 \x01(\x0b\x32\x15.potluck.rpc.v1.TrainH\x00\x12,\n\x08\x65valuate\x18\x07 \x01(\x0b\x32\x18.potluck.rpc.v1.EvaluateH\x00\x12*\n\x07\x61\x62\x61ndon\x18\x08 \x01(\x0b\x32\x17.potluck.rpc.v1.AbandonH\x00\x12(\n\x06settle\x18\t \x01(\x0b\x32\x16.potluck.rpc.v1.SettleH\x00\x12,\n\x08\x64isclose\x18\n \x01(\x0b\x32\x18.potluck.rpc.v1.DiscloseH\x00\x42\x06\n\x04work\"@\n\x06Plugin\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\x12\x12\n\nmodel_json\x18\x03 \x01(\t\"\xf6\x02\n\x05Train\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12)\n\tobjective\x18\x03 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12\x15\n\rtraining_json\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12*\n\x08\x65ncoding\x18\x06 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\r\n\x05\x64\x65lta\x18\x07 \x01(\x08\x12\x12\n\ncompressed\x18\x08 \x01(\x08\x12,\n\tweighting\x18\t \x01(\x0e\x32\x19.potluck.rpc.v1.Weighting\x12,\n\tauxiliary\x18\n \x01(\x0b\x32\x19.potluck.rpc.v1.Auxiliary\x12\x0f\n\x07reports\x18\x0b \x03(\t\x12\x0c\n\x04pace\x18\x0c \x01(\x01\"\xc4\x01\n\tAuxiliary\x12*\n\ncorrection\x18\x01 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12\r\n\x05names\x18\x02 \x03(\t\x12.\n\x06shared\x18\x03 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12\x30\n\x08personal\x18\x04 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12\x1a\n\x12included_update_id\x18\x05 \x01(\t\"_\n\x08\x45valuate\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\"\x88\x01\n\x08\x44isclose\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12$\n\x04task\x18\x03 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\"\"\n\x07\x41\x62\x61ndon\x12\x17\n\x0finstruction_ids\x18\x01 \x03(\t\"\x1a\n\x06Settle\x12\x10\n\x08included\x18\x01 \x01(\x08\"E\n#CoordinatorServiceFetchModelRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"Q\n$CoordinatorServiceFetchModelResponse\x12)\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1a.potluck.rpc.v1.ModelFrame\"A\n\x13SubmitUpdateRequest\x12*\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1b.potluck.rpc.v1.UpdateFrame\")\n\x14SubmitUpdateResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"K\n\x13LocateUploadRequest\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"8\n\x14LocateUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08*h\n\tWeighting\x12\x19\n\x15WEIGHTING_UNSPECIFIED\x10\x00\x12\x13\n\x0fWEIGHTING_EXACT\x10\x01\x12\x16\n\x12WEIGHTING_BUCKETED\x10\x02\x12\x13\n\x0fWEIGHTING_EQUAL\x10\x03\x32\x94\x03\n\x12\x43oordinatorService\x12K\n\x06\x41ttend\x12\x1d.potluck.rpc.v1.AttendRequest\x1a\x1e.potluck.rpc.v1.AttendResponse(\x01\x30\x01\x12y\n\nFetchModel\x12\x33.potluck.rpc.v1.CoordinatorServiceFetchModelRequest\x1a\x34.potluck.rpc.v1.CoordinatorServiceFetchModelResponse0\x01\x12[\n\x0cSubmitUpdate\x12#.potluck.rpc.v1.SubmitUpdateRequest\x1a$.potluck.rpc.v1.SubmitUpdateResponse(\x01\x12Y\n\x0cLocateUpload\x12#.potluck.rpc.v1.LocateUploadRequest\x1a$.potluck.rpc.v1.LocateUploadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n potluck/rpc/v1/coordinator.proto\x12\x0epotluck.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpotluck/rpc/v1/transfer.proto\"\xd8\x01\n\rAttendRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.potluck.rpc.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.potluck.rpc.v1.HeartbeatH\x00\x12:\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1f.potluck.rpc.v1.AcknowledgementH\x00\x12(\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x16.potluck.rpc.v1.AnswerH\x00\x42\t\n\x07message\"{\n\x0e\x41ttendResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.potluck.rpc.v1.WelcomeH\x00\x12\x32\n\x0binstruction\x18\x02 \x01(\x0b\x32\x1b.potluck.rpc.v1.InstructionH\x00\x42\t\n\x07message\"\x82\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x12\n\nclient_ids\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05tasks\x18\x05 \x03(\t\x12\x12\n\ndata_epoch\x18\x06 \x01(\x04\"X\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\tHeartbeat\x12*\n\x08progress\x18\x01 \x03(\x0b\x32\x18.potluck.rpc.v1.Progress\"\xd6\x01\n\x08Progress\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\x12-\n\x05stage\x18\x02 \x01(\x0e\x32\x1e.potluck.rpc.v1.Progress.Stage\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\"q\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_QUEUED\x10\x01\x12\x15\n\x11STAGE_DOWNLOADING\x10\x02\x12\x13\n\x0fSTAGE_COMPUTING\x10\x03\x12\x13\n\x0fSTAGE_UPLOADING\x10\x04\")\n\x0f\x41\x63knowledgement\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\"\xe7\x01\n\x06\x41nswer\x12\x16\n\x0einstruction_id\x18\x01 \x01(\t\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.potluck.rpc.v1.FailureH\x00\x12\x36\n\nevaluation\x18\x03 \x01(\x0b\x32 .potluck.rpc.v1.EvaluationCountsH\x00\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x17.potluck.rpc.v1.ProfileH\x00\x12*\n\x07scalars\x18\x05 \x01(\x0b\x32\x17.potluck.rpc.v1.ScalarsH\x00\x42\t\n\x07outcome\"*\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"e\n\x10\x45valuationCounts\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x11\n\tconfusion\x18\x02 \x03(\x04\x12\x15\n\rgroup_samples\x18\x03 \x03(\x04\x12\x15\n\rgroup_correct\x18\x04 \x03(\x04\"m\n\x07Scalars\x12\x33\n\x06values\x18\x01 \x03(\x0b\x32#.potluck.rpc.v1.Scalars.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"o\n\x07Profile\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12\x14\n\x0cpayload_json\x18\x03 \x01(\t\x12\x12\n\ndata_epoch\x18\x04 \x01(\x04\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"\x89\x03\n\x0bInstruction\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\ttime_left\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12&\n\x05train\x18\x06 \x01(\x0b\x32\x15.potluck.rpc.v1.TrainH\x00\x12,\n\x08\x65valuate\x18\x07 \x01(\x0b\x32\x18.potluck.rpc.v1.EvaluateH\x00\x12*\n\x07\x61\x62\x61ndon\x18\x08 \x01(\x0b\x32\x17.potluck.rpc.v1.AbandonH\x00\x12(\n\x06settle\x18\t \x01(\x0b\x32\x16.potluck.rpc.v1.SettleH\x00\x12,\n\x08\x64isclose\x18\n \x01(\x0b\x32\x18.potluck.rpc.v1.DiscloseH\x00\x12,\n\x08question\x18\x0b \x01(\x0b\x32\x18.potluck.rpc.v1.QuestionH\x00\x42\x06\n\x04work\"@\n\x06Plugin\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\x12\x12\n\nmodel_json\x18\x03 \x01(\t\"\x86\x03\n\x05Train\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12)\n\tobjective\x18\x03 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12\x15\n\rtraining_json\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12*\n\x08\x65ncoding\x18\x06 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\r\n\x05\x64\x65lta\x18\x07 \x01(\x08\x12\x12\n\ncompressed\x18\x08 \x01(\x08\x12,\n\tweighting\x18\t \x01(\x0e\x32\x19.potluck.rpc.v1.Weighting\x12,\n\tauxiliary\x18\n \x01(\x0b\x32\x19.potluck.rpc.v1.Auxiliary\x12\x0f\n\x07reports\x18\x0b \x03(\t\x12\x0c\n\x04pace\x18\x0c \x01(\x01\x12\x0e\n\x06quotas\x18\r \x03(\x01\"\xc4\x01\n\tAuxiliary\x12*\n\ncorrection\x18\x01 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12\r\n\x05names\x18\x02 \x03(\t\x12.\n\x06shared\x18\x03 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12\x30\n\x08personal\x18\x04 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12\x1a\n\x12included_update_id\x18\x05 \x01(\t\"_\n\x08\x45valuate\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\"\x88\x01\n\x08\x44isclose\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12$\n\x04task\x18\x03 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\"\x95\x01\n\x08Question\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x03(\t\x12$\n\x04task\x18\x04 \x01(\x0b\x32\x16.potluck.rpc.v1.Plugin\x12-\n\x05model\x18\x05 \x01(\x0b\x32\x1e.potluck.rpc.v1.ModelReference\"\"\n\x07\x41\x62\x61ndon\x12\x17\n\x0finstruction_ids\x18\x01 \x03(\t\"\x1a\n\x06Settle\x12\x10\n\x08included\x18\x01 \x01(\x08\"E\n#CoordinatorServiceFetchModelRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"Q\n$CoordinatorServiceFetchModelResponse\x12)\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1a.potluck.rpc.v1.ModelFrame\"A\n\x13SubmitUpdateRequest\x12*\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1b.potluck.rpc.v1.UpdateFrame\")\n\x14SubmitUpdateResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"K\n\x13LocateUploadRequest\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"8\n\x14LocateUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08*h\n\tWeighting\x12\x19\n\x15WEIGHTING_UNSPECIFIED\x10\x00\x12\x13\n\x0fWEIGHTING_EXACT\x10\x01\x12\x16\n\x12WEIGHTING_BUCKETED\x10\x02\x12\x13\n\x0fWEIGHTING_EQUAL\x10\x03\x32\x94\x03\n\x12\x43oordinatorService\x12K\n\x06\x41ttend\x12\x1d.potluck.rpc.v1.AttendRequest\x1a\x1e.potluck.rpc.v1.AttendResponse(\x01\x30\x01\x12y\n\nFetchModel\x12\x33.potluck.rpc.v1.CoordinatorServiceFetchModelRequest\x1a\x34.potluck.rpc.v1.CoordinatorServiceFetchModelResponse0\x01\x12[\n\x0cSubmitUpdate\x12#.potluck.rpc.v1.SubmitUpdateRequest\x1a$.potluck.rpc.v1.SubmitUpdateResponse(\x01\x12Y\n\x0cLocateUpload\x12#.potluck.rpc.v1.LocateUploadRequest\x1a$.potluck.rpc.v1.LocateUploadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'potluck.rpc.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WEIGHTING']._serialized_start=3140
-  _globals['_WEIGHTING']._serialized_end=3244
+  _globals['_SCALARS_VALUESENTRY']._loaded_options = None
+  _globals['_SCALARS_VALUESENTRY']._serialized_options = b'8\001'
+  _globals['_WEIGHTING']._serialized_start=3509
+  _globals['_WEIGHTING']._serialized_end=3613
   _globals['_ATTENDREQUEST']._serialized_start=116
   _globals['_ATTENDREQUEST']._serialized_end=332
   _globals['_ATTENDRESPONSE']._serialized_start=334
@@ -52,41 +54,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKNOWLEDGEMENT']._serialized_start=956
   _globals['_ACKNOWLEDGEMENT']._serialized_end=997
   _globals['_ANSWER']._serialized_start=1000
-  _globals['_ANSWER']._serialized_end=1187
-  _globals['_FAILURE']._serialized_start=1189
-  _globals['_FAILURE']._serialized_end=1231
-  _globals['_EVALUATIONCOUNTS']._serialized_start=1233
-  _globals['_EVALUATIONCOUNTS']._serialized_end=1334
-  _globals['_PROFILE']._serialized_start=1336
-  _globals['_PROFILE']._serialized_end=1447
-  _globals['_INSTRUCTION']._serialized_start=1450
-  _globals['_INSTRUCTION']._serialized_end=1797
-  _globals['_PLUGIN']._serialized_start=1799
-  _globals['_PLUGIN']._serialized_end=1863
-  _globals['_TRAIN']._serialized_start=1866
-  _globals['_TRAIN']._serialized_end=2240
-  _globals['_AUXILIARY']._serialized_start=2243
-  _globals['_AUXILIARY']._serialized_end=2439
-  _globals['_EVALUATE']._serialized_start=2441
-  _globals['_EVALUATE']._serialized_end=2536
-  _globals['_DISCLOSE']._serialized_start=2539
-  _globals['_DISCLOSE']._serialized_end=2675
-  _globals['_ABANDON']._serialized_start=2677
-  _globals['_ABANDON']._serialized_end=2711
-  _globals['_SETTLE']._serialized_start=2713
-  _globals['_SETTLE']._serialized_end=2739
-  _globals['_COORDINATORSERVICEFETCHMODELREQUEST']._serialized_start=2741
-  _globals['_COORDINATORSERVICEFETCHMODELREQUEST']._serialized_end=2810
-  _globals['_COORDINATORSERVICEFETCHMODELRESPONSE']._serialized_start=2812
-  _globals['_COORDINATORSERVICEFETCHMODELRESPONSE']._serialized_end=2893
-  _globals['_SUBMITUPDATEREQUEST']._serialized_start=2895
-  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2960
-  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2962
-  _globals['_SUBMITUPDATERESPONSE']._serialized_end=3003
-  _globals['_LOCATEUPLOADREQUEST']._serialized_start=3005
-  _globals['_LOCATEUPLOADREQUEST']._serialized_end=3080
-  _globals['_LOCATEUPLOADRESPONSE']._serialized_start=3082
-  _globals['_LOCATEUPLOADRESPONSE']._serialized_end=3138
-  _globals['_COORDINATORSERVICE']._serialized_start=3247
-  _globals['_COORDINATORSERVICE']._serialized_end=3651
+  _globals['_ANSWER']._serialized_end=1231
+  _globals['_FAILURE']._serialized_start=1233
+  _globals['_FAILURE']._serialized_end=1275
+  _globals['_EVALUATIONCOUNTS']._serialized_start=1277
+  _globals['_EVALUATIONCOUNTS']._serialized_end=1378
+  _globals['_SCALARS']._serialized_start=1380
+  _globals['_SCALARS']._serialized_end=1489
+  _globals['_SCALARS_VALUESENTRY']._serialized_start=1444
+  _globals['_SCALARS_VALUESENTRY']._serialized_end=1489
+  _globals['_PROFILE']._serialized_start=1491
+  _globals['_PROFILE']._serialized_end=1602
+  _globals['_INSTRUCTION']._serialized_start=1605
+  _globals['_INSTRUCTION']._serialized_end=1998
+  _globals['_PLUGIN']._serialized_start=2000
+  _globals['_PLUGIN']._serialized_end=2064
+  _globals['_TRAIN']._serialized_start=2067
+  _globals['_TRAIN']._serialized_end=2457
+  _globals['_AUXILIARY']._serialized_start=2460
+  _globals['_AUXILIARY']._serialized_end=2656
+  _globals['_EVALUATE']._serialized_start=2658
+  _globals['_EVALUATE']._serialized_end=2753
+  _globals['_DISCLOSE']._serialized_start=2756
+  _globals['_DISCLOSE']._serialized_end=2892
+  _globals['_QUESTION']._serialized_start=2895
+  _globals['_QUESTION']._serialized_end=3044
+  _globals['_ABANDON']._serialized_start=3046
+  _globals['_ABANDON']._serialized_end=3080
+  _globals['_SETTLE']._serialized_start=3082
+  _globals['_SETTLE']._serialized_end=3108
+  _globals['_COORDINATORSERVICEFETCHMODELREQUEST']._serialized_start=3110
+  _globals['_COORDINATORSERVICEFETCHMODELREQUEST']._serialized_end=3179
+  _globals['_COORDINATORSERVICEFETCHMODELRESPONSE']._serialized_start=3181
+  _globals['_COORDINATORSERVICEFETCHMODELRESPONSE']._serialized_end=3262
+  _globals['_SUBMITUPDATEREQUEST']._serialized_start=3264
+  _globals['_SUBMITUPDATEREQUEST']._serialized_end=3329
+  _globals['_SUBMITUPDATERESPONSE']._serialized_start=3331
+  _globals['_SUBMITUPDATERESPONSE']._serialized_end=3372
+  _globals['_LOCATEUPLOADREQUEST']._serialized_start=3374
+  _globals['_LOCATEUPLOADREQUEST']._serialized_end=3449
+  _globals['_LOCATEUPLOADRESPONSE']._serialized_start=3451
+  _globals['_LOCATEUPLOADRESPONSE']._serialized_end=3507
+  _globals['_COORDINATORSERVICE']._serialized_start=3616
+  _globals['_COORDINATORSERVICE']._serialized_end=4020
 # @@protoc_insertion_point(module_scope)

@@ -318,6 +318,7 @@ class Answer(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    SCALARS_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -332,6 +333,10 @@ class Answer(_message.Message):
     def profile(self) -> Global___Profile:
         """What the client discloses."""
 
+    @_builtins.property
+    def scalars(self) -> Global___Scalars:
+        """The numbers that answer a question."""
+
     def __init__(
         self,
         *,
@@ -339,12 +344,13 @@ class Answer(_message.Message):
         failure: Global___Failure | None = ...,
         evaluation: Global___EvaluationCounts | None = ...,
         profile: Global___Profile | None = ...,
+        scalars: Global___Scalars | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -417,6 +423,50 @@ class EvaluationCounts(_message.Message):
 Global___EvaluationCounts: _TypeAlias = EvaluationCounts  # noqa: Y015
 
 @_typing.final
+class Scalars(_message.Message):
+    """Numbers by name; every one of them finite."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The numbers."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scalars: _TypeAlias = Scalars  # noqa: Y015
+
+@_typing.final
 class Profile(_message.Message):
     """A one-time disclosure; asked for again, it is the same one, word for word."""
 
@@ -470,6 +520,7 @@ class Instruction(_message.Message):
     ABANDON_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
     DISCLOSE_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once."""
     client_id: _builtins.str
@@ -502,6 +553,10 @@ class Instruction(_message.Message):
     def disclose(self) -> Global___Disclose:
         """Disclose something about the client's data and answer with it, within the client's policy."""
 
+    @_builtins.property
+    def question(self) -> Global___Question:
+        """Answer a question about the client's data as it is now, within the client's policy."""
+
     def __init__(
         self,
         *,
@@ -515,12 +570,13 @@ class Instruction(_message.Message):
         abandon: Global___Abandon | None = ...,
         settle: Global___Settle | None = ...,
         disclose: Global___Disclose | None = ...,
+        question: Global___Question | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "round", b"round", "run_id", b"run_id", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -576,6 +632,7 @@ class Train(_message.Message):
     AUXILIARY_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -612,6 +669,12 @@ class Train(_message.Message):
     def reports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the numbers to report besides those that every update comes with."""
 
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The most samples of each class to train on, infinity for all there are; empty: all of all
+        classes.
+        """
+
     def __init__(
         self,
         *,
@@ -627,10 +690,11 @@ class Train(_message.Message):
         auxiliary: Global___Auxiliary | None = ...,
         reports: _abc.Iterable[_builtins.str] | None = ...,
         pace: _builtins.float = ...,
+        quotas: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "pace", b"pace", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,6 +819,50 @@ class Disclose(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Disclose: _TypeAlias = Disclose  # noqa: Y015
+
+@_typing.final
+class Question(_message.Message):
+    """Ask something that a few numbers answer, and that depends on more than the client's data alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Kind of the question, as installed on the host."""
+    parameters_json: _builtins.str
+    """Its parameters as a JSON object."""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the numbers wanted; the answer has these and no others."""
+
+    @_builtins.property
+    def task(self) -> Global___Plugin:
+        """The task, installed on the host."""
+
+    @_builtins.property
+    def model(self) -> _transfer_pb2.ModelReference:
+        """The round's model; kinds that need none don't fetch it."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        task: Global___Plugin | None = ...,
+        model: _transfer_pb2.ModelReference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "names", b"names", "parameters_json", b"parameters_json", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Question: _TypeAlias = Question  # noqa: Y015
 
 @_typing.final
 class Abandon(_message.Message):

@@ -1,0 +1,53 @@
+"""The seam for questions: what a coordinator asks clients before it selects.
+
+A kind of question is one class, registered in the entry-point group `potluck.questions`. Its
+constructor takes the question's parameters as keyword arguments and only stores them. A few numbers
+answer it, computed anew whenever it is asked; what clients disclose once is a profile instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionContext:
+    """What an answer may be computed from.
+
+    client: who is asked. round: from 1, the one whose cohort is being chosen. data: the client's.
+    classes, groups: the task's. model: the round's, with its weights, not yet on `device`; None for
+    a kind that needs none. cancelled: whether nobody waits for the answer any more.
+    """
+
+    client: ClientId
+    round: int
+    data: ClientData
+    classes: int
+    groups: int
+    device: torch.device
+    model: nn.Module | None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+class Question(Protocol):
+    """A kind of question. Called from a worker thread; may take its time."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the round's model is fetched first; a training that follows finds it there."""
+        ...
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """Numbers by name. The same question of the same data and model has the same answer.
+
+        Raises TrainingError where there is none; the coordinator then selects without it.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Questions that clients answer, one module each, registered as `potluck.questions`."""

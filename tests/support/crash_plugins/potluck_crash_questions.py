@@ -1,0 +1,127 @@
+"""A selector that asks and the question it asks, with points where a test may stop either side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from potluck_crash import reach
+
+from potluck.client.question import QuestionContext
+from potluck.client.questions.loss import Loss
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Signal,
+)
+from potluck.server.state import State
+
+
+def note(name: str, text: str) -> None:
+    """Add a line to a file beside the points."""
+    with (Path(os.environ["POTLUCK_POINTS"]) / name).open("a") as file:
+        file.write(text + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Loss):
+    """The loss. Point: `question-CLIENT`. Each answer is a line of `answered-CLIENT`."""
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """As Loss does."""
+        reach(f"question-{context.client}")
+        note(f"answered-{context.client}", str(context.round))
+        return super().answer(context)
+
+
+class Asking:
+    """The clients with the largest losses: asks everybody, then those with the larger half again.
+
+    Points: `ask` before the first question, `answer-1` and `answer-2` after each answer. What
+    `observe` is shown is a line of `observed`. fault: something it does wrong.
+    """
+
+    needs: frozenset[Signal] = frozenset()
+
+    def __init__(self, *, kind: str = "watched-loss", fault: str = "") -> None:
+        self.kind = kind
+        self.fault = fault
+
+    def init(self, population: Population) -> State:
+        """Nothing to remember."""
+        return State(scalars={"answers": 0})
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """Two questions, then the cohort."""
+        reach("ask")
+        if self.fault:
+            yield from faulty(self.fault, context)
+        first = yield self.ask(context.available)
+        reach("answer-1")
+        rows = largest(first, max(context.count, len(context.available) // 2))
+        second = yield self.ask(rows if len(rows) else context.available)
+        reach("answer-2")
+        best = largest(second, context.count)
+        others = np.setdiff1d(context.available, best)[: context.count - len(best)]
+        reasons = [f"loss {second.values['loss'][second.rows == row][0]:.6f}" for row in best]
+        return Selection(
+            rows=np.concatenate([best, others]),
+            reasons=[*reasons, *(["gave no loss"] * len(others))],
+        )
+
+    def ask(self, rows: Rows) -> Ask:
+        """The question."""
+        return Ask(rows=rows, kind=self.kind, names=("loss",))
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Count the answers."""
+        seen = {
+            "round": outcome.round,
+            "asked": [answers.rows.tolist() for answers in outcome.answers],
+            "losses": [answers.values["loss"].tolist() for answers in outcome.answers],
+        }
+        note("observed", json.dumps(seen))
+        heard = sum(len(answers.rows) for answers in outcome.answers)
+        return State(scalars={"answers": int(state.scalars["answers"] or 0) + heard})
+
+
+def largest(answers: Answers, count: int) -> Rows:
+    """Rows with the largest losses, largest first."""
+    rows: Rows = answers.rows[np.argsort(-answers.values["loss"], kind="stable")][:count]
+    return rows
+
+
+def as_floats(rows: Rows) -> Any:
+    """The wrong type."""
+    return rows.astype(np.float64)
+
+
+def faulty(fault: str, context: SelectionContext) -> Generator[Ask, Answers, None]:
+    """Do something wrong."""
+    rows = context.available
+    asks: dict[str, object] = {
+        "no ask": "loss",
+        "stranger": Ask(rows=np.array([99]), kind="loss"),
+        "twice": Ask(rows=np.append(rows, rows[:1]), kind="loss"),
+        "nobody": Ask(rows=rows[:0], kind="loss"),
+        "kind": Ask(rows=rows, kind="Loss!"),
+        "parameters": Ask(rows=rows, kind="loss", parameters={"x": float("nan")}),
+        "names": Ask(rows=rows, kind="loss", names=("a", "a")),
+        "floats": Ask(rows=as_floats(rows), kind="loss"),
+    }
+    if fault == "raises":
+        raise KeyError("a bug")
+    if fault == "endless":
+        while True:
+            yield Ask(rows=rows[:1], kind="loss")
+    yield asks[fault]  # type: ignore[misc]
