@@ -240,7 +240,8 @@ class Run:
         for name, count in waiting.items():
             for _ in range(count):
                 envelope = self.next(name)
-                if names is None or name in names:
+                known = name in self.sessions or envelope.type is MessageType.INVITATION
+                if known and (names is None or name in names):
                     self.take(name, self.tell(name, envelope))
         if closing and type(self.session.state) is type(before):
             self.close()
