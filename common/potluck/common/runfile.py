@@ -222,6 +222,11 @@ class RunFile(Settings):
         default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
     )
     task: PluginTable = Field(description="What is learned; other keys are the task's options.")
+    model: PluginTable | None = Field(
+        default=None,
+        description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
+        "anything that makes one; other keys are its options.",
+    )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),
         description="Who trains; other keys are the selector's options.",

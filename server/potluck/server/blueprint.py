@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.common import plugins
-from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.errors import ConfigurationError
 from potluck.common.runfile import RunFile, parse_run_file
 from potluck.common.task import Task
+from potluck.common.task_loading import make_task
 from potluck.common.training import LocalTraining, training_for
 from potluck.common.triplet import triplet_settings_for
+from potluck.server.composition import check_composition
 from potluck.server.round import Plan
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
@@ -25,6 +28,8 @@ class Blueprint:
     selector: Selector
     strategy: Strategy
     training: LocalTraining
+    remarks: Sequence[str] = ()
+    """What whoever started it should know."""
 
     @property
     def plan(self) -> Plan:
@@ -44,8 +49,10 @@ class Blueprint:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def draw_up(text: str, *, source: str) -> Blueprint:
-    """The blueprint of a run file.
+def draw_up(
+    text: str, *, source: str, model_modules: Sequence[str] = plugins.MODEL_MODULES
+) -> Blueprint:
+    """The blueprint of a run file; model_modules: where a model it names is looked for.
 
     Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
     """
@@ -57,22 +64,25 @@ def draw_up(text: str, *, source: str) -> Blueprint:
             count=run_file.count,
             roster=run_file.roster,
         )
-    if run_file.objective.name not in plugins.installed(plugins.OBJECTIVES):
-        choices = ", ".join(plugins.installed(plugins.OBJECTIVES)) or "nothing"
-        raise PluginError(
-            f"{plugins.OBJECTIVES}: '{run_file.objective.name}' is not installed; "
-            f"installed: {choices}",
-            name=run_file.objective.name,
-        )
-    task = plugins.create(plugins.TASKS, run_file.task.name, run_file.task.options)
+    task = make_task(
+        run_file.task.name,
+        run_file.task.options,
+        model=None if run_file.model is None else run_file.model.model_dump(),
+        model_modules=model_modules,
+    )
     selector = run_file.selector
-    strategy = run_file.strategy
+    training = training_for(task, run_file.training, source=f"{source}: [training]")
+    strategy: Strategy = plugins.create(
+        plugins.STRATEGIES, run_file.strategy.name, run_file.strategy.options
+    )
+    remarks = check_composition(run_file, strategy, training, source=source)
     return Blueprint(
         run_file=_with_recommendations(run_file, task, source),
         task=task,
         selector=plugins.create(plugins.SELECTORS, selector.name, selector.options),
-        strategy=plugins.create(plugins.STRATEGIES, strategy.name, strategy.options),
-        training=training_for(task, run_file.training, source=f"{source}: [training]"),
+        strategy=strategy,
+        training=training,
+        remarks=remarks,
     )
 
 

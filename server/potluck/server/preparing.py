@@ -54,6 +54,8 @@ class Preparing:
     async def _begin_with_a_model(self) -> bool:
         """Make the model before round 1; False where the operator stops that."""
         run, run_id = self._run, self._run.row.run_id
+        for remark in run.blueprint.remarks:
+            run.say(remark, warning=True)
         initial = await asyncio.to_thread(run.work.initial_model)
         sha256: str | None = initial.sha256
         triplet = run.blueprint.run_file.profiles.triplet

@@ -38,7 +38,7 @@ from potluck.server.profile_requests import request_for
 from potluck.server.selection import Population
 from potluck.server.store import Store
 from potluck.server.store.records import Profile
-from potluck.server.wire import model_reference, plugin
+from potluck.server.wire import model_reference, task_plugin
 
 log = structlog.get_logger()
 
@@ -247,7 +247,7 @@ class Profiling:
         disclose = coordinator_pb2.Disclose(
             signal=signal,
             parameters_json=self._requests[signal].canonical(),
-            task=plugin(self._blueprint.run_file.task),
+            task=task_plugin(self._blueprint.run_file),
         )
         if signal == TRIPLET and self._model is not None:
             disclose.model.CopyFrom(model_reference(self._model))

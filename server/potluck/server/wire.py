@@ -6,7 +6,7 @@ import json
 
 from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.encoding import Encoding
-from potluck.common.runfile import PluginTable
+from potluck.common.runfile import PluginTable, RunFile
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import Published
@@ -47,6 +47,14 @@ def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
     return coordinator_pb2.Plugin(name=table.name, options_json=json.dumps(table.options))
 
 
+def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
+    """A run's task, with the model that takes the place of its own."""
+    message = plugin(run_file.task)
+    if run_file.model is not None:
+        message.model_json = json.dumps(run_file.model.model_dump())
+    return message
+
+
 def train_instruction_id(run_id: str, round_number: int, attempt: int, client: str) -> str:
     """The id of a client's training, the same before and after a coordinator restart."""
     return f"{run_id}/{round_number}.{attempt}/{client}"
@@ -71,7 +79,7 @@ def train_instruction(
         round=round_number,
         train=coordinator_pb2.Train(
             model=model,
-            task=plugin(run_file.task),
+            task=task_plugin(run_file),
             objective=plugin(run_file.objective),
             training_json=blueprint.training.model_dump_json(),
             seed=blueprint.client_seed(round_number, client),
@@ -123,5 +131,5 @@ def evaluate_instruction(
         client_id=client,
         run_id=run_id,
         round=round_number,
-        evaluate=coordinator_pb2.Evaluate(model=model, task=plugin(blueprint.run_file.task)),
+        evaluate=coordinator_pb2.Evaluate(model=model, task=task_plugin(blueprint.run_file)),
     )

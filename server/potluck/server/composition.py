@@ -1,0 +1,65 @@
+"""What goes together in a run: checked before it starts, refused by naming the two and the reason.
+
+A selector, a strategy's server step and an objective know nothing of one another, so any of them go
+together. What is left are the few pairs below, and what a strategy itself has to say of the
+clients' settings (`Strategy.review`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from potluck.common import plugins
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.runfile import PluginTable, RunFile
+from potluck.common.training import LocalTraining
+from potluck.server.strategy import Strategy
+
+
+def check_composition(
+    run_file: RunFile, strategy: Strategy, training: LocalTraining, *, source: str
+) -> Sequence[str]:
+    """Remarks on what goes together but not as one may think, a sentence each.
+
+    Raises ConfigurationError where two parts don't go together, PluginError where one is missing.
+    """
+    correction = strategy.correction
+    if correction is not None:
+        check_installed(plugins.CORRECTIONS, correction.name)
+    check_objective(run_file.objective, source=source)
+    try:
+        return tuple(strategy.review(training, run_file.weighting))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
+
+
+def check_maskable(name: str, strategy: Strategy) -> None:
+    """Raise ConfigurationError where a strategy needs what secure aggregation hides."""
+    if strategy.individual:
+        raise ConfigurationError(
+            f"strategy {name} and secure aggregation don't go together: {name} looks at single "
+            "updates, and of masked ones the coordinator learns only the sum; choose a strategy "
+            "that averages (fedavg, fedavgm, fedadam, fednova, …), or unmasked updates",
+            strategy=name,
+        )
+
+
+def check_objective(table: PluginTable, *, source: str) -> None:
+    """Whether there is such an objective, and takes these options.
+
+    Hosts make it; here it is only tried, where the client's software is installed too.
+    """
+    check_installed(plugins.OBJECTIVES, table.name)
+    try:
+        plugins.create(plugins.OBJECTIVES, table.name, table.options)
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, ImportError):  # hosts have it, this machine need not
+            raise type(error)(f"{source}: {error.message}", **error.metadata) from None
+
+
+def check_installed(group: str, name: str) -> None:
+    """Raise PluginError, listing what is installed, unless `name` is."""
+    found = plugins.installed(group)
+    if name not in found:
+        choices = ", ".join(found) or "nothing"
+        raise PluginError(f"{group}: '{name}' is not installed; installed: {choices}", name=name)
