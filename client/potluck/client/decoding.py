@@ -86,12 +86,13 @@ def write_update(
     compressed: bool,
     seed: int,
     auxiliaries: Auxiliaries | None = None,
+    over: Path | None = None,
 ) -> FileDigest:
     """Write trained arrays as an update file, compressed if so wished. Blocks.
 
     `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
-    roundings. `auxiliaries`: what goes beside the weights, as it is. Raises LayoutError,
-    NotFiniteError or StorageError.
+    roundings. `auxiliaries`: what goes beside the weights, as it is. `over`: a spare file to be
+    written over. Raises LayoutError, NotFiniteError or StorageError.
     """
     beside = joined(auxiliaries or {})
     layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())
@@ -99,11 +100,11 @@ def write_update(
     plain = path.with_name(path.name + ".plain") if compressed else path
     if base is None:
         encoded = encode(arrays, encoding, generator=generator) | beside
-        digest = write_tensors(plain, encoded, layout=layout)
+        digest = write_tensors(plain, encoded, layout=layout, over=over)
     else:
         with open_tensors(base) as file:
             encoded = encode(arrays, encoding, base=file.arrays, generator=generator) | beside
-            digest = write_tensors(plain, encoded, layout=layout)
+            digest = write_tensors(plain, encoded, layout=layout, over=over)
     if not compressed:
         return digest
     try:

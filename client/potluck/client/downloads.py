@@ -205,6 +205,7 @@ class Downloads:
             size=header.size,
             offset=header.offset,
             maximum=self._maximum,
+            over=self._cache.spare.take(),
         )
 
 

@@ -304,6 +304,7 @@ class Instructions:
                 auxiliaries=auxiliaries,
                 progress=progress,
                 cancelled=job.cancelled.is_set,
+                spare=self._kept.spare.take,
             )
 
         with contextlib.ExitStack() as pins:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.state_directory import write_atomically
+from potluck.common.spare_files import SpareFiles
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 """A coordinator that was down longer than this gets the training done again."""
@@ -50,6 +51,8 @@ class KeptUpdates:
         `now`: seconds since 1970.
         """
         self._folder = folder
+        self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
+        """An update that was dropped, to be written over."""
         self._updates: dict[str, KeptUpdate] = {}
         for record in sorted(folder.glob("*.json")):
             update = _read(record)
@@ -85,7 +88,7 @@ class KeptUpdates:
         """Delete an update, if it is here."""
         self._updates.pop(update_id, None)
         self._record(update_id).unlink(missing_ok=True)
-        self.path(update_id).unlink(missing_ok=True)
+        self.spare.give(self.path(update_id))
 
     def drop_rounds(self, *, run_id: str, client_id: str, through: int) -> None:
         """Delete a client's updates for a run's rounds up to and with `through`."""

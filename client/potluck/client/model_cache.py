@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
+from potluck.common.spare_files import SpareFiles
 from potluck.common.tensors import file_digest
 from potluck.common.transfer import check_digest
 
@@ -28,6 +29,8 @@ class ModelCache:
         """Take stock of what an earlier process left; of that, nothing is believed unverified."""
         self._folder = folder
         self._keep = keep
+        self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
+        """A model that was evicted, to be written over."""
         self._pins: Counter[str] = Counter()
         self._verified: set[str] = set()
         files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -88,7 +91,9 @@ class ModelCache:
 
     def _evict(self) -> None:
         for sha256 in evictions(self._by_use, self._pins.keys(), self._keep):
-            self.remove(sha256)
+            self._by_use.remove(sha256)
+            self._verified.discard(sha256)
+            self.spare.give(self.path(sha256))
 
 
 def _is_digest(name: str) -> bool:

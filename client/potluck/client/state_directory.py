@@ -5,6 +5,7 @@ models/SHA256            models, by the digest of their float32 file
 fetched/SHA256[.part]    files on their way down
 updates/…                updates until their round is over; see `kept_updates`
 kept/…                   what clients keep from one training to the next; see `kept_states`
+….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
 """
 

@@ -129,10 +129,13 @@ class Workbench:
         auxiliaries: ReceivedAuxiliaries | None = None,
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
+        spare: Callable[[], Path | None] = lambda: None,
     ) -> Trained:
         """Train from the file `model` and write the update to the file `update`.
 
         `auxiliaries`: what the strategy sent beside the model, where it did.
+        `spare`: gives a file to be written over, if there is one.
+
         Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
         TrainingError, StorageError, and RoundClosedError when cancelled.
         """
@@ -178,6 +181,7 @@ class Workbench:
             compressed=work.compressed,
             seed=work.seed,
             auxiliaries=None if outcome is None else sendable(outcome.send, names, loaded.layout),
+            over=spare(),
         )
         return Trained(
             file=written,

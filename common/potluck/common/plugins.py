@@ -6,7 +6,9 @@ them. Built-in ones are registered the same way as anybody else's.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
@@ -27,7 +29,13 @@ MODEL_MODULES: Final = ("potluck.common.models", "torchvision.models")
 
 def installed(group: str) -> list[str]:
     """Names of the plug-ins installed in a group, sorted."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _entry_points(group, tuple(sys.path))})
+
+
+@functools.lru_cache(maxsize=64)
+def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What is installed: reading it from disk takes milliseconds, and every round asks."""
+    return tuple(entry_points(group=group))
 
 
 def find(group: str, name: str) -> type[Any]:
@@ -44,7 +52,7 @@ def find(group: str, name: str) -> type[Any]:
 def find_callable(group: str, name: str) -> Callable[..., Any]:
     """The class or function called `name`. Raises PluginError as `find` does."""
     offered: dict[str, EntryPoint] = {
-        point.value: point for point in entry_points(group=group, name=name)
+        point.value: point for point in _entry_points(group, tuple(sys.path)) if point.name == name
     }
     if not offered:
         choices = ", ".join(installed(group)) or "nothing"

@@ -149,12 +149,14 @@ def write_tensors(
     *,
     layout: Layout | None = None,
     sync: bool = False,
+    over: Path | None = None,
 ) -> FileDigest:
     """Write a tensor file under a temporary name, then give it its own.
 
     `layout`: how the arrays are to lie, by default `Layout.of(arrays)`; needed for bfloat16.
-    `sync`: return only when file and name are on disk. Contiguous arrays are not copied. Raises
-    LayoutError if an array does not fit the layout, StorageError if the disk refuses.
+    `sync`: return only when file and name are on disk. `over`: a spare file in the same file
+    system to be written over. Contiguous arrays are not copied. Raises LayoutError if an array does
+    not fit the layout, StorageError if the disk refuses.
     """
     if layout is None:
         layout = Layout.of(arrays)
@@ -164,10 +166,16 @@ def write_tensors(
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
         temporary = Path(name)
+        if over is not None:
+            os.close(descriptor)
+            over.replace(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for piece in _pieces(arrays, layout):
                 digest.update(piece)
                 _write_all(file, piece)
+            if over is not None:
+                file.truncate()
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,11 +1,14 @@
 """Files arriving: received, verified, resumed.
 
-A file being received is `PATH.part`; it gets its name only when its length and SHA-256 are what
+A file being received is `PATH.part`; it gets its name only when its length and digest are what
 was announced. A broken transfer leaves the part behind, and the next one may go on from there.
+While a spare file is written over it is `PATH.over`: only when the transfer breaks is it cut to
+what arrived. A process that is killed leaves an `.over`, of which nothing is believed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -38,8 +41,19 @@ class FileReceiver:
     transfer can resume.
     """
 
-    def __init__(self, path: Path, *, sha256: str, size: int, offset: int, maximum: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sha256: str,
+        size: int,
+        offset: int,
+        maximum: int,
+        over: Path | None = None,
+    ) -> None:
         """Begin, or go on at `offset`.
+
+        `over`: a file to be written over; deleted where there is a part to go on with.
 
         Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is
         no part that reaches to `offset`.
@@ -59,10 +73,18 @@ class FileReceiver:
         self._size = size
         self._received = offset
         self._hash = hasher()
-        flags = os.O_RDWR | os.O_CREAT | (0 if offset else os.O_TRUNC)
-        self._file = os.fdopen(os.open(self._part, flags, 0o600), "r+b", buffering=0)
+        self._writing = self._part
+        if over is not None and offset:
+            over.unlink(missing_ok=True)
+        elif over is not None:
+            self._part.unlink(missing_ok=True)
+            self._writing = path.with_name(path.name + ".over")
+            over.replace(self._writing)
+        flags = os.O_RDWR | os.O_CREAT | (0 if offset or over is not None else os.O_TRUNC)
+        self._file = os.fdopen(os.open(self._writing, flags, 0o600), "r+b", buffering=0)
         try:
-            self._resume(offset)
+            if offset:
+                self._resume(offset)
         except BaseException:
             self._file.close()
             raise
@@ -115,22 +137,34 @@ class FileReceiver:
             )
         actual = self._hash.hexdigest()
         if actual != self._sha256 or check_digest(sha256) != self._sha256:
-            self._part.unlink(missing_ok=True)
+            self._writing.unlink(missing_ok=True)
             raise DigestMismatchError(
                 f"the file announced as {self._sha256[:12]}… has SHA-256 {actual[:12]}…; "
                 "send it again from its start",
                 announced=self._sha256,
                 actual=actual,
             )
+        self._cut()
         if sync:
             os.fsync(self._file.fileno())
         self._file.close()
-        self._part.replace(self._path)
+        self._writing.replace(self._path)
         return self._path
 
     def close(self) -> None:
         """Stop; what has arrived stays as the part."""
-        self._file.close()
+        if self._file.closed:
+            return
+        with self._file:
+            if self._writing != self._part:
+                self._cut()
+                with contextlib.suppress(FileNotFoundError):  # the digest was wrong
+                    self._writing.replace(self._part)
+
+    def _cut(self) -> None:
+        """Of a spare file that was longer, keep what arrived."""
+        if os.fstat(self._file.fileno()).st_size > self._received:
+            self._file.truncate(self._received)
 
 
 def part_path(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from potluck.rpc.v1 import coordinator_pb2
@@ -10,9 +11,18 @@ from potluck.server import round_events as rounds
 from potluck.server.auxiliaries import AuxiliaryFiles
 from potluck.server.environment import now
 from potluck.server.standing import Standing
-from potluck.server.store.records import AttemptKey, MemberState
+from potluck.server.store.records import AttemptKey, MemberChange, MemberState
 from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import model_reference, train_instruction, train_instruction_id
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """An update that is to be recorded."""
+
+    key: AttemptKey
+    change: MemberChange
+    recorded: asyncio.Future[None]
 
 
 class Collecting:
@@ -22,6 +32,8 @@ class Collecting:
         self._run = run
         self.auxiliaries = AuxiliaryFiles(run)
         self._in_store = run.environment.in_store
+        self._arrivals: list[_Arrival] = []
+        self._recording: asyncio.Task[None] | None = None
 
     # Instructions -----------------------------------------------------------------------------
 
@@ -88,14 +100,40 @@ class Collecting:
     async def accept(self, client: str, update_id: str, update: SpooledUpdate) -> None:
         """A verified update is in the spool: record it, then tell the machine."""
         run, key = self._run, self._run.key
-        await self._in_store(
-            lambda store: store.set_member(key, client, MemberState.RECEIVED, update=update.row)
-        )
+        change = MemberChange(client_id=client, state=MemberState.RECEIVED, update=update.row)
+        await self._record(key, change)
         if not self.expects(client, update_id):
             return
         run.facts.updates[client] = update
         run.environment.attendance.retire([update_id])
         run.post(rounds.UpdateArrived(client))
+
+    async def _record(self, key: AttemptKey, change: MemberChange) -> None:
+        """Store that an update arrived, with those that arrive while others are being stored."""
+        arrival = _Arrival(key, change, asyncio.get_running_loop().create_future())
+        self._arrivals.append(arrival)
+        if self._recording is None or self._recording.done():
+            self._recording = asyncio.create_task(self._record_arrivals())
+        await arrival.recorded
+
+    async def _record_arrivals(self) -> None:
+        while self._arrivals:
+            batch, self._arrivals = self._arrivals, []
+            if len({arrival.key for arrival in batch}) > 1 or not await self._try_record(batch):
+                for arrival in batch:  # so that each learns what is wrong with its own
+                    await self._try_record([arrival], last=True)
+
+    async def _try_record(self, batch: list[_Arrival], *, last: bool = False) -> bool:
+        key, changes = batch[0].key, [arrival.change for arrival in batch]
+        try:
+            await self._in_store(lambda store: store.set_members(key, changes))
+        except Exception as error:
+            if last or len(batch) == 1:
+                _resolve(batch[0], error)
+            return last or len(batch) == 1
+        for arrival in batch:
+            _resolve(arrival, None)
+        return True
 
     # How a client's part ended ----------------------------------------------------------------
 
@@ -111,3 +149,12 @@ class Collecting:
         key = AttemptKey(self._run.row.run_id, action.round, action.attempt)
         await self._in_store(lambda store: store.abandon_attempt(key, action.reason))
         await asyncio.to_thread(self._run.spool.clear, action.round, action.attempt)
+
+
+def _resolve(arrival: _Arrival, error: Exception | None) -> None:
+    if arrival.recorded.done():
+        return  # the call that waited for it was cancelled
+    if error is None:
+        arrival.recorded.set_result(None)
+    else:
+        arrival.recorded.set_exception(error)

@@ -199,7 +199,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             path = engine.spool_path(header.client_id, header.sha256)
             engine.spool.clear_others(path)
             announced = min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes)
-            receiver = await _receiver(path, header, maximum=announced)
+            over = engine.spool.take_spare()
+            receiver = await _receiver(path, header, maximum=announced, over=over)
             with contextlib.closing(receiver):
                 return await self._fill(receiver, header, engine, requests)
         except OSError as error:
@@ -269,7 +270,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return coordinator_pb2.SubmitUpdateResponse()
 
 
-async def _receiver(path: Path, header: transfer_pb2.UpdateHeader, *, maximum: int) -> FileReceiver:
+async def _receiver(
+    path: Path, header: transfer_pb2.UpdateHeader, *, maximum: int, over: Path | None
+) -> FileReceiver:
     begin = partial(
         FileReceiver,
         path,
@@ -277,6 +280,7 @@ async def _receiver(path: Path, header: transfer_pb2.UpdateHeader, *, maximum: i
         size=header.size,
         offset=header.offset,
         maximum=maximum,
+        over=over,
     )
     # Going on means hashing what is there, which must not stop everything else.
     return await asyncio.to_thread(begin) if header.offset else begin()

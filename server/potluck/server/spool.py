@@ -6,6 +6,10 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from potluck.common.spare_files import SpareFiles
+
+_MOST_SPARE_FILES = 10_000
+
 
 class Spool:
     """The spool of one run. Blocking; call it from a thread.
@@ -15,6 +19,7 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._spare = SpareFiles(folder / "spare", keep=_MOST_SPARE_FILES)
 
     @property
     def folder(self) -> Path:
@@ -34,10 +39,18 @@ class Spool:
             if not other.name.startswith(path.name):
                 other.unlink()
 
+    def take_spare(self) -> Path | None:
+        """A file of an earlier round to be written over, if there is one."""
+        return self._spare.take()
+
     def clear(self, round_number: int, attempt: int) -> None:
-        """Forget an attempt's updates."""
+        """Forget an attempt's updates; the next one's are written over them."""
+        self._spare.clear()
+        folder = self._folder / f"{round_number}.{attempt}"
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder / f"{round_number}.{attempt}")
+            for path in folder.iterdir():
+                self._spare.give(path)
+            shutil.rmtree(folder)
 
     def clear_except(self, round_number: int, attempt: int) -> None:
         """Forget every other attempt's updates, e.g. those a crash left behind."""
