@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,14 @@ from support.engines import (
     second_engine,
     ssh_server,
 )
+from typer.testing import CliRunner
 
 from potluck.common.errors import PotluckError
 from potluck.common.identity import Role
 from potluck.common.tls import TlsFiles
 from potluck.deploy import certificate_register, pki
-from potluck.deploy.demo_files import program, reserved_port
+from potluck.deploy.demo_files import reserved_port
+from potluck.deploy.deploy_cli import app
 from potluck.deploy.deployment import Deployment
 from potluck.deploy.docker_engine import connected, open_engine
 from potluck.deploy.inventory import MachineSettings, load_inventory
@@ -73,16 +74,9 @@ class Lab:
 
     def potluck(self, *arguments: str, fails: bool = False) -> str:
         """What a command prints."""
-        done = subprocess.run(
-            [program("potluck"), "deploy", *arguments, "--file", str(self.file)],
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-            cwd=self.folder,
-        )
-        assert (done.returncode != 0) == fails, (done.stdout, done.stderr)
-        return done.stderr if fails else done.stdout
+        done = CliRunner().invoke(app, [*arguments, "--file", str(self.file)])
+        assert (done.exit_code != 0) == fails, (done.output, done.exception)
+        return f"{done.stderr}{done.exception}" if fails else done.stdout
 
     def change(self, host: int, **values: Any) -> None:
         """Change the inventory's host on the second machine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,18 @@ def with_host(**values: Any) -> Inventory:
 def observed(containers: list[DesiredContainer], **changed: Any) -> Observed:
     """As if these had been brought about; `changed` on each."""
     found = {
-        one.name: ObservedContainer(
-            **{
-                "name": one.name,
-                "party": one.party,
-                "digest": one.digest,
-                "image": "i",
-                "running": True,
-                "state": "running",
-                "configuration_digest": one.configuration_digest,
-                "tls_digest": one.tls_digest,
-            }
-            | changed
+        one.name: replace(
+            ObservedContainer(
+                name=one.name,
+                party=one.party,
+                digest=one.digest,
+                image="i",
+                running=True,
+                state="running",
+                configuration_digest=one.configuration_digest,
+                tls_digest=one.tls_digest,
+            ),
+            **changed,
         )
         for one in containers
     }
@@ -180,7 +181,7 @@ VALUES = st.recursive(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [path] if path else []
-    items = value.items() if isinstance(value, dict) else ()
+    items: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
     items = list(enumerate(value)) if isinstance(value, list) else items
     return found + [each for key, inner in items for each in places(inner, (*path, key))]
 

@@ -1,0 +1,116 @@
+"""`potluck deploy slurm` on a real cluster of one node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomlkit
+from support.cluster import cluster, require_slurm
+from support.federation import Federation, crash_federation, until
+
+from potluck.deploy.demo_files import program
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def write_inventory(federation: Federation, shared: Path) -> Path:
+    """Two entries with a host each, which have certificates already."""
+    machines = []
+    for number, clients in enumerate(("client-0:1", "client-2:3")):
+        host = {
+            "name": f"host-{number}",
+            "clients": [clients],
+            "settings": {"reconnect_maximum_seconds": 0.3},
+        }
+        slurm = {
+            "directory": str(shared),
+            "options": ["--ntasks=1", "--cpus-per-task=1"],
+            "setup": [f"export PATH={Path(sys.executable).parent}:$PATH"],
+        }
+        entry = {"name": f"node-{number}", "engine": "slurm", "slurm": slurm, "hosts": [host]}
+        machines.append(entry)
+    inventory = {
+        "federation": "demo",
+        "address": federation.files.operator.coordinator,
+        "pki": "pki",
+        "machines": machines,
+    }
+    path = federation.files.folder / "federation.toml"
+    path.write_text(tomlkit.dumps(inventory))
+    return path
+
+
+def commands(environment: dict[str, str], file: Path) -> Callable[..., str]:
+    def potluck(*arguments: str) -> str:
+        done = subprocess.run(
+            [program("potluck"), "deploy", "slurm", *arguments, "--file", str(file)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return potluck
+
+
+def state_of(job: str, environment: dict[str, str]) -> str:
+    said = subprocess.run(
+        ["squeue", "--noheader", "--jobs", job, "--format", "%T"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return said.stdout.strip()
+
+
+def requeue(job: str, environment: dict[str, str]) -> None:
+    subprocess.run(["scontrol", "requeue", job], env=environment, check=True, timeout=60)
+
+
+async def test_two_jobs_go_through_three_rounds_and_a_requeue(tmp_path: Path) -> None:
+    require_slurm()
+    shared = tmp_path / "shared"
+    async with crash_federation(
+        tmp_path,
+        clients=4,
+        hosts=2,
+        count=4,
+        rounds=3,
+        start_hosts=False,
+        assignments=["round.grace_seconds=120"],
+    ) as federation:
+        with cluster() as environment:
+            potluck = commands(environment, write_inventory(federation, shared))
+            submitted = potluck("up").split()
+            jobs = [submitted[2].rstrip(":"), submitted[6].rstrip(":")]
+            assert all(job.isdigit() for job in jobs), submitted
+            await federation.until_attending()
+            assert potluck("up").count("nothing to do") == 2
+            assert potluck("status").count("RUNNING") == 2
+
+            federation.points.hold("train-client-0")
+            run_id = await federation.start_run()
+            await until(lambda: federation.points.reached("train-client-0"))
+            requeue(jobs[0], environment)
+            await until(lambda: state_of(jobs[0], environment) == "PENDING", "requeued")
+            federation.points.release()
+            await federation.finished(run_id)
+            assert [each.round for each in await federation.history(run_id)] == [1, 2, 3]
+            log = (shared / "demo" / "node-0" / "log").read_text()
+            assert log.count('"attending"') == 2  # it came back
+            assert '"signal": "SIGTERM"' in log  # it was not just killed
+
+            assert potluck("down").count("cancelled") == 2
+            await until(lambda: not any(state_of(job, environment) for job in jobs), "cancelled")
+            assert await federation.attending_hosts() == set()
+            assert potluck("status").count("not submitted") == 2
+            assert list(shared.rglob("*.pem")) == []
