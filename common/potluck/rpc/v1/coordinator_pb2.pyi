@@ -831,10 +831,18 @@ class Question(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    VALIDATION_SHARE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of the question, as installed on the host."""
     parameters_json: _builtins.str
     """Its parameters as a JSON object."""
+    pace: _builtins.float
+    """On a virtual clock: seconds that a training takes for each of the client's samples, before any
+    has. 0 on a real one.
+    """
+    validation_share: _builtins.float
+    """The share of its samples that the client keeps back from training."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the numbers wanted; the answer has these and no others."""
@@ -855,10 +863,12 @@ class Question(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         task: Global___Plugin | None = ...,
         model: _transfer_pb2.ModelReference | None = ...,
+        pace: _builtins.float = ...,
+        validation_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "names", b"names", "parameters_json", b"parameters_json", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "task", b"task", "validation_share", b"validation_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
