@@ -5,7 +5,7 @@ Hosts share one federation; each test starts runs of its own, always with the sa
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -73,9 +73,8 @@ async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
     run_id = await killed_twice(federation, strategy)
     assert await federation.finished(run_id) == wanted
     histories = [await federation.history(each) for each in (undisturbed, run_id)]
-    assert [[entry.model_sha256 for entry in each] for each in histories][0] == [
-        entry.model_sha256 for entry in histories[1]
-    ]
+    digests = [[entry.model_sha256 for entry in each] for each in histories]
+    assert digests[0] == digests[1]
     assert {m.state for each in histories for entry in each for m in entry.members} == {INCLUDED}
     models = {entry.model_sha256 for entry in histories[0]}
     assert len(models) == 4, "the strategy did not move the model"
@@ -96,7 +95,9 @@ async def until_agreed(federation: Federation, run_id: str) -> None:
         )
 
     await until(agreed, "clients and coordinator agree on the control variates")
-    assert any(np.abs(total).max() > 0 for total in remembered_sums(federation.state, run_id).values())
+    assert any(
+        np.abs(total).max() > 0 for total in remembered_sums(federation.state, run_id).values()
+    )
 
 
 def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray[Any]]]:
@@ -105,8 +106,6 @@ def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray
     for path in folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
         if record["run_id"] == run_id and record["committed"]:
-            import hashlib
-
             name = hashlib.sha256(record["committed"].encode()).hexdigest()[:40]
             with open_tensors(path.with_name(f"{name}.safetensors")) as file:
                 found[record["client_id"]] = {
@@ -117,7 +116,7 @@ def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray
 
 def remembered_sums(state: Path, run_id: str) -> dict[str, NDArray[np.float64]]:
     """By tensor, from the coordinator's newest state."""
-    with sqlite3.connect(f"file:{state / 'potluck.db'}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(f"file:{state / 'potluck.sqlite3'}?mode=ro", uri=True) as connection:
         query = "SELECT state_sha256 FROM rounds WHERE run_id = ? ORDER BY round DESC LIMIT 1"
         [sha256] = connection.execute(query, (run_id,)).fetchone()
     [path] = state.glob(f"**/{sha256}.safetensors")
@@ -178,9 +177,3 @@ async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
     assert await federation.finished(run_id) == wanted
     by_clients = await federation.start_run("count=6", "roster=6", *named("scaffold"))
     assert await federation.finished(by_clients) == wanted, "who keeps them makes no difference"
-
-
-async def test_what_goes_together_and_what_does_not_is_said_before_the_run(
-    federation: Federation,
-) -> None:
-    await asyncio.sleep(0)

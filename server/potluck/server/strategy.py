@@ -127,10 +127,15 @@ class RoundContext:
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """The client's half of a strategy: a plug-in of the group `potluck.corrections`, installed on
-    hosts, that corrects local steps and makes what a client sends beside its weights."""
+    hosts, that corrects local steps and makes what a client sends beside its weights.
+
+    keeps: whether clients keep something of one training for the next; then a client that has
+    lost it fails, and says why.
+    """
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
+    keeps: bool = False
 
 
 class Strategy(Protocol):

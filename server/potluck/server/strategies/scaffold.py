@@ -70,7 +70,7 @@ class Scaffold:
     @property
     def correction(self) -> Correction | None:
         """Clients correct their steps."""
-        return Correction(name="scaffold")
+        return Correction(name="scaffold", keeps=not self._keeps)
 
     @property
     def needs(self) -> frozenset[Statistic]:
