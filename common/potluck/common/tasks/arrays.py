@@ -8,6 +8,7 @@ them; of a compressed file each process holds its own copy. Nothing is ever unpi
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -184,6 +185,7 @@ def _array(
     if signature != b"PK\x03\x04":
         raise ValueError(f"{member.filename} does not begin where it should")
     file.seek(name + extra, 1)
+    end = file.tell() + member.file_size
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{member.filename} has version {version}, expected 1.0 or 2.0")
@@ -191,6 +193,8 @@ def _array(
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python objects")
+    if file.tell() + dtype.itemsize * math.prod(shape) != end:
+        raise ValueError(f"{member.filename} holds more or fewer bytes than {shape} of {dtype}")
     mapped: NDArray[Any] = np.memmap(
         path, dtype, mode="c", offset=file.tell(), shape=shape, order="F" if fortran else "C"
     )

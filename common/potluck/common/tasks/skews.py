@@ -58,8 +58,9 @@ def mostly_one_class(
 
     All hold n // clients samples (the remainder is left out). ⌊skewed · clients + ½⌋ random
     clients hold a share `main` of one class, going round the classes in a random order, and fill
-    up from the other classes at random; the rest hold what remains, shuffled. So the rest are
-    uniform where the classes are of one size, but for what the skewed ones took.
+    up from the other classes at random (from their own where no other is left); the rest hold what
+    remains, shuffled. So the rest are uniform where the classes are of one size, but for what the
+    skewed ones took.
     Disjoint; the indices of each client are sorted. Raises ConfigurationError where a class has
     too few samples.
     """
@@ -86,6 +87,10 @@ def mostly_one_class(
         suitable = np.flatnonzero(~taken & (labels[left] != label))[: size - len(parts[client])]
         taken[suitable] = True
         parts[client] += left[suitable].tolist()
+    for client in mains:  # where the last ones found only their own class left
+        spare = np.flatnonzero(~taken)[: size - len(parts[client])]
+        taken[spare] = True
+        parts[client] += left[spare].tolist()
     rest = left[~taken]
     for position, client in enumerate(sorted(set(range(clients)) - set(mains))):
         parts[client] = rest[position * size : (position + 1) * size].tolist()
