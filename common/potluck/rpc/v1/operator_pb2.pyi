@@ -1038,6 +1038,81 @@ class LabelSuspicion(_message.Message):
 Global___LabelSuspicion: _TypeAlias = LabelSuspicion  # noqa: Y015
 
 @_typing.final
+class DescribeCoordinatorRequest(_message.Message):
+    """Asks for the coordinator itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeCoordinatorRequest: _TypeAlias = DescribeCoordinatorRequest  # noqa: Y015
+
+@_typing.final
+class DescribeCoordinatorResponse(_message.Message):
+    """The coordinator now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    HOSTS_ATTENDING_FIELD_NUMBER: _builtins.int
+    CLIENTS_ATTENDING_FIELD_NUMBER: _builtins.int
+    RUNS_UNDER_WAY_FIELD_NUMBER: _builtins.int
+    software_version: _builtins.str
+    """Its release."""
+    protocol_version: _builtins.int
+    """The protocol it speaks."""
+    disk_free_bytes: _builtins.int
+    """Space left on the disk of its state directory, in bytes."""
+    disk_size_bytes: _builtins.int
+    """Size of that disk, in bytes."""
+    hosts_attending: _builtins.int
+    """Hosts that are connected."""
+    clients_attending: _builtins.int
+    """Their clients."""
+    runs_under_way: _builtins.int
+    """Runs that are waiting or running."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Its clock."""
+
+    @_builtins.property
+    def certificate_expires_at(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate that it shows ends."""
+
+    def __init__(
+        self,
+        *,
+        software_version: _builtins.str = ...,
+        protocol_version: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        certificate_expires_at: _timestamp_pb2.Timestamp | None = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_size_bytes: _builtins.int = ...,
+        hosts_attending: _builtins.int = ...,
+        clients_attending: _builtins.int = ...,
+        runs_under_way: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeCoordinatorResponse: _TypeAlias = DescribeCoordinatorResponse  # noqa: Y015
+
+@_typing.final
 class InstallRevocationsRequest(_message.Message):
     """Brings a revocation list."""
 

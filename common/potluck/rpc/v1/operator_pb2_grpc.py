@@ -80,6 +80,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
                 _registered_method=True)
+        self.DescribeCoordinator = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/DescribeCoordinator',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorResponse.FromString,
+                _registered_method=True)
         self.InstallRevocations = channel.unary_unary(
                 '/potluck.rpc.v1.OperatorService/InstallRevocations',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.SerializeToString,
@@ -160,6 +165,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeCoordinator(self, request, context):
+        """What the coordinator is and how it fares, for whoever looks for a fault.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def InstallRevocations(self, request, context):
         """Takes over the TLS authority's revocation list: who is on it is cut off at once.
         """
@@ -221,6 +233,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.AuditLabels,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.SerializeToString,
+            ),
+            'DescribeCoordinator': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCoordinator,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorResponse.SerializeToString,
             ),
             'InstallRevocations': grpc.unary_unary_rpc_method_handler(
                     servicer.InstallRevocations,
@@ -477,6 +494,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/AuditLabels',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCoordinator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/DescribeCoordinator',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class OperatorServiceStub:
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]
     """What a run's clients claim of their labels, held against their updates."""
+    DescribeCoordinator: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]
+    """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     FetchModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]
@@ -83,6 +85,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]  # type: ignore[assignment]
     """What a run's clients claim of their labels, held against their updates."""
+    DescribeCoordinator: _aio.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]  # type: ignore[assignment]
+    """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]  # type: ignore[assignment]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     FetchModel: _aio.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]  # type: ignore[assignment]
@@ -164,6 +168,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditLabelsResponse], _abc.AsyncIterator[_operator_pb2.AuditLabelsResponse]]:
         """What a run's clients claim of their labels, held against their updates."""
+
+    @_abc_1.abstractmethod
+    def DescribeCoordinator(
+        self,
+        request: _operator_pb2.DescribeCoordinatorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.DescribeCoordinatorResponse, _abc.Awaitable[_operator_pb2.DescribeCoordinatorResponse]]:
+        """What the coordinator is and how it fares, for whoever looks for a fault."""
 
     @_abc_1.abstractmethod
     def InstallRevocations(
