@@ -30,7 +30,7 @@ EVENTS: dict[str, Any] = {
     "left": lambda *clients: rounds.Left(clients),
     "barred": lambda *clients: rounds.Barred(clients),
     "selected": lambda *clients: rounds.Selected(clients),
-    "update": rounds.UpdateArrived,
+    "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
     "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),
     "reduced": lambda: rounds.Reduced(),
     "evaluated": lambda: rounds.Evaluated(),
@@ -54,7 +54,8 @@ def make_machine(line: str) -> RoundMachine:
             attempt=int(values.pop("attempt", "1")),
             spent=int(values.pop("spent", "0")),
             available=tuple(filter(None, values.pop("available", "").split(","))),
-            cohort=tuple((client, MemberState(state)) for client, state in cohort),
+            cohort=tuple((client, MemberState(state)) for client, state, *_ in cohort),
+            seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
         )
     plan = Plan(
         rounds=int(values.pop("rounds", "2")),
@@ -63,6 +64,8 @@ def make_machine(line: str) -> RoundMachine:
         roster_timeout_seconds=float(values.pop("timeout", "300")),
         policy=RoundPolicy.model_validate(policy),
         evaluate_every=int(values.pop("evaluate_every", "1")),
+        simulated="simulated_deadline" in values,
+        simulated_deadline=float(values.pop("simulated_deadline", "inf")),
     )
     assert not values, f"unknown in the first line: {values}"
     return RoundMachine(plan, resumption)
@@ -110,7 +113,7 @@ def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
 CLIENTS = tuple("abcdef")
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject) -> None:
     """No order of joins, leaves, failures and delays wedges the machine or breaks a rule."""
@@ -121,7 +124,15 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         over_selection=data.draw(st.integers(0, 2)),
         grace_seconds=data.draw(st.sampled_from([0.0, 3.0])),
     )
-    plan = Plan(rounds=2, count=3, roster=4, roster_timeout_seconds=20, policy=policy)
+    plan = Plan(
+        rounds=2,
+        count=3,
+        roster=4,
+        roster_timeout_seconds=20,
+        policy=policy,
+        simulated=data.draw(st.booleans()),
+        simulated_deadline=5.0,
+    )
     machine = RoundMachine(plan)
     now, committed, outstanding = 0.0, 0, list[rounds.Event]([rounds.Started()])
     received: set[str] = set()
@@ -141,7 +152,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         elif choice == 3 and machine.pending:
             client = data.draw(st.sampled_from(machine.pending))
             received.add(client)
-            event = rounds.UpdateArrived(client)
+            event = rounds.UpdateArrived(client, data.draw(st.sampled_from([1.0, 2.0, 6.0])))
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:
@@ -157,6 +168,8 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                 case rounds.Reduce(clients=reduced):
                     assert set(reduced) <= received
                     assert list(reduced) == sorted(reduced)
+                    seconds = [machine.members[client].seconds for client in reduced]
+                    assert not plan.simulated or max(seconds) <= 5.0
                     outstanding = [rounds.Reduced()]
                 case rounds.Evaluate():
                     outstanding = [rounds.Evaluated()]

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.objectives.cross_entropy import CrossEntropy
+from potluck.client.squared_losses import SquaredLosses
 from potluck.client.training import TrainingResult, train
 from potluck.common.configuration import validate
 from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
@@ -46,6 +47,7 @@ def run(
     objective: Objective | None = None,
     seed: int = 3,
     round_number: int = 1,
+    losses: SquaredLosses | None = None,
     progress: Callable[[float], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -59,9 +61,30 @@ def run(
         seed=seed,
         round_number=round_number,
         device=CPU,
+        losses=losses,
         progress=progress,
         cancelled=cancelled,
     )
+
+
+def test_losses_are_summed_over_the_first_pass_alone() -> None:
+    """With a learning rate near 0 they are those of the received model."""
+    data, sums = blobs(), []
+    for epochs in (1, 3):
+        losses, model = SquaredLosses(CPU), network()
+        with torch.no_grad():
+            before = functional.cross_entropy(model(data.inputs), data.labels, reduction="none")
+        run(model, data, losses=losses, epochs=epochs, learning_rate=1e-9, batch_size=7)
+        assert losses.root_mean_square() == pytest.approx(
+            float(before.square().mean().sqrt()), rel=1e-4
+        )
+        sums.append(losses.root_mean_square())
+    assert sums[0] == sums[1]
+    quick = SquaredLosses(CPU)
+    measured = run(network(), data, losses=quick, epochs=3, learning_rate=0.5)
+    unmeasured = run(network(), data, epochs=3, learning_rate=0.5)
+    assert measured.loss == unmeasured.loss
+    assert quick.root_mean_square() > measured.loss
 
 
 def frozen(model: nn.Module) -> dict[str, NDArray[Any]]:

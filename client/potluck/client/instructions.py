@@ -331,8 +331,9 @@ class Instructions:
             samples=weighting.tell(result.samples),
             steps=steps,
             normalizer=trained.normalizer(steps, instruction.round),
-            seconds=result.seconds,
+            seconds=trained.seconds,
             loss=result.loss,
+            reports=trained.reports(weighting.tell(result.samples)),
             expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
         )
         self._kept.keep(update)

@@ -40,6 +40,7 @@ class KeptUpdate(BaseModel):
     loss: float
     expires: float
     normalizer: float = 0.0
+    reports: dict[str, float] = {}
 
 
 class KeptUpdates:

@@ -25,6 +25,8 @@ class QuestionContext:
     client: who is asked. round: from 1, the one whose cohort is being chosen. data: the client's.
     classes, groups: the task's. model: the round's, with its weights, not yet on `device`; None for
     a kind that needs none. cancelled: whether nobody waits for the answer any more.
+    validation_share: of the samples that are kept back from training. pace: simulated seconds of a
+    training per sample, on a virtual clock; 0 on a real one.
     """
 
     client: ClientId
@@ -35,6 +37,8 @@ class QuestionContext:
     device: torch.device
     model: nn.Module | None
     cancelled: Callable[[], bool] = lambda: False
+    validation_share: float = 0.0
+    pace: float = 0.0
 
 
 class Question(Protocol):

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+UTILITY = "utility"
+"""Name of the number that is reported."""
+
 
 class SquaredLosses:
     """The root mean square of cross-entropy over the samples of a training's first pass.

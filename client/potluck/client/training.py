@@ -26,7 +26,8 @@ from potluck.client.objective import (
     proximal_weight,
 )
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
-from potluck.common.errors import RoundClosedError, TrainingError
+from potluck.client.squared_losses import SquaredLosses
+from potluck.common.errors import DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.local_steps import normalizer
 from potluck.common.task import Examples
 from potluck.common.training import LocalTraining
@@ -64,13 +65,15 @@ def train(
     device: torch.device,
     corrected: Corrected | None = None,
     optimizer: LocalOptimizer | None = None,
+    losses: SquaredLosses | None = None,
     progress: Callable[[float], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
     """Trains `model` in place, from the weights it holds, and leaves it on `device`.
 
     `corrected`: the strategy's correction of the steps. `optimizer`: one made for this model and
-    these settings before, to be used again; it is restarted.
+    these settings before, to be used again; it is restarted. `losses`: sums up what the first pass
+    meets.
     Same weights, data, settings, seed, device and number of threads: the same weights come out,
     bit for bit (on a GPU as far as the kernels that torch chooses allow). `progress` gets shares
     in [0, 1] now and then; `cancelled` is asked before every step. Both must return at once. The
@@ -89,6 +92,7 @@ def train(
             optimizer = _restarted(optimizer, model, settings, round_number)
             data = data.to(device)
             loop = _Loop(model, data, objective, settings, optimizer, classes, round_number)
+            loop.losses = losses
             if corrected is not None:
                 loop.correction = corrected.begin(model, settings, round_number, device)
             order = torch.Generator().manual_seed(seed)
@@ -98,9 +102,10 @@ def train(
             )
             outcome = None if loop.correction is None else loop.correction.finish(amount)
     except torch.OutOfMemoryError as error:
-        raise TrainingError(
+        raise DeviceMemoryError(
             f"{device} has too little memory for this model with batches of {settings.batch_size}; "
-            "lower training.batch_size, or use another device",
+            "lower training.batch_size, set training.smallest_batch_size so that clients may halve "
+            "it, or use another device",
             device=device,
         ) from error
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -182,6 +187,7 @@ class _Loop:
         self.model, self.data, self.objective, self.settings = model, data, objective, settings
         self.optimizer = optimizer
         self.correction: RunningCorrection | None = None
+        self.losses: SquaredLosses | None = None
         self.taken = 0
         parameters = tuple(_trainable(model).values())
         received: tuple[Tensor, ...] = ()
@@ -222,6 +228,7 @@ class _Loop:
                     progress(self.taken / planned)
             loss = float(loss_sum) / min(samples, len(batches) * size)  # waits for the device
             self._require_finite(loss_sum, epoch)
+            self.losses = None  # later passes meet samples that the model was just fitted to
         progress(1.0)
         return loss
 
@@ -233,7 +240,10 @@ class _Loop:
             indices=indices,
         )
         self.optimizer.clear_gradients()
-        loss = self.objective.loss(self.logits(batch.inputs), batch, self.local)
+        logits = self.logits(batch.inputs)
+        if self.losses is not None:
+            self.losses.add(logits, batch.labels)
+        loss = self.objective.loss(logits, batch, self.local)
         torch.autograd.backward(loss)
         if self.settings.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.local.parameters, self.settings.gradient_clip)

@@ -122,5 +122,6 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
             seconds=update.seconds,
             loss=update.loss,
             normalizer=update.normalizer,
+            reports=update.reports,
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +31,14 @@ from potluck.client.objective import Objective, proximal_weight
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.question import Question, QuestionContext
 from potluck.client.signals import interaction_matrix, label_counts
+from potluck.client.smaller_batches import within_memory
+from potluck.client.squared_losses import UTILITY, SquaredLosses, utility
 from potluck.client.training import Corrected, TrainingResult, train
 from potluck.client.triplet import LocalPrivacy, estimate_triplet
+from potluck.client.validation import validation_split
 from potluck.common import plugins
 from potluck.common.disclosure import Parameters
-from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
+from potluck.common.errors import ConfigurationError, ProtocolError, RoundClosedError, TrainingError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
 from potluck.common.local_steps import normalizer
@@ -58,6 +62,8 @@ class Trained:
     """An update that has been written.
 
     mu: weight of the objective's proximal term. kept: whether something was written to be kept.
+    root_mean_square_loss: of the first pass, where it is to be reported. simulated_seconds: what
+    the training took on the run's virtual clock, if it has one.
     """
 
     file: FileDigest
@@ -65,6 +71,21 @@ class Trained:
     settings: LocalTraining
     mu: float
     kept: bool
+    root_mean_square_loss: float | None = None
+    simulated_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What the training took, by the run's clock."""
+        simulated = self.simulated_seconds
+        return self.result.seconds if simulated is None else simulated
+
+    def reports(self, told_samples: int) -> dict[str, float]:
+        """The numbers asked for, where the client's samples are told as so many."""
+        if self.root_mean_square_loss is None or not math.isfinite(self.root_mean_square_loss):
+            return {}
+        met = min(told_samples, self.result.steps * self.settings.batch_size)
+        return {UTILITY: utility(met, self.root_mean_square_loss)}
 
     def normalizer(self, steps: int, round_number: int) -> float:
         """What so many steps of this training amount to."""
@@ -147,27 +168,36 @@ class Workbench:
         settings = training_for(
             loaded.task, _json_object(work.training_json, "training_json"), source="training"
         )
-        data = self._data(loaded, client_id)
+        data = self._data(loaded, client_id).train
+        training, _ = validation_split(data, settings.validation_share, client_id)
         correction = self._correction(work, auxiliaries, loaded.layout)
         if cancelled():
             raise RoundClosedError("the training was cancelled; nobody waits for it")
-        with open_tensors(model) as file:
-            load_arrays(loaded.model, file.arrays)
-        loaded.model.to(self._device)  # before an optimiser is made for its tensors
-        result = train(
-            loaded.model,
-            data.train,
-            objective,
-            settings,
-            classes=loaded.task.classes,
-            seed=work.seed,
-            round_number=round_number,
-            device=self._device,
-            corrected=correction,
-            optimizer=loaded.optimizer(settings),
-            progress=progress,
-            cancelled=cancelled,
-        )
+        losses: SquaredLosses | None = None
+
+        def attempt(settings: LocalTraining) -> TrainingResult:
+            nonlocal losses
+            losses = SquaredLosses(self._device) if UTILITY in _known(work.reports) else None
+            with open_tensors(model) as file:
+                load_arrays(loaded.model, file.arrays)
+            loaded.model.to(self._device)  # before an optimiser is made for its tensors
+            return train(
+                loaded.model,
+                training,
+                objective,
+                settings,
+                classes=loaded.task.classes,
+                seed=work.seed,
+                round_number=round_number,
+                device=self._device,
+                corrected=correction,
+                optimizer=loaded.optimizer(settings),
+                losses=losses,
+                progress=progress,
+                cancelled=cancelled,
+            )
+
+        result, settings = within_memory(attempt, settings)
         outcome = result.correction
         keep = None if outcome is None else outcome.keep
         if keep is not None and auxiliaries is not None:
@@ -189,6 +219,8 @@ class Workbench:
             settings=settings,
             mu=proximal_weight(objective),
             kept=keep is not None,
+            root_mean_square_loss=None if losses is None else losses.root_mean_square(),
+            simulated_seconds=work.pace * len(data) if work.pace else None,
         )
 
     def _correction(
@@ -258,6 +290,8 @@ class Workbench:
                 device=self._device,
                 model=None if model is None else loaded.model,
                 cancelled=cancelled,
+                validation_share=min(max(work.validation_share, 0.0), 0.5),
+                pace=work.pace,
             )
         )
         return {name: float(value) for name, value in values.items()}
@@ -363,6 +397,16 @@ def resolve_device(device: str) -> str:
 
 def _options(plugin: rpc.Plugin) -> dict[str, object]:
     return _json_object(plugin.options_json, f"options of '{plugin.name}'")
+
+
+def _known(reports: Sequence[str]) -> frozenset[str]:
+    unknown = sorted(set(reports) - {UTILITY})
+    if unknown:
+        raise ProtocolError(
+            f"this host's software can't report '{unknown[0][:80]}' with an update; update it",
+            report=unknown[0][:80],
+        )
+    return frozenset(reports)
 
 
 def _json_object(text: str, what: str) -> dict[str, object]:

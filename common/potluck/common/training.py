@@ -64,6 +64,12 @@ class LocalTraining(Settings):
         ge=1,
         description="Samples per step; larger is faster per epoch, smaller learns more.",
     )
+    smallest_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="A client whose device has too little memory halves its batches down to this;\n"
+        "unset, its training fails. Its steps are then other ones than those of the rest.",
+    )
     epochs: int = Field(
         default=1,
         ge=1,
@@ -79,6 +85,13 @@ class LocalTraining(Settings):
         gt=0,
         allow_inf_nan=False,
         description="Longest gradient (L2 norm) of a step; keeps single batches from blowing up.",
+    )
+    validation_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="Share of its samples that each client keeps back from training, for the\n"
+        "questions of selectors that validate (flash).",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.common import plugins
@@ -13,6 +14,7 @@ from potluck.common.task import Task
 from potluck.common.task_loading import make_task
 from potluck.common.training import LocalTraining, training_for
 from potluck.common.triplet import triplet_settings_for
+from potluck.common.virtual_clock import pace
 from potluck.server.composition import check_composition
 from potluck.server.round import Plan
 from potluck.server.selection import Selector
@@ -41,7 +43,21 @@ class Blueprint:
             roster_timeout_seconds=self.run_file.roster_timeout_seconds,
             policy=self.run_file.round,
             evaluate_every=self.run_file.evaluation.every,
+            simulated=self.run_file.virtual_clock.enabled,
+            simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
         )
+
+    @property
+    def reports(self) -> frozenset[str]:
+        """Names of the numbers that the selector wants reported with updates."""
+        return frozenset(getattr(self.selector, "reports", ()))
+
+    def client_pace(self, round_number: int, client: str) -> float:
+        """Simulated seconds per sample of a client in a round; 0 on a real clock."""
+        clock = self.run_file.virtual_clock
+        if not clock.enabled:
+            return 0.0
+        return pace(clock, seed=self.run_file.seed, client=client, round_number=round_number)
 
     def client_seed(self, round_number: int, client: str) -> int:
         """Seed of a client's training in a round: 63 bits of SHA-256(seed / round / client)."""
@@ -71,7 +87,10 @@ def draw_up(
         model_modules=model_modules,
     )
     selector = run_file.selector
-    training = training_for(task, run_file.training, source=f"{source}: [training]")
+    choosing: Selector = plugins.create(plugins.SELECTORS, selector.name, selector.options)
+    recommended: Mapping[str, object] = getattr(choosing, "training", {})
+    chosen = {**recommended, **run_file.training}
+    training = training_for(task, chosen, source=f"{source}: [training]")
     strategy: Strategy = plugins.create(
         plugins.STRATEGIES, run_file.strategy.name, run_file.strategy.options
     )
@@ -79,7 +98,7 @@ def draw_up(
     return Blueprint(
         run_file=_with_recommendations(run_file, task, source),
         task=task,
-        selector=plugins.create(plugins.SELECTORS, selector.name, selector.options),
+        selector=choosing,
         strategy=strategy,
         training=training,
         remarks=remarks,

@@ -106,7 +106,7 @@ class Collecting:
             return
         run.facts.updates[client] = update
         run.environment.attendance.retire([update_id])
-        run.post(rounds.UpdateArrived(client))
+        run.post(rounds.UpdateArrived(client, update.row.seconds))
 
     async def _record(self, key: AttemptKey, change: MemberChange) -> None:
         """Store that an update arrived, with those that arrive while others are being stored."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -261,9 +262,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             compressed=header.compressed,
             samples=report.samples,
             steps=report.steps,
-            seconds=engine.seconds_since_told(client),
+            seconds=_seconds(engine, client, report),
             loss=report.loss,
             normalizer=report.normalizer or None,
+            reports=_reports(engine, report),
         )
         update = SpooledUpdate(client=client, path=path, row=row)
         await engine.accept(client, header.update_id, update)
@@ -334,6 +336,22 @@ def _check_form(header: transfer_pb2.UpdateHeader, engine: RunEngine) -> None:
         )
 
 
+def _seconds(engine: RunEngine, client: str, report: transfer_pb2.TrainingReport) -> float:
+    """How long the client took: on a virtual clock it says so itself, else it is measured here."""
+    if engine.blueprint.run_file.virtual_clock.enabled:
+        return report.seconds
+    return engine.seconds_since_told(client)
+
+
+def _reports(engine: RunEngine, report: transfer_pb2.TrainingReport) -> dict[str, float]:
+    """What the selector wants to know, as far as it was reported and is a number."""
+    return {
+        name: report.reports[name]
+        for name in sorted(engine.blueprint.reports)
+        if name in report.reports and math.isfinite(report.reports[name])
+    }
+
+
 def _check_report(header: transfer_pb2.UpdateHeader) -> None:
     report = header.report
     if not 1 <= report.samples <= _MOST_SAMPLES:
@@ -342,10 +360,10 @@ def _check_report(header: transfer_pb2.UpdateHeader) -> None:
             f"{_MOST_SAMPLES}",
             samples=report.samples,
         )
-    if not (report.seconds >= 0 and report.loss == report.loss):
+    if not (0 <= report.seconds < math.inf and report.loss == report.loss):
         raise LayoutError(
             f"the update reports {report.seconds} s of training and a loss of {report.loss}; "
-            "both must be numbers",
+            "both must be numbers, the seconds finite and not below 0",
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
@@ -17,7 +19,7 @@ from potluck.server.news import committed_round_message
 from potluck.server.round_work import States
 from potluck.server.selection import RoundOutcome
 from potluck.server.standing import Standing
-from potluck.server.store.records import MemberState, RoundCommit, RoundRow
+from potluck.server.store.records import MemberState, RoundCommit, RoundRow, UpdateRow
 from potluck.server.store.records import Metrics as MetricsRow
 
 _SETTLE_SECONDS = 3600.0
@@ -73,7 +75,8 @@ class Finishing:
         run, facts = self._run, self._run.facts
         assert facts.model is not None  # noqa: S101  # a commit follows a reduction
         assert facts.strategy_state is not None  # noqa: S101
-        selector_state = run.blueprint.selector.observe(run.states.selector, self._outcome(action))
+        outcome = self._outcome(action)
+        selector_state = run.blueprint.selector.observe(run.states.selector, outcome)
         states = States(selector=selector_state, strategy=facts.strategy_state)
         state_sha256 = await asyncio.to_thread(run.work.write_states, states)
         commit = RoundCommit(
@@ -83,7 +86,7 @@ class Finishing:
             selector_scalars=states.selector.scalars,
             strategy_scalars=states.strategy.scalars,
             metrics=_metrics_row(facts.metrics),
-            seconds=now() - facts.begun,
+            seconds=self._round_seconds(outcome),
             bytes_down=facts.bytes_down,
             bytes_up=facts.bytes_up,
             committed_at=utc(),
@@ -92,31 +95,42 @@ class Finishing:
         await self._in_store(lambda store: store.commit_round(commit))
         run.model, run.states = facts.model, states
         run.samples |= {c: facts.updates[c].row.samples for c in action.included}
-        run.gate.count_picks(facts.cohort)
         run.included_updates |= {c: run.instruction_id(c) for c in action.included}
+        run.gate.count_picks(facts.cohort)
         self._tell_settled(action)
         await self._after_commit(action.round, action.attempt)
         run.post(rounds.Committed())
 
     def _outcome(self, action: rounds.Commit) -> RoundOutcome:
         run, facts = self._run, self._run.facts
-        seconds = [
-            facts.updates[c].row.seconds if c in facts.updates else np.nan for c in facts.cohort
-        ]
-        losses = [
-            np.nan
-            if c not in facts.updates or facts.updates[c].row.loss is None
-            else facts.updates[c].row.loss
-            for c in facts.cohort
-        ]
+        # Of those left out nothing counts, whether it came: after a kill it is not known.
+        rows = [facts.updates[c].row if c in action.included else None for c in facts.cohort]
+        names = ["loss", *sorted(run.blueprint.reports)]
+        reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
+        seconds = np.array([math.nan if row is None else row.seconds for row in rows])
         return RoundOutcome(
             round=action.round,
             selected=run.rows(facts.cohort),
             included=run.rows(action.included),
-            seconds=np.array(seconds, dtype=np.float64),
+            seconds=seconds,
+            reports=reports,
             answers=tuple(facts.answers),
-            reports={"loss": np.array(losses, dtype=np.float64)},
+            deadline_seconds=self._deadline(seconds),
         )
+
+    def _deadline(self, seconds: NDArray[np.float64]) -> float:
+        """What those that failed took at least. seconds: of the others, one of them not NaN."""
+        run_file = self._run.blueprint.run_file
+        if not run_file.virtual_clock.enabled:
+            return run_file.round.deadline_seconds
+        return run_file.virtual_clock.deadline_seconds or float(np.nanmax(seconds))
+
+    def _round_seconds(self, outcome: RoundOutcome) -> float:
+        """How long the round took; on a virtual clock, until the last one in time."""
+        if not self._run.blueprint.run_file.virtual_clock.enabled:
+            return now() - self._run.facts.begun
+        everybody = len(outcome.included) == len(outcome.selected)
+        return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
 
     def _tell_settled(self, action: rounds.Commit) -> None:
         run = self._run
@@ -157,6 +171,14 @@ class Finishing:
             observer.cohort(labels)
         if run.profiling.needs and run.profiling.changed_since_last_asked():
             observer.heterogeneity(await asyncio.to_thread(heterogeneity, population))
+
+
+def _reported(row: UpdateRow | None, name: str) -> float:
+    """A number that came with an update; NaN where it didn't."""
+    if row is None:
+        return math.nan
+    value = row.loss if name == "loss" else row.reports.get(name)
+    return math.nan if value is None else value
 
 
 def _metrics_row(metrics: Metrics | None) -> MetricsRow:

@@ -146,4 +146,5 @@ class Preparing:
             attempt=key.attempt,
             available=facts.available,
             cohort=tuple(cohort),
+            seconds={client: update.row.seconds for client, update in facts.updates.items()},
         )

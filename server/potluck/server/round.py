@@ -11,7 +11,8 @@ and, when a quorum is missed, back to selecting with the next attempt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -69,7 +70,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the machine must know of a run file."""
+    """What the machine must know of a run file.
+
+    simulated: rounds are timed by a virtual clock: all are waited for, and who was in time is
+    decided by simulated seconds, of which a client has `simulated_deadline`.
+    """
 
     rounds: int
     count: int
@@ -77,6 +82,8 @@ class Plan:
     roster_timeout_seconds: float
     policy: RoundPolicy
     evaluate_every: int = 1
+    simulated: bool = False
+    simulated_deadline: float = math.inf
 
     def evaluates(self, round_number: int) -> bool:
         """Whether that round's model is evaluated."""
@@ -87,10 +94,11 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Member:
-    """A client of the cohort."""
+    """A client of the cohort. seconds: what its training took on a virtual clock."""
 
     state: MemberState = MemberState.SELECTED
     trouble: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +107,8 @@ class Resumption:
 
     available and cohort are those of the attempt that was under way; cohort maps clients in the
     order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
-    this round that no longer count; those of a run that has failed don't.
+    this round that no longer count; those of a run that has failed don't. seconds: what trainings
+    took whose updates are here.
     """
 
     roster: tuple[str, ...] = ()
@@ -108,6 +117,7 @@ class Resumption:
     spent: int = 0
     available: tuple[str, ...] = ()
     cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class RoundMachine:
@@ -121,7 +131,8 @@ class RoundMachine:
         self.attempt = was.attempt
         self._spent = was.spent
         self.members: dict[str, Member] = {
-            client: Member(state=state) for client, state in was.cohort
+            client: Member(state=state, seconds=was.seconds.get(client, 0.0))
+            for client, state in was.cohort
         }
         self.roster: dict[str, None] = dict.fromkeys(was.roster)
         self._resumed = resumption is not None
@@ -198,8 +209,9 @@ class RoundMachine:
                 return self._train(cohort, now)
             case Outdated(reason) if self.phase is Phase.SELECTING:
                 return self._begin_anew(reason, now)
-            case UpdateArrived(client) if self._is_pending(client):
+            case UpdateArrived(client, seconds) if self._is_pending(client):
                 self.members[client].state = MemberState.RECEIVED
+                self.members[client].seconds = seconds
                 return self._close_if_settled(now)
             case ClientFailed(client, trouble) if self._is_pending(client):
                 return [
@@ -359,24 +371,45 @@ class RoundMachine:
     def _close_if_settled(self, now: float) -> list[Action]:
         if self.phase is not Phase.TRAINING:
             return []
-        answered, pending = len(self.answered), len(self.pending)
         wanted = min(self.plan.count, len(self.members))
+        actions = self._too_late(wanted) if self.plan.simulated else []
+        answered, pending = len(self.answered), len(self.pending)
         needed = self.plan.policy.needed(wanted)
-        if answered >= wanted or (not pending and answered >= needed):
-            return self._reduce()
+        enough = answered >= wanted and not self.plan.simulated
+        if enough or (not pending and answered >= needed):
+            return actions + self._reduce()
         if answered + pending < needed:
-            return self._retry(answered, needed, now)
-        return []
+            return actions + self._retry(answered, needed, now)
+        return actions
 
-    def _reduce(self) -> list[Action]:
+    def _too_late(self, wanted: int) -> list[Action]:
+        """Drop those past the simulated deadline, and the slowest beyond those wanted."""
         actions: list[Action] = []
-        spare = self.pending
-        for client in spare:
+        limit = self.plan.simulated_deadline
+        for client in self.answered:
+            if self.members[client].seconds > limit:
+                trouble = f"{self.members[client].seconds:.4g} simulated seconds, of {limit:g}"
+                actions += self._drop(client, MemberState.LATE, trouble)
+        if not self.pending:
+            ranked = sorted(
+                self.answered, key=lambda client: (self.members[client].seconds, client)
+            )
+            actions += self._spare(ranked[wanted:])
+        return actions
+
+    def _spare(self, clients: Sequence[str]) -> list[Action]:
+        """The round has enough updates without these."""
+        actions: list[Action] = []
+        for client in clients:
             self.members[client].state = MemberState.LATE
             late = MarkMember(self.round, self.attempt, client, MemberState.LATE, ENOUGH_WITHOUT)
             actions.append(late)
-        if spare:
-            actions.append(Abandon(self.round, self.attempt, tuple(spare)))
+        if clients:
+            actions.append(Abandon(self.round, self.attempt, tuple(clients)))
+        return actions
+
+    def _reduce(self) -> list[Action]:
+        actions = self._spare(self.pending)
         self.phase = Phase.REDUCING
         return [*actions, Reduce(tuple(sorted(self.answered)))]
 

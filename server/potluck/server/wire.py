@@ -88,6 +88,8 @@ def train_instruction(
             compressed=up.compress,
             weighting=WEIGHTINGS[run_file.weighting],
             auxiliary=auxiliary,
+            reports=sorted(blueprint.reports),
+            pace=blueprint.client_pace(round_number, client),
         ),
     )
 
@@ -111,6 +113,8 @@ def question_instruction(
             kind=ask.kind,
             parameters_json=canonical_json(ask.parameters),
             names=ask.wanted,
+            pace=blueprint.client_pace(0, client),
+            validation_share=blueprint.training.validation_share,
             task=plugin(blueprint.run_file.task),
             model=model,
         ),

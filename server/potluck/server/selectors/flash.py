@@ -8,7 +8,8 @@ is learned by linear Thompson sampling.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class Flash:
     """
 
     needs: frozenset[Signal] = frozenset()
+    training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
+    """What it recommends for local training."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Flash:
             rows=self._asked(before, context.available),
             kind="context",
             parameters=self._question,
+            names=("robust", "validation", "seconds"),
         )
         memory = before.heard(answers, context.round, self._rules)
         known = context.available[memory.last_heard[context.available] > 0]

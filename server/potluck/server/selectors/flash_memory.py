@@ -109,6 +109,7 @@ class Memory:
         told[~(np.isfinite(told) & (told >= 0)).all(axis=1)] = np.nan
         heard = ~np.isnan(told[:, 0])
         estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
+        estimated[estimated == 0] = np.nan  # on a real clock nobody knows before it has trained
         seconds = np.where(np.isnan(self.seconds), estimated, self.seconds)
         rewards = self._rewards(told[:, 0], seconds, rules)
         changed = heard & (self.last_heard > 0)

@@ -1,0 +1,77 @@
+"""Simulated durations in a federation of processes: nobody waits, and everybody counts by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.federation import Federation
+from support.profile_federation import profile_federation
+
+from potluck.common.names import ClientId
+from potluck.common.tasks.digits import Digits
+from potluck.common.virtual_clock import VirtualClock, pace
+from potluck.server.store import Store
+from potluck.server.store.records import MemberRow, MemberState
+
+pytestmark = pytest.mark.asyncio(loop_scope="function")
+
+CLIENTS = 6
+CLOCK = VirtualClock(enabled=True, tail_per_sample=10.0)
+ON = ["virtual_clock.enabled=true", "virtual_clock.tail_per_sample=10"]
+
+
+def simulated(client: str, round_number: int) -> float:
+    """What a client takes in the runs of this module, whose seed is 7."""
+    samples = len(Digits(clients=CLIENTS).client_data(ClientId(client), None).train)
+    return samples * pace(CLOCK, seed=7, client=client, round_number=round_number)
+
+
+def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
+    """Each round's, from the store."""
+    with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
+        return [list(row.members) for row in store.rounds(run_id)]
+
+
+async def test_durations_are_simulated_and_utilities_reported(tmp_path: Path) -> None:
+    """Mean durations of thousands of seconds; the test takes none of them."""
+    async with profile_federation(
+        tmp_path, selector="oort", clients=CLIENTS, count=3, rounds=3, assignments=ON
+    ) as federation:
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        history = await federation.history(run_id)
+    for number, row in enumerate(members(federation, run_id), start=1):
+        assert len(row) == 3
+        for member in row:
+            assert member.update is not None
+            assert member.update.seconds == pytest.approx(simulated(member.client_id, number))
+            assert 0 < member.update.reports["utility"] < 10 * member.update.samples
+        slowest = max(m.update.seconds for m in row if m.update is not None)
+        assert history[number - 1].seconds == pytest.approx(slowest)
+
+
+async def test_who_is_late_is_decided_by_simulated_seconds(tmp_path: Path) -> None:
+    """All six are selected for four places, of which the deadline leaves three."""
+    in_order = sorted((simulated(f"client-{k}", 1), f"client-{k}") for k in range(CLIENTS))
+    deadline = (in_order[2][0] + in_order[3][0]) / 2
+    async with profile_federation(
+        tmp_path,
+        selector="uniform",
+        clients=CLIENTS,
+        count=4,
+        rounds=1,
+        assignments=[
+            *ON,
+            "round.over_selection=2",
+            "round.quorum=0.1",
+            f"virtual_clock.deadline_seconds={deadline}",
+        ],
+    ) as federation:
+        run_id = await federation.start_run("roster=6")
+        await federation.finished(run_id)
+        [kept] = await federation.history(run_id)
+    [row] = members(federation, run_id)
+    included = {member.client_id for member in row if member.state is MemberState.INCLUDED}
+    assert included == {client for _, client in in_order[:3]}
+    assert kept.seconds == pytest.approx(deadline)
