@@ -55,7 +55,7 @@ def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mon
     ("text", "message"),
     [
         ("thread = 2", "unknown key 'thread'"),
-        ("device = 'gpu'", "auto, cpu or cuda:N"),
+        ("device = 'gpu'", "auto, cpu, cuda:N"),
         ("clients = []", "clients"),
         ("threads = 0", "threads"),
     ],

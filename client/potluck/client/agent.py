@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -74,7 +75,8 @@ class Agent:
         generator: random.Random,
         metrics: HostMetrics | None = None,
     ) -> None:
-        """`device`: "cpu" or "cuda:N". `generator`: jitter of the pauses between attempts.
+        """`device`: "cpu", "cuda:N", or several GPUs with commas between. `generator`: jitter of
+        the pauses between attempts.
 
         Raises ConfigurationError or IdentityError for certificates or clients that can't be used.
         """
@@ -102,7 +104,8 @@ class Agent:
             metrics=self._metrics,
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
-        worker: Worker[Workbench] = Worker(self._make_workbench)
+        devices = self._device.split(",")
+        worker = Worker(*(partial(self._make_workbench, device) for device in devices))
         instructions = Instructions(
             clients=frozenset(self._clients),
             link=link,
@@ -158,11 +161,14 @@ class Agent:
             metrics=self._metrics,
         )
 
-    def _make_workbench(self) -> Workbench:
+    def _make_workbench(self, device: str) -> Workbench:
+        from potluck.client.determinism import compute_deterministically
         from potluck.client.workbench import Workbench
 
+        if self._config.deterministic:
+            compute_deterministically()
         workbench = Workbench(
-            device=self._device,
+            device=device,
             threads=self._config.threads,
             data_directory=self._config.data_directory,
             model_modules=self._config.model_modules,

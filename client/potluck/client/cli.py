@@ -50,7 +50,7 @@ def attend(
     data_directory: Annotated[
         Path | None, typer.Option(help="Where tasks find the clients' data.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or cuda:0,cuda:1.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of PyTorch.")] = None,
     metrics_address: Annotated[
         str | None,
@@ -191,7 +191,7 @@ def _device(device: str) -> str:
         return device  # nothing to look up, so torch may be imported later
     from potluck.client.workbench import resolve_device
 
-    return resolve_device(device)
+    return ",".join(resolve_device(name) for name in device.split(","))
 
 
 def _end_with(code: int) -> None:

@@ -51,7 +51,14 @@ class ClientConfig(Settings):
         default=None, description="Where tasks find the clients' data; it never leaves this host."
     )
     device: str = Field(
-        default="auto", description="What to train on: auto (a GPU if there is one), cpu or cuda:N."
+        default="auto",
+        description="What to train on: auto (a GPU if there is one), cpu, cuda:N, or several GPUs\n"
+        "such as cuda:0,cuda:1, which then train side by side, each for another client.",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="On a GPU, use deterministic kernels only: the same bits each time, slower, and\n"
+        "an operation that has none fails. On a CPU the bits are the same anyway.",
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,
@@ -112,8 +119,11 @@ class ClientConfig(Settings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
-        if re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device) is None:
-            raise ValueError("must be auto, cpu or cuda:N")
+        if re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*", device) is None:
+            raise ValueError("must be auto, cpu, cuda:N, or several GPUs such as cuda:0,cuda:1")
+        names = device.split(",")
+        if len(set(names)) < len(names):
+            raise ValueError("names a GPU twice; one training at a time runs on each")
         return device
 
     def client_ids(self) -> list[ClientId]:

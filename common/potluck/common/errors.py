@@ -17,6 +17,7 @@
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
+    │   └── DeviceMemoryError     its device has too little memory
     │   └── StateLostError        what it kept for that is gone
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
@@ -171,6 +172,12 @@ class StateLostError(TrainingError):
     """What a client kept of an earlier training, and now needs, is gone."""
 
     reason = "CLIENT_STATE_LOST"
+
+
+class DeviceMemoryError(TrainingError):
+    """A client's device has too little memory for what it was asked to compute."""
+
+    reason = "DEVICE_MEMORY_EXHAUSTED"
 
 
 class DisclosureRefusedError(PotluckError):
