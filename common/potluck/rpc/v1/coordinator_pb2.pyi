@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from potluck.rpc.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 from potluck.rpc.v1 import transfer_pb2 as _transfer_pb2
 import builtins as _builtins
 import sys
@@ -319,6 +320,7 @@ class Answer(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     SCALARS_FIELD_NUMBER: _builtins.int
+    SECURE_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -337,6 +339,10 @@ class Answer(_message.Message):
     def scalars(self) -> Global___Scalars:
         """The numbers that answer a question."""
 
+    @_builtins.property
+    def secure(self) -> Global___SecureReply:
+        """What a client says in a secure sum."""
+
     def __init__(
         self,
         *,
@@ -345,12 +351,13 @@ class Answer(_message.Message):
         evaluation: Global___EvaluationCounts | None = ...,
         profile: Global___Profile | None = ...,
         scalars: Global___Scalars | None = ...,
+        secure: Global___SecureReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -521,6 +528,7 @@ class Instruction(_message.Message):
     SETTLE_FIELD_NUMBER: _builtins.int
     DISCLOSE_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
+    SECURE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once."""
     client_id: _builtins.str
@@ -557,6 +565,10 @@ class Instruction(_message.Message):
     def question(self) -> Global___Question:
         """Answer a question about the client's data as it is now, within the client's policy."""
 
+    @_builtins.property
+    def secure(self) -> Global___SecureStep:
+        """Go one step further in a secure sum, within the client's policy."""
+
     def __init__(
         self,
         *,
@@ -571,12 +583,13 @@ class Instruction(_message.Message):
         settle: Global___Settle | None = ...,
         disclose: Global___Disclose | None = ...,
         question: Global___Question | None = ...,
+        secure: Global___SecureStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -873,6 +886,68 @@ class Question(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Question: _TypeAlias = Question  # noqa: Y015
+
+@_typing.final
+class SecureStep(_message.Message):
+    """One message of a secure sum to a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    """The session it belongs to, 16 bytes."""
+    @_builtins.property
+    def envelope(self) -> _secure_aggregation_pb2.SecureEnvelope:
+        """The message."""
+
+    @_builtins.property
+    def task(self) -> Global___Plugin:
+        """With an invitation: the task whose data are summed, installed on the host."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        envelope: _secure_aggregation_pb2.SecureEnvelope | None = ...,
+        task: Global___Plugin | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "session_id", b"session_id", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureStep: _TypeAlias = SecureStep  # noqa: Y015
+
+@_typing.final
+class SecureReply(_message.Message):
+    """What a client answers to it; nothing where nothing is to be said."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPES_FIELD_NUMBER: _builtins.int
+    MASKED_FIELD_NUMBER: _builtins.int
+    masked: _builtins.bytes
+    """With a masked input: the lanes' masked words, little-endian, one lane after the other."""
+    @_builtins.property
+    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_secure_aggregation_pb2.SecureEnvelope]:
+        """Its messages."""
+
+    def __init__(
+        self,
+        *,
+        envelopes: _abc.Iterable[_secure_aggregation_pb2.SecureEnvelope] | None = ...,
+        masked: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelopes", b"envelopes", "masked", b"masked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureReply: _TypeAlias = SecureReply  # noqa: Y015
 
 @_typing.final
 class Abandon(_message.Message):
