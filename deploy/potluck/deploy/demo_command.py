@@ -13,6 +13,7 @@ from rich.text import Text
 
 from potluck.deploy.demo import run_demo
 from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.demo_metrics import reserved_ports, serve_metrics
 from potluck.deploy.interruption import run_interruptibly
 from potluck.deploy.readable import (
     readable_bytes,
@@ -80,9 +81,13 @@ def demo(
     )
     console = Console(stderr=as_json)
     place = folder or _FOLDERS / datetime.now().strftime("%Y%m%d-%H%M%S")
-    with reserved_port() as port:
+    with reserved_port() as port, reserved_ports(1 + hosts) as metrics_ports:
         files = write_demo_files(place, options, port)
+        prometheus = serve_metrics(files, metrics_ports)
         console.print(f"everything of this demo is in {files.folder}", highlight=False)
+        console.print(
+            f"metrics: prometheus --config.file={prometheus}", highlight=False, soft_wrap=True
+        )
         view = run_interruptibly(run_demo(files, console))
     summary = summarise(view, clients=options.clients)
     files.summary.write_text(summary.model_dump_json(indent=2) + "\n")

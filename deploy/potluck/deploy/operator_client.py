@@ -60,6 +60,11 @@ class OperatorClient:
         answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
         return list(answer.clients)
 
+    async def describe_coordinator(self) -> operator_pb2.DescribeCoordinatorResponse:
+        """What the coordinator is and how it fares."""
+        request = operator_pb2.DescribeCoordinatorRequest()
+        return await self._call(self._stub.DescribeCoordinator(request, timeout=CALL_SECONDS))
+
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
         """Forbid selecting a client, or allow it again where there is no reason."""
         request = operator_pb2.SetQuarantineRequest(

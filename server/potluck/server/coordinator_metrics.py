@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +21,10 @@ from potluck.common.metric_labels import (
     known_reason,
 )
 from potluck.common.process_metrics import show_disk
+from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.rpc.v1 import operator_pb2
 from potluck.server.attendance import Attendance
-from potluck.server.environment import now
+from potluck.server.environment import now, utc
 from potluck.server.pretraining import is_pretraining
 from potluck.server.run_observer import RunObserver
 
@@ -46,6 +49,8 @@ class CoordinatorMetrics:
         self.instruments = instruments
         self._attendance = attendance
         self._state = state
+        self._expires: Callable[[], datetime] | None = None
+        self._under_way = 0
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._in_flight = dict.fromkeys(Direction, 0)
@@ -65,9 +70,27 @@ class CoordinatorMetrics:
 
     def watch_certificate(self, expires: Callable[[], datetime]) -> None:
         """Show when the certificate that is shown to others expires."""
+        self._expires = expires
         self.instruments.refresh_with(
             lambda: self.instruments.set(metrics.CERTIFICATE_EXPIRY, expires().timestamp())
         )
+
+    def description(self) -> operator_pb2.DescribeCoordinatorResponse:
+        """The same figures for an operator who asks."""
+        usage = shutil.disk_usage(self._state)
+        described = operator_pb2.DescribeCoordinatorResponse(
+            software_version=SOFTWARE_VERSION,
+            protocol_version=PROTOCOL_VERSION,
+            disk_free_bytes=usage.free,
+            disk_size_bytes=usage.total,
+            hosts_attending=self._attendance.host_count,
+            clients_attending=self._attendance.client_count,
+            runs_under_way=self._under_way,
+        )
+        described.time.FromDatetime(utc())
+        if self._expires is not None:
+            described.certificate_expires_at.FromDatetime(self._expires())
+        return described
 
     # Runs -------------------------------------------------------------------------------------
 
@@ -83,6 +106,7 @@ class CoordinatorMetrics:
 
     def under_way(self, runs: int) -> None:
         """So many runs are driven now."""
+        self._under_way = runs
         self.instruments.set(metrics.RUNS_UNDER_WAY, runs)
 
     def _forget(self, run_id: str) -> None:

@@ -136,6 +136,12 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         for message in audit_messages(population, audits):
             yield message
 
+    async def DescribeCoordinator(
+        self, request: operator_pb2.DescribeCoordinatorRequest, context: Context
+    ) -> operator_pb2.DescribeCoordinatorResponse:
+        """What the coordinator is and how it fares."""
+        return self._coordinator.metrics.description()
+
     async def InstallRevocations(
         self, request: operator_pb2.InstallRevocationsRequest, context: Context
     ) -> operator_pb2.InstallRevocationsResponse:

@@ -1,0 +1,305 @@
+"""docker-compose.yml on a real Docker engine: built, up, killed in parts, watched, down again.
+
+Grafana is left out: its dashboards' queries are asked of the real Prometheus instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.prometheus import Prometheus, check_shown, hurried_config
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+BASE_IMAGES = ("python:3.11-slim-bookworm", COMPOSE["services"]["prometheus"]["image"])
+SERVICES = ("pki", "coordinator", "host-0", "host-1", "host-2", "operator", "prometheus")
+TAG = "under-test"
+PATIENCE_SECONDS = 180.0
+NO_DATA_HERE = {
+    "potluck_host_gpu_": "on machines with an NVIDIA GPU",
+    "potluck_secure_aggregation_phase_seconds_bucket": "once a run sums securely",
+}
+RUN = """
+name = "{name}"
+rounds = 100000
+count = 9
+roster = 24
+[task]
+name = "colored-digits"
+clients = 24
+[training]
+epochs = 20
+[round]
+grace_seconds = 30
+[selector]
+name = "{selector}"
+"""
+
+
+def output(*command: str, timeout: float = 60, input_: str | None = None) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=timeout, input=input_,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, (
+        f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    )
+    return done.stdout
+
+
+def succeeds(*command: str, timeout: float = 60) -> bool:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, check=False, timeout=timeout)
+        return done.returncode == 0
+    return False
+
+
+def compose_program() -> list[str]:
+    """Version 2's command, else version 1's; empty where there is neither."""
+    if succeeds("docker", "compose", "version"):
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def require_engine() -> None:
+    """Skip where the test can't run, and say why."""
+    if not succeeds("docker", "info"):
+        pytest.skip("no Docker engine answers")
+    if not compose_program():
+        pytest.skip("there is neither docker compose nor docker-compose")
+    for image in BASE_IMAGES:
+        here = succeeds("docker", "image", "inspect", image)
+        if not here and not succeeds("docker", "pull", "-q", image, timeout=300):
+            pytest.skip(f"image {image} is not on the engine and can't be pulled")
+
+
+def test_both_generations_of_compose_read_the_files() -> None:
+    program = compose_program()
+    if not program:
+        pytest.skip("there is neither docker compose nor docker-compose")
+    gpu = "deploy/assets/compose/docker-compose.gpu.yml"
+    text = output(*program, "-f", "docker-compose.yml", "-f", gpu, "config")
+    services = yaml.safe_load(text)["services"]
+    assert set(services) == {*SERVICES, "grafana"}
+    for name in ("host-0", "host-1", "host-2"):
+        assert services[name]["deploy"]["resources"]["reservations"]["devices"]
+    for name in ("coordinator", "host-0", "operator", "pki", "prometheus", "grafana"):
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+    published = {name for name, service in services.items() if service.get("ports")}
+    assert published == {"coordinator", "grafana"}
+    assert "version" not in COMPOSE
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A compose project."""
+
+    name: str
+    override: Path
+    environment: dict[str, str]
+
+    def compose(self, *arguments: str, timeout: float = 300, input_: str | None = None) -> str:
+        files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(self.override))
+        done = subprocess.run(
+            [*compose_program(), *files, "-p", self.name, "--project-directory", str(ROOT),
+             *arguments],
+            capture_output=True, text=True, check=False, timeout=timeout, input=input_,
+            env=os.environ | self.environment,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
+    def container(self, service: str) -> str:
+        return self.compose("ps", "-q", service).strip().splitlines()[0]
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        [found] = json.loads(output("docker", "inspect", self.container(service)))
+        return dict(found)
+
+    def potluck(self, *arguments: str, input_: str | None = None) -> str:
+        return self.compose("run", "--rm", "-T", "operator", *arguments, input_=input_)
+
+    def included(self, clients: range) -> int:
+        """How often updates of these clients became part of a model."""
+        wanted = {f"client-{number}" for number in clients}
+        found = json.loads(self.potluck("clients", "--json"))["clients"]
+        return sum(entry["included"] for entry in found if entry["client"] in wanted)
+
+    async def until_training(self) -> None:
+        """Wait until a round is amid training."""
+        files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(self.override))
+        process = await asyncio.create_subprocess_exec(
+            *compose_program(), *files, "-p", self.name, "--project-directory", str(ROOT),
+            *("run", "--rm", "-T", "operator", "watch", "--json"),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | self.environment, limit=1 << 22,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                async for line in process.stdout:
+                    event = json.loads(line)
+                    if event.get("event") == "progress" and event["phase"] == "train":
+                        return
+        finally:
+            process.terminate()
+            await process.wait()
+        raise AssertionError("the run ended before it trained")
+
+
+@pytest.fixture(scope="module")
+def images() -> Iterator[None]:
+    """The three images, as the compose file would build them."""
+    require_engine()
+    names = [f"potluck/{target}:{TAG}" for target in ("coordinator", "client", "operator")]
+    for name in names:
+        target = name.partition("/")[2].partition(":")[0]
+        # The host's network: an engine's default bridge is not everywhere to be had.
+        output(
+            "docker", "build", "--network", "host", "--target", target, "-t", name,
+            "-f", "deploy/assets/images/Dockerfile", "--build-arg", "TORCH_INDEX=", ".",
+            timeout=900,
+        )  # fmt: skip
+    yield
+    succeeds("docker", "image", "rm", "-f", *names)
+
+
+@contextlib.contextmanager
+def project_files() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """What differs under test: Prometheus is published and in a hurry, rounds take seconds."""
+    with tempfile.TemporaryDirectory(prefix="potluck-compose-") as name:
+        folder = Path(name)
+        shipped = yaml.safe_load((ROOT / "deploy/assets/prometheus/prometheus.yml").read_text())
+        watched = folder / "prometheus"
+        watched.mkdir()
+        hurried_config(watched, shipped["scrape_configs"], rules="/etc/prometheus/rules")
+        (folder / "run.toml").write_text(RUN.format(name="first", selector="fedentopt"))
+        override = {
+            "services": {
+                "prometheus": {
+                    "ports": ["127.0.0.1::9090"],
+                    "volumes": [f"{watched}:/etc/prometheus:ro"],
+                },
+                "operator": {"volumes": [f"{folder / 'run.toml'}:/etc/potluck/run.toml:ro"]},
+            }
+        }
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # Prometheus runs as nobody
+        yield folder, override
+
+
+@contextlib.asynccontextmanager
+async def up() -> AsyncIterator[tuple[Project, Prometheus]]:
+    with project_files() as (folder, override):
+        path = folder / "override.yml"
+        path.write_text(yaml.safe_dump(override))
+        environment = {"POTLUCK_TAG": TAG, "POTLUCK_PORT": "0", "POTLUCK_TORCH_INDEX": ""}
+        project = Project(
+            name=f"potluck-test-{os.getpid()}", override=path, environment=environment
+        )
+        try:
+            project.compose("up", "-d", "--no-build", *SERVICES)
+            address = project.compose("port", "prometheus", "9090").strip()
+            prometheus = Prometheus(address)
+            await prometheus.until("vector(1)")
+            yield project, prometheus
+        except BaseException:
+            print(project.compose("logs", "--tail", "40"))
+            raise
+        finally:
+            project.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+            assert not output("docker", "ps", "-aq", "--filter", f"name={project.name}")
+            assert not output("docker", "volume", "ls", "-q", "--filter", f"name={project.name}")
+            assert not output("docker", "network", "ls", "-q", "--filter", f"name={project.name}")
+
+
+def run_in(image: str, code: str) -> str:
+    return output(
+        "docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp",  # noqa: S108
+        "--entrypoint", "python", f"potluck/{image}:{TAG}", "-c", code,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("images")
+class TestImages:
+    def test_the_client_image_holds_no_coordinator_code(self) -> None:
+        found = run_in(
+            "client",
+            "import importlib.util as u, os, pathlib\n"
+            "print([u.find_spec('potluck.' + n) is not None "
+            "for n in ('client', 'common', 'server', 'deploy')])\n"
+            "print(sorted(os.listdir('/opt/code/potluck')), sorted(os.listdir('/opt/code/bin')))",
+        )
+        assert found.splitlines() == [
+            "[True, True, False, False]",
+            "['client', 'common', 'rpc'] ['potluck-client']",
+        ]
+
+    @pytest.mark.parametrize("image", ["coordinator", "client", "operator"])
+    def test_nobody_is_root_and_nothing_can_be_written(self, image: str) -> None:
+        code = (
+            "import os, pathlib\n"
+            "print(os.getuid())\n"
+            "for folder in ('/', '/opt/code', '/etc/potluck', '/var/lib/potluck'):\n"
+            "    try: pathlib.Path(folder, 'x').touch()\n"
+            "    except OSError: continue\n"
+            "    print('wrote to', folder)"
+        )
+        assert run_in(image, code).split() == ["10001"]
+
+    async def test_a_federation_trains_survives_and_is_watched(self) -> None:
+        async with up() as (project, prometheus):
+            await prometheus.until("potluck_run_committed_rounds >= 5")
+            assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
+            for service in ("coordinator", "host-0", "host-1", "host-2"):
+                found = project.inspect(service)
+                assert found["State"]["Health"]["Status"] == "healthy"
+                assert found["HostConfig"]["ReadonlyRootfs"]
+            await a_host_is_killed(project, prometheus)
+            await the_coordinator_is_killed(project, prometheus)
+            project.potluck("run", "-", input_=RUN.format(name="second", selector="feddiverse"))
+            await check_shown(prometheus, excused=NO_DATA_HERE)
+
+
+async def a_host_is_killed(project: Project, prometheus: Prometheus) -> None:
+    """Mid-round; started again, it takes part again."""
+    container = project.container("host-1")
+    await project.until_training()
+    output("docker", "kill", container)
+    await prometheus.until_firing("PotluckHostDown", "PotluckHostsLost")
+    before = project.included(range(8, 16))
+    output("docker", "start", container)
+    await prometheus.until_resolved("PotluckHostDown", "PotluckHostsLost")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while project.included(range(8, 16)) <= before:  # noqa: ASYNC110  # no signal
+            await asyncio.sleep(0.5)
+
+
+async def the_coordinator_is_killed(project: Project, prometheus: Prometheus) -> None:
+    """Mid-round; started again, it resumes."""
+    container = project.container("coordinator")
+    await project.until_training()
+    committed = await prometheus.value("potluck_run_committed_rounds")
+    output("docker", "kill", container)
+    await prometheus.until_firing("PotluckCoordinatorDown")
+    output("docker", "start", container)
+    await prometheus.until_resolved("PotluckCoordinatorDown")
+    await prometheus.until("potluck_runs_resumed_total == 1")
+    await prometheus.until(f"potluck_run_committed_rounds > {committed}")

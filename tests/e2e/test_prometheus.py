@@ -1,0 +1,318 @@
+"""A real Prometheus, with Potluck's own rules and dashboards, watches federations of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from support import mounts
+from support.federation import set_values
+from support.prometheus import (
+    ASSETS,
+    Prometheus,
+    check_shown,
+    hurried_config,
+    prometheus_running,
+    shipped_rules,
+    why_not,
+)
+
+from potluck.common.errors import IdentityError, from_rpc_error
+from potluck.common.identity import Role
+from potluck.common.tls import channel
+from potluck.deploy import pki
+from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.demo_metrics import reserved_ports, serve_metrics
+from potluck.deploy.local_federation import LocalFederation, kill
+from potluck.deploy.operator_client import OperatorClient, connect
+from potluck.deploy.operator_config import OperatorFlags, load_operator_config
+from potluck.deploy.run_overrides import override
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, operator_pb2
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+SPOIL = Path(__file__).parents[1] / "support" / "spoil_plugins"
+NO_DATA_HERE = {
+    "potluck_host_gpu_": "on machines with an NVIDIA GPU",
+    "potluck_secure_aggregation_phase_seconds_bucket": "once a run sums securely",
+}
+
+
+def promtool(*arguments: str) -> str:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_promtool_accepts_the_shipped_files() -> None:
+    folder = ASSETS / "prometheus"
+    for path in sorted(folder.glob("*.rules.yml")):
+        promtool("check", "rules", str(path))
+    promtool("check", "config", "--syntax-only", str(folder / "prometheus.yml"))
+    promtool("test", "rules", str(Path(__file__).parents[1] / "testdata" / "alerts.test.yml"))
+
+
+def scrape_configs(config: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = yaml.safe_load(config.read_text())["scrape_configs"]
+    return found
+
+
+# A demo -------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def demo(folder: Path, *arguments: str) -> AsyncIterator[None]:
+    """`potluck demo` as a person runs it, ended as a person would."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "potluck.deploy.cli", "demo", "--folder", str(folder), *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(120):
+            while not (folder / "prometheus.yml").exists():  # noqa: ASYNC110  # no signal
+                await asyncio.sleep(0.05)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    arguments = ["--clients", "9", "--hosts", "3", "--count", "4", "--rounds", "100000"]
+    async with demo(folder, *arguments, "--selector", "fedentopt"):
+        promtool("check", "config", str(folder / "prometheus.yml"))
+        config = hurried_config(tmp_path, scrape_configs(folder / "prometheus.yml"))
+        async with prometheus_running(tmp_path, config) as prometheus:
+            await prometheus.until("potluck_run_committed_rounds >= 5")
+            assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
+            flags = OperatorFlags(config=folder / "operator.toml")
+            async with connect(load_operator_config(flags)) as client:
+                run_file = override(
+                    (folder / "run.toml").read_text(),
+                    ["selector.name=feddiverse", "name=diverse"],
+                    source="test",
+                )
+                await client.start_run(run_file)  # for what only triplets show
+                await check_shown(prometheus, excused=NO_DATA_HERE)
+
+
+# Alerts -------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A federation under way, and who watches it."""
+
+    files: DemoFiles
+    processes: LocalFederation
+    operator: OperatorClient
+    prometheus: Prometheus
+    spoil: Path
+
+    async def start_run(self, *assignments: str) -> str:
+        return await self.operator.start_run(
+            override(self.files.run_file, assignments, source="test")
+        )
+
+
+@contextlib.contextmanager
+def spoiling(file: Path) -> Iterator[None]:
+    """The strategy that spoils, here and in processes started meanwhile."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(SPOIL), *filter(None, [before.get("PYTHONPATH")])]
+    )
+    os.environ["POTLUCK_SPOIL"] = str(file)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(SPOIL))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(SPOIL))
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    options = DemoOptions(
+        task="digits",
+        selector="fedentopt",
+        strategy="spoil",
+        clients=6,
+        hosts=3,
+        count=6,
+        rounds=100_000,
+        seed=7,
+        device="cpu",
+        assignments=["round.grace_seconds=1", "round.quorum=0.9", "round.attempts=100"],
+    )
+    with spoiling(folder / "spoil"), reserved_port() as port, reserved_ports(4) as metrics_ports:
+        files = write_demo_files(folder / "federation", options, port)
+        config = serve_metrics(files, metrics_ports)
+        set_values(files.coordinator, {"heartbeat_seconds": 0.5})
+        for path in files.hosts:
+            set_values(path, {"reconnect_maximum_seconds": 0.3})
+        set_values(files.hosts[0], {"disclosure": {"epsilon_budget": 1.2}})
+        pki.issue(
+            files.folder / "pki", Role.HOST, "host-2", clients=["client-4:5"], days=1, force=True
+        )
+        async with (
+            LocalFederation(files) as processes,
+            processes.operator() as operator,
+            prometheus_running(folder, hurried_config(folder, scrape_configs(config))) as watcher,
+        ):
+            await processes.start()
+            yield Scene(
+                files=files,
+                processes=processes,
+                operator=operator,
+                prometheus=watcher,
+                spoil=folder / "spoil",
+            )
+
+
+async def test_each_alert_fires_by_its_fault_and_resolves(tmp_path: Path) -> None:
+    disk = mounts.tmpfs(tmp_path / "disk", megabytes=64) if not mounts.why_not() else None
+    with disk or contextlib.nullcontext(None) as small:
+        async with scene(tmp_path) as federation:
+            tested = {
+                *await hosts_that_go(federation),
+                *await certificates_and_budgets(federation),
+                *await models_that_get_worse(federation),
+                *await calls_that_are_refused(federation),
+                *await clients_that_fail(federation),
+                *await a_coordinator_that_goes(federation),
+            }
+            await check_same_truth(federation)
+            if small is not None:
+                tested |= await a_full_disk(federation, small)
+            else:
+                tested.add("PotluckDiskNearlyFull")
+    assert tested == {rule["alert"] for rule in shipped_rules() if "alert" in rule}
+
+
+async def check_same_truth(federation: Scene) -> None:
+    """What the dashboards show is what `potluck clients` and `potluck watch` show."""
+    prometheus, client = federation.prometheus, federation.operator
+    [first, *_] = reversed(await client.list_runs())
+    await client.stop_run(first.run_id)
+    await prometheus.until("potluck_runs_under_way == 0")
+    clients = await client.list_clients()
+    attending = [each for each in clients if each.attending]
+    assert await prometheus.value("potluck_clients_attending") == len(attending)
+    hosts = {each.host_id for each in attending}
+    assert await prometheus.value("potluck_hosts_attending") == len(hosts)
+    last: operator_pb2.CommittedRound | None = None
+    async for event in client.watch_run(first.run_id):
+        if event.WhichOneof("event") == "committed":
+            last = event.committed
+    assert last is not None
+    of_run = f'{{run="{first.run_id}"}}'
+    assert await prometheus.value(f"potluck_run_committed_rounds{of_run}") == last.round
+    accuracy = await prometheus.value(f"potluck_model_accuracy_ratio{of_run}")
+    assert accuracy == pytest.approx(last.metrics.accuracy)
+    assert await prometheus.value(f"potluck_cohort_clients{of_run}") == len(last.members)
+
+
+async def hosts_that_go(federation: Scene) -> set[str]:
+    watcher, processes = federation.prometheus, federation.processes
+    await federation.start_run()
+    await watcher.until("potluck_run_committed_rounds >= 2")
+    quiet = {"PotluckHostDown", "PotluckHostsLost", "PotluckNoRoundCommitted"}
+    assert not await watcher.alerts() & {*quiet, "PotluckQuorumMissed"}
+    for number in (0, 1):
+        await kill(processes.hosts[number])
+    await watcher.until_firing("PotluckHostDown", "PotluckHostsLost", "PotluckQuorumMissed")
+    await watcher.until_firing("PotluckNoRoundCommitted")
+    for number in (0, 1):
+        await processes.start_host(number)
+    await watcher.until_resolved(*quiet, "PotluckQuorumMissed")
+    return {*quiet, "PotluckQuorumMissed"}
+
+
+async def certificates_and_budgets(federation: Scene) -> set[str]:
+    watcher, files = federation.prometheus, federation.files
+    await watcher.until_firing("PotluckCertificateExpiring", "PotluckPrivacyBudgetNearlySpent")
+    pki.issue(files.folder / "pki", Role.HOST, "host-2", clients=["client-4:5"], force=True)
+    await watcher.until_resolved("PotluckCertificateExpiring")
+    set_values(files.hosts[0], {"disclosure": {"epsilon_budget": 4.0}})
+    await kill(federation.processes.hosts[0])
+    await federation.processes.start_host(0)
+    await watcher.until_resolved("PotluckPrivacyBudgetNearlySpent")
+    return {"PotluckCertificateExpiring", "PotluckPrivacyBudgetNearlySpent"}
+
+
+async def models_that_get_worse(federation: Scene) -> set[str]:
+    watcher = federation.prometheus
+    await watcher.until("potluck_model_accuracy_ratio > 0.4")
+    federation.spoil.touch()
+    await watcher.until_firing("PotluckAccuracyFell")
+    federation.spoil.unlink()
+    await watcher.until_resolved("PotluckAccuracyFell")
+    return {"PotluckAccuracyFell"}
+
+
+async def calls_that_are_refused(federation: Scene) -> set[str]:
+    watcher, operator = federation.prometheus, federation.files.operator
+    async with channel(operator.coordinator, operator.tls) as connection:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(connection)
+        for _ in range(8):
+            with pytest.raises(Exception, match="this service is for a host") as refusal:
+                await stub.LocateUpload(coordinator_pb2.LocateUploadRequest())
+            assert isinstance(from_rpc_error(refusal.value), IdentityError)
+            await asyncio.sleep(0.5)  # an increase is only seen between two scrapes
+    await watcher.until_firing("PotluckRefusals")
+    await watcher.until_resolved("PotluckRefusals")
+    return {"PotluckRefusals"}
+
+
+async def clients_that_fail(federation: Scene) -> set[str]:
+    watcher = federation.prometheus
+    await federation.start_run(
+        "training.learning_rate=1e30", "round.attempts=3", "selector.name=uniform", "rounds=5"
+    )
+    await watcher.until_firing("PotluckClientsFail", "PotluckRunFailed")
+    await watcher.until_resolved("PotluckClientsFail", "PotluckRunFailed")
+    return {"PotluckClientsFail", "PotluckRunFailed"}
+
+
+async def a_coordinator_that_goes(federation: Scene) -> set[str]:
+    watcher, processes = federation.prometheus, federation.processes
+    assert processes.coordinator is not None
+    await kill(processes.coordinator)
+    await watcher.until_firing("PotluckCoordinatorDown")
+    await processes.start_coordinator()
+    await processes.until_ready()
+    await watcher.until_resolved("PotluckCoordinatorDown")
+    await watcher.until("potluck_runs_resumed_total >= 1")
+    return {"PotluckCoordinatorDown"}
+
+
+async def a_full_disk(federation: Scene, small: Path) -> set[str]:
+    watcher, processes = federation.prometheus, federation.processes
+    await kill(processes.hosts[1])
+    set_values(federation.files.hosts[1], {"state_directory": str(small / "state")})
+    await processes.start_host(1)
+    await watcher.until('potluck:disk_free:ratio{instance="host-1"} > 0.5')
+    filler = mounts.fill(small, leave_bytes=2 << 20)
+    await watcher.until_firing("PotluckDiskNearlyFull")
+    filler.unlink()
+    await watcher.until_resolved("PotluckDiskNearlyFull")
+    await kill(processes.hosts[1])
+    return {"PotluckDiskNearlyFull"}

@@ -1,0 +1,212 @@
+"""A real Prometheus for tests, with Potluck's own rules and dashboards, in a hurry.
+
+Rules are as shipped but for their times: windows of minutes become seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import yaml
+
+from potluck.deploy.demo_files import reserved_port
+from potluck.deploy.processes import TetheredProcess
+
+ASSETS = Path(__file__).parents[2] / "deploy" / "assets"
+PATIENCE_SECONDS = 120.0
+WINDOW = "20s"
+_LOOK_SECONDS = 0.3
+_HURRY = (
+    (r"\[(5m|10m)\]", f"[{WINDOW}]"),
+    (r"\[1h\]", "[60s]"),
+    (r"> 900\b", "> 6"),
+)
+
+
+def why_not() -> str:
+    """Why no Prometheus can be started here; empty if one can."""
+    if shutil.which("prometheus") is None or shutil.which("promtool") is None:
+        return "prometheus and promtool are not installed (Debian: apt-get install prometheus)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A query of a panel."""
+
+    dashboard: str
+    panel: str
+    expression: str
+
+
+def shipped_queries() -> list[Shown]:
+    """Every query of every panel, its variables filled in."""
+    found = []
+    for path in sorted((ASSETS / "grafana" / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                expression = target["expr"].replace("$__rate_interval", WINDOW)
+                found.append(Shown(path.stem, panel["title"], expression.replace("$run", ".*")))
+    return found
+
+
+def shipped_rules() -> Iterator[Mapping[str, Any]]:
+    """Every recording rule and alert."""
+    for path in sorted((ASSETS / "prometheus").glob("*.rules.yml")):
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            yield from group["rules"]
+
+
+def hurried_rules(folder: Path) -> Path:
+    """The shipped rules with short times, in `folder`; the pattern that finds them."""
+    folder.mkdir(exist_ok=True)
+    for path in sorted((ASSETS / "prometheus").glob("*.rules.yml")):
+        text = path.read_text()
+        for pattern, short in _HURRY:
+            text = re.sub(pattern, short, text)
+        (folder / path.name).write_text(re.sub(r"for: \d+m", "for: 1s", text))
+    return folder / "*.rules.yml"
+
+
+def hurried_config(
+    folder: Path, scrape_configs: Sequence[Mapping[str, Any]], *, rules: str = ""
+) -> Path:
+    """The configuration of a Prometheus that looks every second, with the hurried rules.
+
+    rules: where it finds the folder `rules` of `folder`, if not there.
+    """
+    path = folder / "prometheus.yml"
+    hurried = hurried_rules(folder / "rules")
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [f"{rules}/{hurried.name}" if rules else str(hurried)],
+        "scrape_configs": list(scrape_configs),
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Prometheus:
+    """One that runs somewhere."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an expression now; NaN is none."""
+        data = await self._get("query", query=expression)
+        return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
+
+    async def value(self, expression: str) -> float:
+        """The one sample of an expression."""
+        [sample] = await self.query(expression)
+        return float(sample["value"][1])
+
+    async def alerts(self) -> set[str]:
+        """The names of the alerts that fire."""
+        data = await self._get("alerts")
+        return {
+            alert["labels"]["alertname"] for alert in data["alerts"] if alert["state"] == "firing"
+        }
+
+    async def broken_rules(self) -> list[str]:
+        """Rules that could not be evaluated, and why."""
+        groups = (await self._get("rules"))["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert len(rules) == len(list(shipped_rules()))
+        return [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
+
+    async def targets_up(self) -> dict[str, int]:
+        """By job, how many targets could be scraped last."""
+        found = await self.query("sum by (job) (up)")
+        return {sample["metric"]["job"]: int(sample["value"][1]) for sample in found}
+
+    async def until(self, expression: str) -> None:
+        """Wait until an expression has samples."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await self._try(expression):  # noqa: ASYNC110  # it gives no signal
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def until_firing(self, *names: str) -> None:
+        """Wait until all of these alerts fire."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not set(names) <= await self.alerts():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def until_resolved(self, *names: str) -> None:
+        """Wait until none of these alerts fires."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while set(names) & await self.alerts():  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _try(self, expression: str) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError):  # it may not listen yet
+            return await self.query(expression)
+        return []
+
+    async def _get(self, what: str, **parameters: str) -> Any:
+        url = f"http://{self.address}/api/v1/{what}?{urlencode(parameters)}"
+
+        def get() -> Any:
+            with urlopen(url, timeout=20) as answer:
+                return json.load(answer)["data"]
+
+        return await asyncio.to_thread(get)
+
+
+async def check_shown(prometheus: Prometheus, *, excused: Mapping[str, str]) -> None:
+    """Every panel's query and every rule works, and has data, unless `excused`: a part of the
+    expression, and the condition that it waits for."""
+    assert await prometheus.broken_rules() == []
+    waiting = [
+        (query.expression, f"{query.dashboard}: {query.panel}") for query in shipped_queries()
+    ]
+    waiting += [
+        (rule["record"], "a recording rule") for rule in shipped_rules() if "record" in rule
+    ]
+    waiting = [
+        (expression, where)
+        for expression, where in waiting
+        if not any(part in expression for part in excused)
+    ]
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while waiting:
+                waiting = [each for each in waiting if not await prometheus.query(each[0])]
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"no data: {waiting}") from None
+
+
+@contextlib.asynccontextmanager
+async def prometheus_running(folder: Path, config: Path) -> AsyncIterator[Prometheus]:
+    """A Prometheus with this configuration; its data is in `folder`."""
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        process = await TetheredProcess.start(
+            "prometheus",
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+                "--log.level=warn",
+            ],
+            log=folder / "prometheus.log",
+        )
+        try:
+            prometheus = Prometheus(address)
+            await prometheus.until("vector(1)")
+            yield prometheus
+        finally:
+            await process.stop()

@@ -1,0 +1,23 @@
+"""A strategy that spoils the model as long as the file that POTLUCK_SPOIL names is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from potluck.server.state import State
+from potluck.server.strategies.fedavg import FedAvg
+from potluck.server.strategy import RoundContext, Weights
+
+
+class Strategy(FedAvg):
+    """FedAvg, with every weight's sign turned round."""
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """As FedAvg does, or worse."""
+        weights, state = super().apply(state, model, combined, context)
+        if Path(os.environ["POTLUCK_SPOIL"]).exists():
+            weights = {name: -array for name, array in weights.items()}
+        return weights, state
