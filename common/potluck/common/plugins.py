@@ -38,6 +38,11 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
+def origin(group: str, name: str) -> str:
+    """Where the plug-in called `name` comes from, MODULE:NAME; empty if it is not installed."""
+    return min((point.value for point in entry_points(group=group, name=name)), default="")
+
+
 def find(group: str, name: str) -> type[Any]:
     """The plug-in class called `name`.
 

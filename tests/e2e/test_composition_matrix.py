@@ -1,0 +1,108 @@
+"""Every selector with every strategy and two objectives, in one standing federation.
+
+Two hosts hold 20 clients; every combination is a run of two rounds, or is refused with the reason
+that docs/strategies.md gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation
+from support.profile_federation import profile_federation
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.plugins import OBJECTIVES, SELECTORS, STRATEGIES
+from potluck.deploy.compatibility_table import built_in
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+]
+PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
+TWO = ("cross-entropy", "noise-robust")
+COUNT = 3
+OPTIONS = {"dc-exhaustive": ["selector.added=1"]}
+REFUSED = [
+    ['strategy.name="scaffold"', 'strategy.step="fednova"'],
+    ['strategy.name="scaffold"', 'strategy.step="scaffold"'],
+    ['strategy.name="scaffold"', 'training.optimizer="adam"'],
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with profile_federation(
+        tmp_path_factory.mktemp("matrix"),
+        task="colored-digits",
+        clients=20,
+        count=COUNT,
+        rounds=2,
+        assignments=[
+            "training.steps=1",
+            "training.batch_size=8",
+            "evaluation.every=0",
+            "profiles.triplet.pretraining_rounds=0",
+            "profiles.triplet.bias_steps=1",
+            "profiles.triplet.attribute_steps=1",
+            'model.name="perceptron"',
+            "model.inputs=768",
+            "model.hidden=[8]",
+            "model.classes=2",
+        ],
+        disclosure={"signals": ["label_counts", "triplet", "interaction_matrix"]},
+    ) as found:
+        await found.until_attending()
+        yield found
+
+
+def two_of(objectives: Sequence[str]) -> list[str]:
+    return [name for name in objectives if name in TWO]
+
+
+@pytest.mark.parametrize("selector", built_in(SELECTORS))
+async def test_a_selector_with_every_strategy_and_two_objectives(
+    federation: Federation, selector: str
+) -> None:
+    models = set()
+    combinations = list(itertools.product(built_in(STRATEGIES), two_of(built_in(OBJECTIVES))))
+    assert len(combinations) >= 22
+    for strategy, objective in combinations:
+        run_id = await federation.start_run(
+            f'selector.name="{selector}"',
+            f'strategy.name="{strategy}"',
+            f'objective.name="{objective}"',
+            *OPTIONS.get(selector, []),
+        )
+        models.add(await federation.finished(run_id))
+        history = await federation.history(run_id)
+        members = [[member.state for member in entry.members] for entry in history]
+        assert members == [[operator_pb2.MEMBER_STATE_INCLUDED] * COUNT] * 2, (strategy, objective)
+    # Median and trimmed mean of three are the same, and a few others may be by their nature.
+    assert len(models) >= len(combinations) * 2 // 3, "strategies or objectives make no difference"
+
+
+@pytest.mark.parametrize("assignments", REFUSED, ids=lambda each: each[-1])
+async def test_what_does_not_go_together_is_refused_with_the_reason(
+    federation: Federation, assignments: list[str]
+) -> None:
+    before = len(await federation.operator.list_runs())
+    with pytest.raises(ConfigurationError) as refusal:
+        await federation.start_run(*assignments)
+    reason = refusal.value.message.removeprefix("run file: ")
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"Refused: {reason}." in page
+    assert len(await federation.operator.list_runs()) == before
+
+
+async def test_fednova_with_adam_runs_and_says_what_it_means(federation: Federation) -> None:
+    run_id = await federation.start_run('strategy.name="fednova"', 'training.optimizer="adam"')
+    await federation.finished(run_id)
+    log = federation.files.folder / "coordinator.log"
+    assert "strategy fednova with optimizer adam: what such steps amount to" in log.read_text()
