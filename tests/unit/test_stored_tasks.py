@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from potluck.common.tasks.stored import StoredExamples
 from potluck.common.tasks.table6 import interaction_matrices
 
 
-def write_data(folder: Path, task: LabelSkewTask, *, train: int = 600, **extra: Any) -> Path:
+def write_data(
+    folder: Path, task: LabelSkewTask, *, train: int = 600, extra: Mapping[str, Any] | None = None
+) -> Path:
     """Random samples in the task's format."""
     form = task._form()
     generator = np.random.default_rng(0)
@@ -33,7 +36,7 @@ def write_data(folder: Path, task: LabelSkewTask, *, train: int = 600, **extra: 
         shape = (count, *(form.shape or ()))
         arrays[f"x_{split}"] = generator.integers(0, 200, shape).astype(form.dtype)
         arrays[f"y_{split}"] = (np.arange(count) % form.classes).astype(np.uint8)
-    np.savez(folder / form.file_name, **(arrays | extra))
+    np.savez(folder / form.file_name, **(arrays | dict(extra or {})))
     return folder
 
 
@@ -106,10 +109,11 @@ def test_coloured_mnist_has_the_matrices_of_table_6(tmp_path: Path) -> None:
         assert train.groups is not None
         assert np.bincount(train.groups, minlength=4).reshape(2, 2).tolist() == matrix.tolist()
     inputs, groups = train.inputs, train.groups
+    assert groups is not None
     assert inputs.shape[1:] == (3, 28, 28)
     red, green, blue = inputs.sum(dim=(2, 3)).unbind(1)
-    assert torch.equal(green > 0, groups % 2 == 1)
-    assert torch.equal(red > 0, groups % 2 == 0)
+    assert torch.equal(green > 0, (groups % 2).bool())
+    assert torch.equal(red > 0, ~(groups % 2).bool())
     assert not blue.any()
     test = task.evaluation_data(tmp_path)
     assert test is not None
@@ -142,7 +146,7 @@ def test_missing_data_say_what_to_put_where(tmp_path: Path) -> None:
 def test_arrays_that_do_not_fit_are_refused(
     tmp_path: Path, arrays: dict[str, NDArray[Any]], why: str
 ) -> None:
-    write_data(tmp_path, Mnist(), **arrays)
+    write_data(tmp_path, Mnist(), extra=arrays)
     with pytest.raises(ConfigurationError, match=why):
         Mnist().client_data(ClientId("client-0"), tmp_path)
 
@@ -167,7 +171,10 @@ def test_something_else_than_an_npz_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_packed_files_are_read_too(tmp_path: Path, save: Any) -> None:
-    values = {"a": np.arange(12, dtype=np.int16).reshape(3, 4), "b": np.asfortranarray(np.eye(3))}
+    values: dict[str, NDArray[Any]] = {
+        "a": np.arange(12, dtype=np.int16).reshape(3, 4),
+        "b": np.asfortranarray(np.eye(3)),
+    }
     save(tmp_path / "some.npz", **values)
     found = mapped_arrays(tmp_path / "some.npz")
     assert {name: each.tolist() for name, each in found.items()} == {

@@ -227,6 +227,11 @@ class RunFile(Settings):
         description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
         "anything that makes one; other keys are its options.",
     )
+    initial_model: str | None = Field(
+        default=None,
+        description="Weights to start from: a .safetensors file in the coordinator's data\n"
+        "directory, as `potluck pretrained` makes it; unset, new ones that follow from the seed.",
+    )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),
         description="Who trains; other keys are the selector's options.",

@@ -19,6 +19,7 @@ from potluck.deploy.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
 from potluck.deploy.label_audit_command import COMMANDS as AUDIT_COMMANDS
 from potluck.deploy.operator_config import example_operator_config
 from potluck.deploy.pki_cli import app as pki_app
+from potluck.deploy.pretrained_command import COMMANDS as PRETRAINED_COMMANDS
 from potluck.deploy.profile_commands import COMMANDS as PROFILE_COMMANDS
 from potluck.deploy.report_command import COMMANDS as REPORT_COMMANDS
 from potluck.deploy.run_commands import COMMANDS
@@ -100,7 +101,7 @@ app.command("doctor")(doctor)
 for name, command in {**COMMANDS, **PROFILE_COMMANDS, **AUDIT_COMMANDS, **REPORT_COMMANDS}.items():
     app.command(name)(command)
 app.command("select")(select)
-for name, command in EXPERIMENT_COMMANDS.items():
+for name, command in {**EXPERIMENT_COMMANDS, **PRETRAINED_COMMANDS}.items():
     app.command(name)(command)
 app.add_typer(clients_app, name="clients")
 app.add_typer(data_app, name="data")

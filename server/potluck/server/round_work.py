@@ -26,6 +26,7 @@ from potluck.common.scores import EvaluationCounts
 from potluck.common.tensors import TensorFile
 from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
+from potluck.server.initial_weights import load_weights
 from potluck.server.model_files import ModelFiles, Published, Rendition
 from potluck.server.moving import RoundNumbers, move, opened
 from potluck.server.state import State
@@ -72,8 +73,12 @@ class RoundWork:
     # Models -----------------------------------------------------------------------------------
 
     def initial_model(self) -> Published:
-        """Make the model before round 1; its weights follow from the run's seed."""
+        """Make the model before round 1: its weights follow from the run's seed, or are those of
+        the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
         network = self._new_model()
+        name = self._blueprint.run_file.initial_model
+        if name is not None:
+            load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
         self._layout, self._buffer_names = Layout.of(arrays), _buffers_of(network)
         return self._publish(arrays, base=None, round_number=0)

@@ -9,9 +9,10 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
+from potluck.common.models.perceptron import perceptron
 from potluck.common.tasks.arrays import Arrays, DataFormat
 from potluck.common.tasks.label_skew import LabelSkewTask
-from potluck.common.tasks.networks import network, perceptron
+from potluck.common.tasks.networks import network
 from potluck.common.tasks.preparing import Columns
 from potluck.common.tasks.stored import Prepare
 

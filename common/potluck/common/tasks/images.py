@@ -8,9 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from potluck.common.models.lenet import lenet5
+from potluck.common.models.mnist_cnn import mnist_cnn
+from potluck.common.models.perceptron import perceptron
 from potluck.common.tasks.arrays import Arrays, DataFormat
 from potluck.common.tasks.label_skew import LabelSkewTask
-from potluck.common.tasks.networks import Networks, lenet, perceptron, small_cnn, wide_cnn
+from potluck.common.tasks.networks import Networks, small_cnn
 from potluck.common.tasks.preparing import Images
 from potluck.common.tasks.stored import Prepare
 
@@ -44,8 +47,8 @@ class Mnist(_ImageTask):
     )
     networks: ClassVar[Networks] = {
         "cnn": small_cnn,
-        "cnn-wide": wide_cnn,
-        "perceptron": partial(perceptron, 784, (200,), 10),
+        "cnn-wide": mnist_cnn,
+        "perceptron": partial(perceptron, 784, (200,), 10, 0.0),
     }
     images = Images(means=(0.1307,), deviations=(0.3081,))
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
@@ -71,8 +74,8 @@ class Emnist(_ImageTask):
     )
     networks: ClassVar[Networks] = {
         "cnn": partial(small_cnn, 1, 62),
-        "cnn-wide": partial(wide_cnn, 1, 62),
-        "perceptron": partial(perceptron, 784, (200,), 62),
+        "cnn-wide": partial(mnist_cnn, 1, 62),
+        "perceptron": partial(perceptron, 784, (200,), 62, 0.0),
     }
     images = Images(means=(0.1736,), deviations=(0.3317,))
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
@@ -105,7 +108,7 @@ class Cifar10(_ImageTask):
         classes=10,
         source="CIFAR-10's binary version, cifar-10-binary.tar.gz, or its data_batch_1.bin …",
     )
-    networks: ClassVar[Networks] = {"lenet5": lenet}
+    networks: ClassVar[Networks] = {"lenet5": lenet5}
     images = Images(means=(0.4914, 0.4822, 0.4465), deviations=(0.2470, 0.2435, 0.2616))
     training: ClassVar[dict[str, object]] = _SMALL
 
@@ -127,7 +130,7 @@ class Cifar100(_ImageTask):
         classes=20,
         source="CIFAR-100's binary version, cifar-100-binary.tar.gz, or its train.bin and test.bin",
     )
-    networks: ClassVar[Networks] = {"lenet5": partial(lenet, 3, 20)}
+    networks: ClassVar[Networks] = {"lenet5": partial(lenet5, 3, 20)}
     images = Images(means=(0.5071, 0.4865, 0.4409), deviations=(0.2673, 0.2564, 0.2762))
     training: ClassVar[dict[str, object]] = _SMALL
 
@@ -150,6 +153,6 @@ class Cinic10(_ImageTask):
         classes=10,
         source="CINIC-10's folders train and test, each with one folder of .png files per class",
     )
-    networks: ClassVar[Networks] = {"lenet5": lenet}
+    networks: ClassVar[Networks] = {"lenet5": lenet5}
     images = Images(means=(0.4789, 0.4723, 0.4305), deviations=(0.2421, 0.2383, 0.2587))
     training: ClassVar[dict[str, object]] = _SMALL

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.models.mnist_cnn import mnist_cnn
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
 from potluck.common.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.common.tasks.images import Mnist
 from potluck.common.tasks.label_skew import stored_examples
-from potluck.common.tasks.networks import Networks, network, small_cnn, wide_cnn
+from potluck.common.tasks.networks import Networks, network, small_cnn
 from potluck.common.tasks.partition import (
     Indices,
     by_counts,
@@ -121,7 +122,7 @@ class ColoredMnist(SpuriousTask):
     distributions = ("cmnist-gsc",)
     networks: ClassVar[Networks] = {
         "cnn": partial(small_cnn, 3, 2),
-        "cnn-wide": partial(wide_cnn, 3, 2),
+        "cnn-wide": partial(mnist_cnn, 3, 2),
     }
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
 

@@ -1,0 +1,105 @@
+"""Weights trained elsewhere, made to fit one of our models. Pure.
+
+torchvision's networks and ours compute the same but for normalisation: theirs is over batches,
+ours over groups of channels. So what a batch normalisation has learned is kept (scale and shift),
+and what it has counted (running means and variances) is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_COUNTED = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A model's tensors by name. fresh: those that stay as the model was made, since the weights
+    have none of that shape (as a rule the last layer, of other classes). dropped: names of weights
+    that the model has no place for."""
+
+    arrays: dict[str, NDArray[Any]]
+    fresh: list[str]
+    dropped: list[str]
+
+
+def fitted(weights: Arrays, model: Arrays) -> Fitted:
+    """`weights` in the names of `model` (its tensors as it was made), the rest from the model.
+
+    Takes our own names, and torchvision's of MobileNetV2 and ResNets. Raises LayoutError where
+    another tensor than the last layer's would stay as it was made, naming it.
+    """
+    renamed = torchvision_names(weights)
+    names = {renamed.get(name, name): name for name in weights}
+    arrays: dict[str, NDArray[Any]] = {}
+    fresh: list[str] = []
+    for name, made in model.items():
+        given = weights[names[name]] if name in names else None
+        if given is not None and given.shape == made.shape:
+            arrays[name] = np.ascontiguousarray(given, dtype=made.dtype)
+        else:
+            arrays[name] = made
+            fresh.append(name)
+    _check(weights, names, model, fresh)
+    dropped = [source for name, source in names.items() if name not in model]
+    return Fitted(arrays=arrays, fresh=fresh, dropped=dropped)
+
+
+def _check(weights: Arrays, names: Mapping[str, str], model: Arrays, fresh: list[str]) -> None:
+    last = list(model)[-1].rpartition(".")[0]
+    for name in fresh:
+        if name.rpartition(".")[0] != last:
+            given = weights[names[name]].shape if name in names else None
+            what = "is missing" if given is None else f"has shape {given}"
+            raise LayoutError(
+                f"the weights do not fit the model: '{name}' {what}, expected "
+                f"{model[name].shape}; name the model they were trained as",
+                tensor=name,
+            )
+
+
+def torchvision_names(weights: Arrays) -> dict[str, str]:
+    """Our names for torchvision's, of those that have one: MobileNetV2 or a ResNet."""
+    if any(name.startswith("layer1.") for name in weights):
+        return _resnet(weights)
+    return {
+        name: re.sub(r"^features\.", "layers.", name).replace(".conv.", ".residual.")
+        for name in weights
+        if not name.endswith(_COUNTED)
+    }
+
+
+def _resnet(weights: Arrays) -> dict[str, str]:
+    """conv1, bn1, layerL.B.convN, bnN and downsample, fc."""
+    blocks = sorted(
+        {(int(found[1]), int(found[2])) for name in weights if (found := _BLOCK.match(name))}
+    )
+    stage = {block: number for number, block in enumerate(blocks)}
+    renamed = {}
+    for name in weights:
+        if name.endswith(_COUNTED):
+            continue
+        new = re.sub(r"^conv1\.", "stem.0.", name)
+        new = re.sub(r"^bn1\.", "stem.1.", new)
+        new = re.sub(r"^fc\.", "classifier.", new)
+        if found := _BLOCK.match(name):
+            number = stage[int(found[1]), int(found[2])]
+            rest = name[found.end() :].replace("downsample.", "shortcut.")
+            rest = re.sub(r"^conv(\d)", lambda m: f"residual.{3 * int(m[1]) - 3}", rest)
+            rest = re.sub(r"^bn(\d)", lambda m: f"residual.{3 * int(m[1]) - 2}", rest)
+            new = f"stages.{number}.{rest}"
+        renamed[name] = new
+    return renamed
+
+
+_BLOCK = re.compile(r"layer(\d+)\.(\d+)\.")
