@@ -1,0 +1,395 @@
+"""What secure aggregation costs in processor time, against the keystreams it can't do without.
+
+    python benchmarks/secagg.py --clients 50 --length 1000000 --drop 5
+
+A session over the complete graph runs in this process, no network: `--drop` clients are lost after
+they have shared. Times are CPU milliseconds: of one client to mask its update, and to do everything
+else (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild the secrets and
+take the masks off the sum. Masking and unmasking are repeated, and the fastest counts. The limits
+are what the stream cipher alone takes in the same run for as many keystreams, into a buffer that
+stays in the cache.
+
+Flower's SecAgg+ functions do the same in an environment of their own, which the first run makes;
+`--no-flower` leaves them out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from peers_environments import environment
+
+from potluck.common.errors import PotluckError
+from potluck.common.membership import MemberRecord, SignedRecord
+from potluck.common.secagg import (
+    ClientPolicy,
+    ClientSession,
+    CoordinatorSession,
+    Envelope,
+    Expectation,
+    FederationRoot,
+    Header,
+    Lane,
+    LaneEncoding,
+    MessageType,
+    Party,
+    Purpose,
+    Situation,
+    client,
+    complete_thresholds,
+    coordinator,
+    record_bytes,
+)
+from potluck.common.secagg.masks import CHUNK_BYTES, StreamCipher, keystream
+from potluck.common.secagg.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.updates import BodyDecoder, BodyEncoder, decode_head, encode_head
+
+FLOWER = "1.41.0"
+PEER = Path(__file__).parent / "peers" / "flower_secagg.py"
+ENVIRONMENTS = Path("~/.cache/potluck-peers")
+BLOCK = 2**16
+CLIP = 0.25
+WEIGHT = 500
+MEASURED = "c000"
+"""The client whose time is taken; it also does what others may have remembered."""
+
+BEFORE_UPLOAD = (MessageType.INVITATION, MessageType.ROSTER)
+Vectors = dict[str, NDArray[Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--length", type=int, default=100_000, help="parameters of the model")
+    parser.add_argument("--drop", type=int, default=1, help="clients lost after they have shared")
+    parser.add_argument("--repeats", type=int, default=5, help="of what can be repeated")
+    parser.add_argument("--no-flower", action="store_true", help="leave Flower out")
+    parser.add_argument("--flower-version", default=FLOWER, metavar="VERSION")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, metavar="FOLDER")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    try:
+        result = measure(options.clients, options.length, options.drop, options.repeats)
+        flower = None if options.no_flower else measure_flower(options)
+    except PotluckError as error:
+        sys.exit(str(error))
+    if flower is not None:
+        result["flower"] = flower
+        result["ratios"] = ratios(result, flower)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+@dataclass
+class Bench:
+    """A federation, one session of it, and how long what took."""
+
+    clients: int
+    length: int
+    repeats: int
+    sessions: dict[str, ClientSession] = field(default_factory=dict)
+    uploads: dict[str, Vectors] = field(default_factory=dict)
+    means: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        root, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
+        policy = ClientPolicy(least_hosts=min(5, self.clients))
+        shared = FederationRoot("benchmark", root.public_key())
+        self.hosts = {f"c{index:03}": f"h{index:03}" for index in range(self.clients)}
+        self.parties: dict[str, Party] = {}
+        for name, host in self.hosts.items():
+            key = Ed25519PrivateKey.generate()
+            record = MemberRecord(
+                federation="benchmark",
+                client=name,
+                host=host,
+                public_key=key.public_key().public_bytes_raw().hex(),
+                not_before=now - timedelta(days=1),
+                not_after=now + timedelta(days=1),
+            )
+            fresh = FederationRoot("benchmark", root.public_key())
+            self.parties[name] = Party(
+                client=name,
+                key=key,
+                record=record_bytes(SignedRecord.make(root, record)),
+                root=fresh if name == MEASURED else shared,
+                policy=policy,
+            )
+        self.root, self.situation = shared, Situation(now=now, random=os.urandom)
+        self.header = self._header(int(now.timestamp()))
+        self.expected = Expectation(
+            purpose=Purpose.UPDATE,
+            input_id="update/1",
+            lengths={lane.name: lane.length for lane in self.header.lanes},
+            model_sha256=bytes(32),
+        )
+
+    def _header(self, issued_at: int) -> Header:
+        thresholds = complete_thresholds(self.hosts.values())
+        body = Lane(
+            name="body",
+            length=self.length,
+            modulus_bits=32,
+            encoding=LaneEncoding.FIXED_POINT,
+            clip=CLIP,
+        )
+        head = Lane(name="head", length=3, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+        return Header(
+            federation="benchmark",
+            session_id=os.urandom(16),
+            purpose=Purpose.UPDATE,
+            subject="",
+            disclosure="update",
+            lanes=(body, head),
+            weight_bound=1000,
+            least_hosts=min(5, self.clients),
+            colluding_hosts=assumed_colluding_hosts(self.clients),
+            threshold=thresholds.threshold,
+            quorum=thresholds.quorum,
+            model_sha256=bytes(32),
+            issued_at=issued_at,
+            expires_at=issued_at + 3600,
+        )
+
+    def clocked(self, what: str, work: Callable[[], Any]) -> Any:
+        """Add the CPU seconds that some work takes."""
+        begun = time.process_time()
+        result = work()
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - begun
+        return result
+
+    def tell(self, name: str, envelope: Envelope) -> tuple[tuple[Envelope, ...], bytes | None]:
+        """A client's replies, and the digest of its upload if there is one."""
+        party = self.parties[name]
+
+        def work() -> Any:
+            if envelope.type is MessageType.INVITATION:
+                return client.begin(party, envelope, self.expected, self.situation)
+            return client.handle(self.sessions[name], envelope, self.situation)
+
+        step = self.clocked("other", work) if name == MEASURED else work()
+        if step.refusal is not None:
+            raise PotluckError(f"{name} refuses: {step.refusal}")
+        self.sessions[name] = step.session
+        if step.session.masking is None:
+            return step.replies, None
+        digest = self.upload(name)
+        vouched = client.uploaded(self.sessions[name], digest)
+        self.sessions[name] = vouched.session
+        return vouched.replies, digest
+
+    def upload(self, name: str) -> bytes:
+        masking = self.sessions[name].masking
+        assert masking is not None
+        draws = np.random.Generator(np.random.SFC64(int(name[1:])))
+        update = draws.standard_normal(self.length, dtype=np.float32) * np.float32(0.05)
+        self.means[name] = update
+        words: Vectors = {"body": np.empty(self.length, "<u4")}
+
+        def encode() -> None:
+            encoder = BodyEncoder(self.header, self.header.lane("body"), self.clients, WEIGHT)
+            for begin in range(0, self.length, BLOCK):
+                end = begin + BLOCK
+                encoder.encode(update[begin:end], words["body"][begin:end])
+            words["head"] = encode_head(
+                self.header, self.clients, weight=WEIGHT, metrics=[], clipped=encoder.clipped
+            )
+
+        def mask() -> None:
+            for lane, values in words.items():
+                masking.add_masks(lane, values)
+
+        if name == MEASURED:
+            self.clocked("other", encode)
+            spare = {lane: values.copy() for lane, values in words.items()}
+            self.seconds["mask"] = least(self.repeats, mask)
+            words |= spare  # masked several times: once is what is wanted
+            mask()
+        else:
+            encode()
+            mask()
+        self.uploads[name] = words
+        return hashlib.sha256(b"".join(values.tobytes() for values in words.values())).digest()
+
+    def run(self, dropped: set[str]) -> CoordinatorSession:
+        """The whole session. Raises PotluckError if there is no sum."""
+        step = coordinator.invite(self.header, self.hosts, self.root)
+        queue, session = list(step.messages), step.session
+        while not session.over:
+            if not queue:
+                step = coordinator.close(session)
+                session, queue = step.session, list(step.messages)
+                continue
+            name, envelope = queue.pop(0)
+            if name in dropped and envelope.type not in (
+                MessageType.INVITATION,
+                MessageType.ROSTER,
+            ):
+                continue
+            replies, digest = self.tell(name, envelope)
+            for reply in replies:
+                self.seconds["rebuild"] = 0.0  # the last one that is taken rebuilds the secrets
+                step = self.clocked("rebuild", lambda: self.receive(session, name, reply, digest))  # noqa: B023
+                session, queue = step.session, [*queue, *step.messages]
+        if session.aborted is not None:
+            raise PotluckError(f"the session was aborted: {session.aborted.abort}")
+        return session
+
+    def receive(
+        self, session: CoordinatorSession, name: str, reply: Envelope, digest: bytes | None
+    ) -> Any:
+        return coordinator.receive(session, name, reply, self.situation.now, upload_sha256=digest)
+
+
+def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any]:
+    """CPU milliseconds of one session, and of as many keystreams as it needs."""
+    bench = Bench(clients, length, repeats)
+    dropped = {f"c{index:03}" for index in range(clients - drop, clients)}
+    mask_limit = [keystream_seconds(clients, 4 * length)]
+    session = bench.run(dropped)
+    mask_limit.append(keystream_seconds(clients, 4 * length))
+    unmasking = session.unmasking
+    assert unmasking is not None
+    masked = {
+        lane.name: np.sum(
+            [bench.uploads[name][lane.name] for name in unmasking.survivors],
+            axis=0,
+            dtype=np.dtype(f"<u{lane.modulus_bits // 8}"),
+        )
+        for lane in bench.header.lanes
+    }
+    sums: Vectors = {}
+
+    def unmask() -> None:
+        for lane, words in sums.items():
+            unmasking.remove(lane, words)
+
+    def once() -> float:
+        sums.update({lane: words.copy() for lane, words in masked.items()})
+        begun = time.process_time()
+        unmask()
+        return time.process_time() - begun
+
+    streams = len(unmasking.masks["body"])
+    rounds = [(once(), keystream_seconds(streams, 4 * length)) for _ in range(repeats)]
+    return {
+        "clients": clients,
+        "length": length,
+        "drop": drop,
+        "client_mask_ms": 1e3 * bench.seconds["mask"],
+        "client_mask_limit_ms": 1e3 * min(mask_limit),
+        "client_other_ms": 1e3 * bench.seconds["other"],
+        "unmask_ms": 1e3 * (bench.seconds["rebuild"] + min(ours for ours, _ in rounds)),
+        "unmask_limit_ms": 1e3 * min(limit for _, limit in rounds),
+        "unmask_rebuild_ms": 1e3 * bench.seconds["rebuild"],
+        "keystreams": streams,
+        "exact": is_exact(bench, unmasking.survivors, sums),
+    }
+
+
+def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
+    """Whether the sum is that of the fixed-point inputs, and its mean that of the updates."""
+    lane = bench.header.lane("body")
+    plain = np.zeros(bench.length, np.uint32)
+    mean = np.zeros(bench.length)
+    words = np.empty(bench.length, "<u4")
+    for name in survivors:
+        BodyEncoder(bench.header, lane, bench.clients, WEIGHT).encode(bench.means[name], words)
+        plain += words
+        mean += np.clip(bench.means[name], -CLIP, CLIP).astype(np.float64) / len(survivors)
+    head = decode_head(bench.header, bench.clients, sums["head"], len(survivors))
+    found = BodyDecoder(bench.header, lane, bench.clients, head.weight).decode(sums["body"])
+    return bool(np.array_equal(plain, sums["body"]) and np.abs(found - mean).max() < 1e-6)
+
+
+def least(repeats: int, work: Callable[[], Any]) -> float:
+    """CPU seconds of the fastest of some repeats."""
+    found = []
+    for _ in range(repeats):
+        begun = time.process_time()
+        work()
+        found.append(time.process_time() - begun)
+    return min(found)
+
+
+def keystream_seconds(streams: int, size: int) -> float:
+    """CPU seconds of so many AES-256-CTR keystreams of `size` bytes; the fastest of three."""
+    zeros, buffer = memoryview(bytes(CHUNK_BYTES)), bytearray(CHUNK_BYTES)
+
+    def work() -> None:
+        made = [keystream(os.urandom(32), 0, StreamCipher.AES_256_CTR) for _ in range(streams)]
+        for begin in range(0, size, CHUNK_BYTES):
+            piece = zeros[: min(CHUNK_BYTES, size - begin)]
+            for stream in made:
+                stream.update_into(piece, buffer)
+
+    return least(3, work)
+
+
+def measure_flower(options: argparse.Namespace) -> dict[str, Any]:
+    """The same work with Flower's functions. Raises PotluckError."""
+    folder = options.environments.expanduser().absolute()
+    place = environment(folder, "flwr", options.flower_version)
+    python = asyncio.run(place) / "python"
+    command = [
+        *(str(python), str(PEER)),
+        *("--clients", str(options.clients)),
+        *("--length", str(options.length)),
+        *("--drop", str(options.drop)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise PotluckError(f"Flower's functions failed: {reason}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return {"version": options.flower_version, **result}
+
+
+def ratios(ours: dict[str, Any], flower: dict[str, Any]) -> dict[str, float]:
+    """Flower's times divided by these."""
+    keys = ("client_mask_ms", "client_other_ms", "unmask_ms")
+    return {key: flower[key] / ours[key] for key in keys}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print it for people."""
+    print(
+        f"{result['clients']} clients, {result['length']:,} parameters, {result['drop']} lost; "
+        f"CPU milliseconds\n"
+    )
+    flower = result.get("flower")
+    print(f"{'':<24}{'Potluck':>12}{'limit':>12}{'of limit':>12}{'Flower':>14}{'ratio':>10}")
+    for name, key in (
+        ("client: mask", "client_mask"),
+        ("client: all else", "client_other"),
+        ("coordinator: unmask", "unmask"),
+    ):
+        ours, limit = result[f"{key}_ms"], result.get(f"{key}_limit_ms")
+        line = f"{name:<24}{ours:>12.1f}"
+        line += f"{limit:>12.1f}{ours / limit:>11.2f}×" if limit else " " * 24
+        if flower:
+            line += f"{flower[f'{key}_ms']:>14.1f}{result['ratios'][f'{key}_ms']:>9.1f}×"
+        print(line)
+    print(f"\nthe sum is {'exact' if result['exact'] else 'WRONG'}")
+
+
+if __name__ == "__main__":
+    main()
