@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from potluck.common.configuration import Settings, annotated_example
 from potluck.common.logs import LogFormat, LogLevel
 from potluck.common.monitoring import MetricsAddress
+from potluck.common.plugins import MODEL_MODULES
 from potluck.common.tls import TlsFiles
 
 
@@ -65,6 +67,11 @@ class CoordinatorConfig(Settings):
         description="An upload slower than this on average is ended as well, beyond stall_seconds\n"
         "of patience: trickling bytes must not hold a place for ever.",
     )
+    model_modules: tuple[str, ...] = Field(
+        default=MODEL_MODULES,
+        description="Python modules from which a run file may name a model, MODULE:NAME; whatever\n"
+        "they offer can be called. Others are refused.",
+    )
     threads: int = Field(
         default=1,
         ge=1,
@@ -99,6 +106,12 @@ class CoordinatorConfig(Settings):
         "`potluck pki push` are kept in the state directory and need no setting.",
     )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
+
+    @field_validator("model_modules", mode="before")
+    @classmethod
+    def _one_text(cls, value: Any) -> Any:
+        """From a flag or the environment they come as one text with commas."""
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     def database_url(self) -> str:
         """The SQLAlchemy URL of the store."""

@@ -195,7 +195,7 @@ class Coordinator:
 
     async def start_run(self, text: str) -> RunRow:
         """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
-        blueprint = draw_up(text, source="run file")
+        blueprint = self._draw_up(text, "run file")
         run_file = blueprint.run_file
         run_id = secrets.token_hex(4)
         run = Run(
@@ -242,7 +242,7 @@ class Coordinator:
                     run=row.run_id,
                     state=row.state,
                 )
-            blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+            blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
             await self.in_store(
                 lambda store: store.set_run_state(row.run_id, RunState.WAITING, "", utc())
             )
@@ -282,7 +282,7 @@ class Coordinator:
     async def profiles(self, run_id: str) -> Population:
         """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
         row = await self.run(run_id)
-        blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+        blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
         _, population = await self._stored_profiles(row, blueprint)
         return population
 
@@ -290,7 +290,7 @@ class Coordinator:
         """What a run's clients claimed of their labels, held against how their updates moved the
         output bias. Raises NotFoundError, RunError where the run has nothing to audit."""
         row = await self.run(run_id)
-        blueprint = draw_up(row.run_file, source=f"run file of {row.run_id}")
+        blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
         check_auditable(blueprint)
         profiling, population = await self._stored_profiles(row, blueprint)
         rates = profiling.noise_rates(LABEL_COUNTS)
@@ -368,7 +368,7 @@ class Coordinator:
             if is_pretraining(row.run_id):
                 continue  # the run it is for will go on with it
             try:
-                blueprint = draw_up(row.run_file, source="run file")
+                blueprint = self._draw_up(row.run_file, "run file")
             except ConfigurationError as error:
                 await self._fail(row, error.message)
                 continue
@@ -413,7 +413,7 @@ class Coordinator:
         wanted = pretraining_run(run_id, blueprint.run_file, clients=clients, at=utc())
         row: RunRow = await self.in_store(partial(_find_or_add, run=wanted, initial=initial))
         if row.state is not RunState.FINISHED:
-            self._begin_driving(row, draw_up(row.run_file, source="pre-training"))
+            self._begin_driving(row, self._draw_up(row.run_file, "pre-training"))
             await asyncio.wait([self._tasks[row.run_id]])
             row = await self.run(row.run_id)
         if row.state is RunState.FAILED:
@@ -431,6 +431,9 @@ class Coordinator:
         if not isinstance(error, PotluckError):
             error = StorageError(f"run {run_id} can't be ended: {error}; see the state directory")
         self.broken.set_result(error)
+
+    def _draw_up(self, text: str, source: str) -> Blueprint:
+        return draw_up(text, source=source, model_modules=self.config.model_modules)
 
     async def _stop_driving(self) -> None:
         tasks = list(self._tasks.values())

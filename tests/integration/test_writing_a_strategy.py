@@ -1,0 +1,85 @@
+"""docs/writing-a-strategy.md, carried out: its package is built, installed and trained with."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.profile_federation import profile_federation
+from support.strategy_rounds import Rounds, Sent, vector
+
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.plugins import STRATEGIES, create
+from potluck.server.strategy import Strategy
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "writing-a-strategy.md"
+
+
+def written_files(page: str) -> dict[str, str]:
+    """The page's code blocks that begin with a comment naming their file."""
+    blocks = re.findall(
+        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
+    return {name: text for text, name in blocks}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, target = tmp_path_factory.mktemp("fair"), tmp_path_factory.mktemp("installed")
+    files = written_files(PAGE.read_text(encoding="utf-8"))
+    assert sorted(files) == ["fair_strategy.py", "pyproject.toml"]
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", *options]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True)
+    return target
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Here, and in processes that are started meanwhile."""
+    monkeypatch.syspath_prepend(str(package))
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [str(package), before]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    yield package
+    sys.modules.pop("fair_strategy", None)
+
+
+def test_it_does_what_the_page_says(installed: Path, tmp_path: Path) -> None:
+    strategy: Strategy = create(STRATEGIES, "fair", {"q": 1.0, "warm_up": 1})
+    rounds = Rounds(strategy, vector(0.0), tmp_path)
+    updates = {
+        "well": Sent(weights=vector(1.0), loss=1.0, samples=10),
+        "badly": Sent(weights=vector(2.0), loss=3.0, samples=10),
+        "silent": Sent(weights=vector(1.0), loss=float("nan"), samples=10),
+    }
+    mean = (1.0 + 3.0 * 2.0 + 1.0) / 5.0
+    np.testing.assert_allclose(rounds.play(updates)["w"], mean / 2, rtol=1e-6)
+    # In the second round the step has its whole length.
+    np.testing.assert_allclose(rounds.play(updates)["w"], mean, rtol=1e-6)
+
+
+async def test_a_federation_trains_with_it(installed: Path, tmp_path: Path) -> None:
+    async with profile_federation(tmp_path, selector="uniform", count=4) as federation:
+        run_id = await federation.start_run('strategy.name="fair"', "strategy.warm_up=2")
+        await federation.finished(run_id)
+        [first, second] = await federation.history(run_id)
+        assert first.model_sha256 != second.model_sha256
+        with pytest.raises(PluginError, match="its options: q, warm_up"):
+            await federation.start_run('strategy.name="fair"', "strategy.nap=1")
+        with pytest.raises(ConfigurationError, match=r"'q' is 11; give a number in \[0, 10\]"):
+            await federation.start_run('strategy.name="fair"', "strategy.q=11")
+
+
+def test_without_the_package_the_look_up_lists_what_is_installed() -> None:
+    with pytest.raises(PluginError, match="'fair' is not installed; installed: clipped-mean"):
+        create(STRATEGIES, "fair", {})
