@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation, until
+from support.federation import Federation, crash_federation, set_values, until
 
+from potluck.client.config import load_config
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,6 +108,100 @@ async def test_a_coordinator_killed_while_clients_answer(
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == undisturbed[-1].model_sha256
     assert len(lines(federation, "answered-client-0")) <= 2 * ROUNDS, "hosts answer from memory"
+
+
+async def test_a_model_is_fetched_once_to_answer_and_to_train(federation: Federation) -> None:
+    run_id = await federation.start_run("task.parameters=200000")
+    await federation.finished(run_id)
+    hosts, size = len(federation.files.hosts), 4 * 200_000
+    for committed in await federation.history(run_id):
+        assert hosts * size < committed.bytes_down < (hosts + 1) * size
+
+
+async def test_clients_that_do_not_answer_in_time_are_done_without(federation: Federation) -> None:
+    federation.points.hold("question-client-3")
+    run_id = await federation.start_run("round.question_deadline_seconds=4.0")
+    await until(lambda: federation.points.reached("answer-1"))
+    federation.points.release()
+    await federation.finished(run_id)
+    first, second = observed(federation)
+    assert 3 not in first["asked"][0]
+    assert first["asked"][0], "the others' answers count"
+    assert second["asked"][0] == list(range(CLIENTS)), "and later its own does again"
+
+
+async def test_a_host_lost_while_it_is_asked(federation: Federation) -> None:
+    federation.points.hold("question-client-3")
+    run_id = await federation.start_run('round.leavers="drop"', "rounds=1")
+    await until(lambda: federation.points.reached("question-client-3"))
+    host = 1
+    assert clients_of(federation, host) == [2, 3]
+    await federation.kill_host(host)
+    await federation.finished(run_id)
+    federation.points.release()
+    await federation.processes.start_host(host)
+    await federation.until_attending()
+    [seen] = observed(federation)
+    assert 3 not in seen["asked"][0]
+    assert seen["asked"][0]
+
+
+async def test_a_kind_nobody_knows_is_refused_with_the_reason(federation: Federation) -> None:
+    run_id = await federation.start_run('selector.kind="psychic"', "rounds=1")
+    notices: list[str] = []
+    async for event in federation.operator.watch_run(run_id):
+        if event.WhichOneof("event") == "notice":
+            notices.append(event.notice.text)
+    await federation.finished(run_id)
+    [committed] = await federation.history(run_id)
+    assert {member.reason for member in committed.members} == {"gave no loss"}
+    [told, *_] = [text for text in notices if "psychic" in text]
+    assert "6 of 6 clients did not answer 'psychic'" in told
+    assert "is not installed; installed: loss" in told
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("no ask", "yielded a str, not an Ask"),
+        ("stranger", "asks row 99, which is not available"),
+        ("raises", "failed in round 1: KeyError: 'a bug'"),
+        ("endless", "asked more than 100 questions in round 1"),
+        ("no selection", "answered with nothing, not with a Selection"),
+    ],
+)
+async def test_a_selector_that_makes_no_sense_fails_the_run(
+    federation: Federation, fault: str, reason: str
+) -> None:
+    run_id = await federation.start_run(f'selector.fault="{fault}"')
+    status = await federation.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert status.reason.startswith("selector 'asking' ")
+    assert reason in status.reason
+
+
+async def test_owners_may_forbid_questions(federation: Federation) -> None:
+    path = federation.files.hosts[0]
+    before = path.read_text()
+    table: dict[str, Any] = {"questions": []}
+    set_values(path, {"disclosure": table})
+    await federation.kill_host(0)
+    await federation.processes.start_host(0)
+    await federation.until_attending()
+    run_id = await federation.start_run("rounds=1")
+    await federation.finished(run_id)
+    path.write_text(before)
+    [seen] = observed(federation)
+    silent = clients_of(federation, 0)
+    assert seen["asked"][0] == [row for row in range(CLIENTS) if row not in silent]
+    for row in silent:
+        assert not lines(federation, f"answered-client-{row}")
+
+
+def clients_of(federation: Federation, host: int) -> list[int]:
+    """Rows of the clients that a host answers for."""
+    config = load_config(federation.files.hosts[host], {})
+    return [int(client.rpartition("-")[2]) for client in config.client_ids()]
 
 
 def unlike_only_in_time(

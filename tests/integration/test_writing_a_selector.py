@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.profile_federation import profile_federation
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "writing-a-selector.md"
@@ -46,7 +47,7 @@ def written_files(page: str) -> dict[str, str]:
 def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("rare-first"), tmp_path_factory.mktemp("installed")
     files = written_files(PAGE.read_text(encoding="utf-8"))
-    assert sorted(files) == ["pyproject.toml", "rare_first.py"]
+    assert sorted(files) == ["hardest_first.py", "pyproject.toml", "rare_first.py"]
     for name, text in files.items():
         (source / name).write_text(text, encoding="utf-8")
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
@@ -55,9 +56,11 @@ def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def select(path: Path, profiles: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def select(
+    path: Path, profiles: Path, *arguments: str, selector: str = "rare-first"
+) -> subprocess.CompletedProcess[str]:
     """`potluck select` in a process that finds packages in `path` too."""
-    command = [sys.executable, "-c", PROGRAM, "--selector", "rare-first", "--profiles"]
+    command = [sys.executable, "-c", PROGRAM, "--selector", selector, "--profiles"]
     return subprocess.run(
         [*command, str(profiles), *arguments],
         env=os.environ | {"PYTHONPATH": str(path)},
@@ -98,6 +101,26 @@ def test_its_options_are_checked(installed_package: Path, profiles: Path) -> Non
     unknown = select(installed_package, profiles, "--count", "2", "-o", "nap=1")
     assert unknown.returncode == 1
     assert "its options: rest" in unknown.stderr
+
+
+def test_the_one_that_asks_can_t_select_offline(installed_package: Path, profiles: Path) -> None:
+    refused = select(installed_package, profiles, "--count", "2", selector="hardest-first")
+    assert refused.returncode == 1
+    assert "asks 5 clients 'loss' before it chooses" in refused.stderr
+
+
+async def test_the_one_that_asks_selects_in_a_federation(
+    installed_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(installed_package), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(installed_package))
+    async with profile_federation(tmp_path, selector="hardest-first", rounds=1) as federation:
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        [committed] = await federation.history(run_id)
+    losses = [float(member.reason.removeprefix("loss ")) for member in committed.members]
+    assert len(losses) == 2
+    assert losses == sorted(losses, reverse=True)
 
 
 def test_without_the_package_the_look_up_lists_what_is_installed(

@@ -29,6 +29,7 @@ EVENTS: dict[str, Any] = {
     "joined": lambda *clients: rounds.Joined(clients),
     "left": lambda *clients: rounds.Left(clients),
     "barred": lambda *clients: rounds.Barred(clients),
+    "outdated": lambda *words: rounds.Outdated(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
     "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),

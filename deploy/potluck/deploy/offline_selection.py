@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import (
+    Answers,
+    Ask,
     Population,
     RoundOutcome,
     Selection,
@@ -45,10 +47,7 @@ def select_offline(
         )
         selection = selector.select(state, context)
         if not isinstance(selection, Selection):
-            raise ConfigurationError(
-                "this selector asks clients questions in every round, which needs a federation; "
-                "choose one that selects by profile"
-            )
+            raise ConfigurationError(_asks(selection))
         yield OfflineRound(round=number, selection=selection)
         outcome = RoundOutcome(
             round=number,
@@ -57,6 +56,20 @@ def select_offline(
             seconds=np.full(len(selection.rows), np.nan),
         )
         state = selector.observe(state, outcome)
+
+
+def _asks(selecting: Generator[Ask, Answers, Selection]) -> str:
+    """Why a selector that asks can't select offline."""
+    try:
+        question = next(selecting)
+    except StopIteration:  # it has nothing to ask where nobody trains
+        return "this selector may ask clients before it chooses, which needs a federation"
+    finally:
+        selecting.close()
+    return (
+        f"this selector asks {len(question.rows)} clients '{question.kind}' before it chooses, and "
+        "profiles don't answer that: start a run with it, or choose one that selects by profile"
+    )
 
 
 def _check_profiles(selector: Selector, population: Population) -> None:
