@@ -181,6 +181,20 @@ def test_all_are_asked_or_those_just_selected() -> None:
         assert ask.rows.tolist() == (expected or sorted(selection.rows.tolist()))
 
 
+def test_nobody_is_asked_where_nobody_is_due() -> None:
+    """With `refresh = selected`, and those just selected away."""
+    federation, selector = population(4), Flash(refresh="selected")
+    state = selector.init(federation)
+    selection, answers = played(selector, state, context(federation, 2))
+    state = selector.observe(state, outcome(1, selection, answers))
+    others = np.setdiff1d(np.arange(4), selection.rows)
+    away = context(federation, 2, number=2, available=others)
+    later, answers = played(selector, state, away)
+    assert not answers
+    assert sorted(later.rows.tolist()) == others.tolist()
+    selector.observe(state, outcome(2, later))
+
+
 def test_who_has_never_told_its_losses_comes_last() -> None:
     federation, selector = population(5), Flash()
 

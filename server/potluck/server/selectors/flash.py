@@ -85,13 +85,15 @@ class Flash:
         if not cohort.size:
             return cohort.selection()
         before = Memory.of(state, len(context.population))
-        answers = yield Ask(
-            rows=self._asked(before, context.available),
-            kind="context",
-            parameters=self._question,
-            names=("robust", "validation", "seconds"),
-        )
-        memory = before.heard(answers, context.round, self._rules)
+        asked, memory = self._asked(before, context.available), before
+        if len(asked):
+            answers = yield Ask(
+                rows=asked,
+                kind="context",
+                parameters=self._question,
+                names=("robust", "validation", "seconds"),
+            )
+            memory = before.heard(answers, context.round, self._rules)
         known = context.available[memory.last_heard[context.available] > 0]
         width = exploration_width(
             context.round - 1,
