@@ -4,6 +4,11 @@ Tiny models, one step of training: what is measured is the coordinator's and the
 of many clients.
 
     python benchmarks/scale.py --clients 1000 --hosts 10 --count 100 --rounds 3
+
+With --data the task is MNIST from that data directory, one pass over each client's samples: a
+simulation of many clients on few hosts, as experiments do, with the memory it takes.
+
+    python benchmarks/scale.py --clients 3550 --hosts 2 --count 710 --data data
 """
 
 from __future__ import annotations
@@ -21,8 +26,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.demo_files import (
+    DemoFiles,
+    DemoOptions,
+    Machines,
+    reserved_port,
+    write_demo_files,
+    write_federation_files,
+)
 from potluck.deploy.local_federation import LocalFederation
+from potluck.deploy.processes import TetheredProcess
 
 PLUGIN = Path(__file__).parent / "plugin"
 _LOOK_SECONDS = 0.02
@@ -34,6 +47,26 @@ def install_plugin() -> None:
         [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     sys.path.insert(0, str(PLUGIN))
+
+
+MNIST = """
+rounds = {rounds}
+count = {count}
+roster = {clients}
+seed = 1
+task = {{ name = "mnist", clients = {clients}, partition = "uniform" }}
+training = {{ epochs = 1, batch_size = 16 }}
+evaluation = {{ every = 0 }}
+round = {{ deadline_seconds = 3600.0 }}
+"""
+
+
+def resident(process: TetheredProcess) -> dict[str, int]:
+    """Bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
+    [child] = Path(f"/proc/{process.group}/task/{process.group}/children").read_text().split()
+    lines = Path(f"/proc/{child}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
 
 
 async def run(files: DemoFiles, clients: int) -> dict[str, float]:
@@ -48,12 +81,14 @@ async def run(files: DemoFiles, clients: int) -> dict[str, float]:
                     break
                 await asyncio.sleep(_LOOK_SECONDS)
             attending = time.perf_counter()
+            idle = {process.name: resident(process) for process in federation.processes}
             run_id = await client.start_run(files.run_file)
             async for event in client.watch_run(run_id):
                 if event.WhichOneof("event") == "committed":
                     commits.append(time.perf_counter())
                 elif event.status.reason:
                     raise RuntimeError(event.status.reason)
+        busy = {process.name: resident(process) for process in federation.processes}
     seconds = [
         after - before for before, after in zip([attending, *commits], commits, strict=False)
     ]
@@ -62,7 +97,30 @@ async def run(files: DemoFiles, clients: int) -> dict[str, float]:
         "launch_to_attending_seconds": attending - launched,
         "first_round_seconds": seconds[0],
         "seconds_median": statistics.median(seconds[1:] or seconds),
+        **memory(idle, "idle"),
+        **memory(busy, "last round"),
     }
+
+
+def memory(found: dict[str, dict[str, int]], when: str) -> dict[str, float]:
+    """Megabytes (10^6) of the coordinator, and of the host that takes most."""
+    hosts = [each for name, each in found.items() if name.startswith("host")]
+    result: dict[str, float] = {}
+    for field, what in (("RssAnon", "private"), ("RssFile", "mapped")):
+        result[f"coordinator {what} MB, {when}"] = found["the coordinator"][field] / 1e6
+        result[f"host {what} MB, {when}"] = max(each[field] for each in hosts) / 1e6
+    return result
+
+
+def measure_mnist(
+    clients: int, hosts: int, count: int, rounds: int, data: Path
+) -> dict[str, float]:
+    """One federation that trains on MNIST."""
+    run_file = MNIST.format(rounds=rounds, count=count, clients=clients)
+    machines = Machines(clients=clients, hosts=hosts, data=data)
+    with tempfile.TemporaryDirectory(prefix="potluck-scale-") as name, reserved_port() as port:
+        files = write_federation_files(Path(name) / "f", run_file, machines, port)
+        return asyncio.run(run(files, clients))
 
 
 def measure(clients: int, hosts: int, count: int, rounds: int) -> dict[str, float]:
@@ -92,9 +150,11 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=10)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="train on MNIST from this data directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    result = measure(options.clients, options.hosts, options.count, options.rounds)
+    size = (options.clients, options.hosts, options.count, options.rounds)
+    result = measure(*size) if options.data is None else measure_mnist(*size, options.data)
     if options.json:
         print(json.dumps(result))
         return
@@ -102,10 +162,13 @@ def main() -> None:
         title=f"{options.clients} clients on {options.hosts} hosts, {options.count} a round"
     )
     table.add_column("what")
-    table.add_column("seconds", justify="right")
+    table.add_column("seconds, or megabytes", justify="right")
     table.add_row("launch → all attend", f"{result['launch_to_attending_seconds']:.2f}")
     table.add_row("run started → first round", f"{result['first_round_seconds']:.2f}")
     table.add_row("a round, median", f"{result['seconds_median']:.2f}")
+    for name, value in result.items():
+        if "MB" in name:
+            table.add_row(name, f"{value:.0f}")
     Console().print(table)
 
 

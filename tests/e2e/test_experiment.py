@@ -1,0 +1,79 @@
+"""`potluck experiment` with real federations: killed half-way, run again, run anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.federation import until
+
+from potluck.deploy.demo_files import program
+
+EXPERIMENT = """
+name = "miniature"
+seeds = [0]
+hosts = 1
+[run]
+rounds = 2
+count = 2
+[run.task]
+name = "digits"
+clients = 4
+[axes.selection]
+uniform = { selector = { name = "uniform" } }
+fedentopt = { selector = { name = "fedentopt" } }
+[reading]
+baseline = { selection = "uniform" }
+"""
+
+
+def start(file: Path, output: Path) -> subprocess.Popen[bytes]:
+    command = [program("potluck"), "experiment", str(file), "--output", str(output), "--jobs", "1"]
+    with (output.parent / f"{output.name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def cells(output: Path) -> dict[str, float]:
+    """When each finished cell was written, by name."""
+    return {path.name: path.stat().st_mtime_ns for path in (output / "cells").glob("*.json")}
+
+
+def tables(output: Path) -> list[bytes]:
+    names = ("rounds.parquet", "rounds.csv", "report.md")
+    return [(output / name).read_bytes() for name in names]
+
+
+def under_way(output: Path) -> bool:
+    """Whether a cell has been begun after the first was finished."""
+    return bool(cells(output)) and any((output / "running").glob("*/coordinator/potluck.sqlite3"))
+
+
+@pytest.mark.timeout(600)
+async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_the_same(
+    tmp_path: Path,
+) -> None:
+    file, output = tmp_path / "miniature.toml", tmp_path / "killed"
+    file.write_text(EXPERIMENT)
+    first = start(file, output)
+    await until(lambda: first.poll() is not None or under_way(output))
+    assert first.poll() is None, (tmp_path / "killed.log").read_text()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = cells(output)
+    assert len(before) == 1
+    assert not (output / "report.md").exists()
+
+    second = start(file, output)
+    assert second.wait() == 0, (tmp_path / "killed.log").read_text()
+    after = cells(output)
+    assert len(after) == 2
+    assert {name: after[name] for name in before} == before
+    assert not list((output / "running").iterdir())
+
+    whole = start(file, tmp_path / "whole")
+    assert whole.wait() == 0
+    assert tables(tmp_path / "whole") == tables(output)
+    assert "fedentopt" in (output / "report.html").read_text()
