@@ -32,7 +32,7 @@ from support.raw_host import (
 
 from potluck.common.tensors import open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2, transfer_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -133,6 +133,11 @@ def other_header(**changes: Any) -> Upload:
     return lambda name, content: whole(name, ME, content, **changes)
 
 
+def reporting(**changes: Any) -> Upload:
+    values: dict[str, Any] = {"samples": 32, "steps": 3, "seconds": 0.1, "loss": 1.0}
+    return other_header(report=transfer_pb2.TrainingReport(**(values | changes)))
+
+
 UPLOADS: dict[str, tuple[Upload, Refusal]] = {
     "nothing": (lambda name, content: [], VIOLATED),
     "garbage": (lambda name, content: [b"\xff" * 100], VIOLATED),
@@ -154,6 +159,15 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
         lambda name, content: [header(name, ME, content, report=None)],
         OTHER_LAYOUT,
     ),
+    "more steps than the run takes": (reporting(steps=4), OTHER_LAYOUT),
+    "steps that amount to too much": (reporting(steps=3, normalizer=3.1), OTHER_LAYOUT),
+    "steps that amount to endlessly much": (reporting(steps=3, normalizer=np.inf), OTHER_LAYOUT),
+    "steps that amount to nothing": (reporting(steps=3, normalizer=1e-300), OTHER_LAYOUT),
+    "steps that amount to less": (reporting(steps=3, normalizer=-1.0), OTHER_LAYOUT),
+    "steps that amount to no number": (reporting(steps=3, normalizer=np.nan), OTHER_LAYOUT),
+    "a loss that is no number": (reporting(steps=1, loss=np.nan), OTHER_LAYOUT),
+    "an endless loss": (reporting(steps=1, loss=np.inf), OTHER_LAYOUT),
+    "a training of endless seconds": (reporting(steps=1, seconds=np.inf), OTHER_LAYOUT),
     "early trailer": (
         lambda name, content: [header(name, ME, content), chunk(content[:9]), trailer(content)],
         TRUNCATED,
@@ -261,6 +275,56 @@ async def test_updates_that_are_none(
     assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
     [trouble] = [member.trouble for member in entry.members if member.client_id == ME]
     assert reason in trouble
+
+
+CONTROL = "auxiliary/control/ballast"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda arrays: arrays[CONTROL].fill(np.nan), "UPDATE_NOT_FINITE"),
+        (lambda arrays: arrays[CONTROL].fill(-np.inf), "UPDATE_NOT_FINITE"),
+        (lambda arrays: arrays.pop(CONTROL), "UPDATE_LAYOUT_MISMATCH"),
+        (
+            lambda arrays: arrays.update({CONTROL: np.zeros((2, 500), "f4")}),
+            "UPDATE_LAYOUT_MISMATCH",
+        ),
+        (lambda arrays: arrays.update({CONTROL: np.zeros(1000)}), "UPDATE_LAYOUT_MISMATCH"),
+        (
+            lambda arrays: arrays.update({"auxiliary/u/ballast": np.zeros(1000, "f4")}),
+            "UPDATE_LAYOUT_MISMATCH",
+        ),
+        (lambda arrays: arrays["ballast"].fill(np.nan), "UPDATE_NOT_FINITE"),
+    ],
+    ids=["NaN", "infinite", "missing", "shape", "type", "another", "NaN in the weights"],
+)
+async def test_auxiliary_tensors_that_are_none(
+    federation: Federation,
+    hostile: RawHost,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], Any],
+    reason: str,
+) -> None:
+    async with selected(federation, hostile, 'strategy.name="scaffold"') as (run_id, told, _):
+        content = await hostile.fetch(told.train.model)
+        path = tmp_path / "auxiliaries"
+        path.write_bytes(await hostile.fetch(told.train.auxiliary.shared))
+        with open_tensors(path) as file:
+            beside = {name: array.copy() for name, array in file.arrays.items()}
+        assert CONTROL in beside
+
+        def spoil(arrays: dict[str, Any]) -> None:
+            arrays.update(beside)
+            change(arrays)
+
+        spoiled = changed(content, tmp_path, spoil)
+        refusal = await hostile.submit(whole(told.id, ME, spoiled))
+        assert refusal == (Status.INVALID_ARGUMENT, reason)
+        await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    states = {member.client_id: member.state for member in entry.members}
+    assert states == {"client-0": INCLUDED, "client-1": INCLUDED, ME: FAILED}
 
 
 async def test_messages_that_would_swell(federation: Federation) -> None:

@@ -360,10 +360,10 @@ def _check_report(header: transfer_pb2.UpdateHeader) -> None:
             f"{_MOST_SAMPLES}",
             samples=report.samples,
         )
-    if not (0 <= report.seconds < math.inf and report.loss == report.loss):
+    if not (0 <= report.seconds < math.inf and math.isfinite(report.loss)):
         raise LayoutError(
             f"the update reports {report.seconds} s of training and a loss of {report.loss}; "
-            "both must be numbers, the seconds finite and not below 0",
+            "both must be finite, and the seconds not below 0",
         )
 
 
