@@ -45,6 +45,7 @@ class BodyEncoder:
         self._factor = share * lane_scale(lane, clients)
         self._signed = np.dtype(f"<i{lane.modulus_bits // 8}")
         self._dtype = lane_dtype(lane.modulus_bits)
+        self._scratch = np.empty(0)
         self.clipped = 0
         """Values beyond the clip so far."""
 
@@ -56,10 +57,12 @@ class BodyEncoder:
         words of another type than the lane's.
         """
         require(out.shape == block.shape and out.dtype == self._dtype, Rule.INPUT, "wrong length")
-        values = block.astype(np.float64)
-        if shrink != 1.0:
-            values *= shrink
-        largest = float(np.abs(values).max(initial=0.0))
+        if self._scratch.size < block.size:
+            self._scratch = np.empty(block.size)
+        values = self._scratch[: block.size].reshape(block.shape)
+        np.multiply(block, shrink, out=values)
+        # Least and largest are NaN where any value is.
+        largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
         require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
         if largest > self._clip:
             self.clipped += int(np.count_nonzero(np.abs(values) > self._clip))
