@@ -166,11 +166,14 @@ class CoordinatorMetrics:
         )
 
 
-def _size(folder: Path) -> int:
+def _size(folder: str | Path) -> int:
     """Bytes of all files below a folder; files may come and go meanwhile."""
     total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
             with suppress(OSError):
-                total += Path(path, name).stat().st_size
+                if entry.is_dir(follow_symlinks=False):
+                    total += _size(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
     return total
