@@ -27,6 +27,7 @@ from potluck.client.auxiliary_files import (
 )
 from potluck.client.correction import Correction
 from potluck.client.decoding import encoding_of, write_update
+from potluck.client.device_samples import DeviceSamples
 from potluck.client.objective import Objective, proximal_weight
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.question import Question, QuestionContext
@@ -46,7 +47,7 @@ from potluck.common.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import MODEL_MODULES
 from potluck.common.scores import EvaluationCounts
-from potluck.common.task import ClientData, Task
+from potluck.common.task import ClientData, Examples, Task
 from potluck.common.task_loading import make_task
 from potluck.common.tensors import FileDigest, open_tensors
 from potluck.common.training import LocalTraining, training_for
@@ -102,6 +103,7 @@ class _LoadedTask:
     model: nn.Module
     layout: Layout
     data: OrderedDict[ClientId, ClientData]
+    on_device: DeviceSamples | None = None
     _settings: LocalTraining | None = None
     _optimizer: LocalOptimizer | None = None
 
@@ -170,6 +172,7 @@ class Workbench:
         )
         data = self._data(loaded, client_id).train
         training, _ = validation_split(data, settings.validation_share, client_id)
+        training = self._on_device(loaded, client_id, settings.validation_share, training)
         correction = self._correction(work, auxiliaries, loaded.layout)
         if cancelled():
             raise RoundClosedError("the training was cancelled; nobody waits for it")
@@ -363,6 +366,13 @@ class Workbench:
         while len(self._tasks) > _TASKS_KEPT:
             self._tasks.popitem(last=False)
         return loaded
+
+    def _on_device(
+        self, loaded: _LoadedTask, client_id: ClientId, share: float, samples: Examples
+    ) -> Examples:
+        if loaded.on_device is None:
+            loaded.on_device = DeviceSamples(self._device)
+        return loaded.on_device.of((client_id, share), samples)
 
     def _data(self, loaded: _LoadedTask, client_id: ClientId) -> ClientData:
         data = loaded.data.get(client_id)

@@ -1,0 +1,56 @@
+"""Clients' samples on a GPU: copied there once, not in every round."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import torch
+
+from potluck.common.task import Examples
+from potluck.common.tasks.stored import StoredExamples
+
+SHARE_OF_MEMORY = 0.25
+"""Of a GPU's memory, how much samples may take; the rest is for models and their activations."""
+
+
+class DeviceSamples:
+    """Samples that stay on a device; those used longest ago make room for others."""
+
+    def __init__(self, device: torch.device, *, capacity: int | None = None) -> None:
+        """`capacity`: bytes; by default a quarter of a GPU's memory, and 0 where the device is the
+        CPU, whose memory holds the samples already."""
+        if capacity is None:
+            on_gpu = device.type == "cuda"
+            capacity = int(torch.cuda.mem_get_info(device)[1] * SHARE_OF_MEMORY) if on_gpu else 0
+        self._device, self._capacity = device, capacity
+        self._kept: OrderedDict[Hashable, Examples] = OrderedDict()
+
+    def of(self, key: Hashable, examples: Examples) -> Examples:
+        """The samples known by `key` on the device, or as they are where they don't fit."""
+        kept = self._kept.get(key)
+        if kept is None:
+            size = bytes_of(examples)
+            if size > self._capacity:
+                return examples  # a training copies them for itself
+            self._make_room(size)
+            kept = self._kept[key] = examples.to(self._device)
+        self._kept.move_to_end(key)
+        return kept
+
+    def _make_room(self, size: int) -> None:
+        total = sum(map(bytes_of, self._kept.values()))
+        while total + size > self._capacity:
+            _, dropped = self._kept.popitem(last=False)
+            total -= bytes_of(dropped)
+
+
+def bytes_of(examples: Examples) -> int:
+    """Bytes that samples take on a device."""
+    if isinstance(examples, StoredExamples):
+        array, rows = examples.stored.array, len(examples)
+        inputs = array[:1].nbytes * rows
+    else:
+        inputs = examples.inputs.nbytes
+    groups = 0 if examples.groups is None else examples.groups.nbytes
+    return inputs + examples.labels.nbytes + groups
