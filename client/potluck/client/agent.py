@@ -23,8 +23,10 @@ from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdates
 from potluck.client.link import Link
 from potluck.client.model_cache import ModelCache
+from potluck.client.secure_sums import Membership, SecureSums
 from potluck.client.session import Session
 from potluck.client.state_directory import StateDirectory
+from potluck.client.sum_ledger import SumLedger
 from potluck.client.worker import Worker
 from potluck.common import plugins
 from potluck.common.connection_errors import connection_error
@@ -106,6 +108,7 @@ class Agent:
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = self._device.split(",")
         worker = Worker(*(partial(self._make_workbench, device) for device in devices))
+        discloser = self._make_discloser()
         instructions = Instructions(
             clients=frozenset(self._clients),
             link=link,
@@ -116,7 +119,8 @@ class Agent:
             kept=KeptUpdates(self._state.updates, now=time.time()),
             states=KeptStates(self._state.kept),
             worker=worker,
-            discloser=self._make_discloser(),
+            discloser=discloser,
+            sums=self._make_sums(discloser),
             say=self._say,
             metrics=self._metrics,
         )
@@ -160,6 +164,25 @@ class Agent:
             member_key=config.member_key,
             metrics=self._metrics,
         )
+
+    def _make_sums(self, discloser: Discloser) -> SecureSums:
+        config = self._config
+        sums = SecureSums(
+            policy=config.disclosure,
+            membership=Membership(
+                federation=discloser.asker.federation,
+                member_key=config.member_key,
+                members=config.members,
+                federation_root=config.federation_root,
+            ),
+            ledger=SumLedger(self._state.sums),
+            spent_otherwise=lambda client: discloser.ledger.of(client).spent,
+        )
+        discloser.spent_on_sums = lambda client: sums.ledger.of(client).spent
+        if config.federation_root is not None:
+            for client in self._clients:
+                sums.membership.party(client, config.disclosure)  # better now than when asked
+        return sums
 
     def _make_workbench(self, device: str) -> Workbench:
         from potluck.client.determinism import compute_deterministically

@@ -104,6 +104,22 @@ class ClientConfig(Settings):
         "disclose is signed with it. Made by `potluck pki member`; not needed where the\n"
         "federation has no root.",
     )
+    members: Path | None = Field(
+        default=None,
+        description="The members' records, members.json; others know a client by its record when\n"
+        "they sum securely. Goes with federation_root.",
+    )
+    federation_root: Path | None = Field(
+        default=None,
+        description="The federation root's public key, root.pub: in secure sums only members that\n"
+        "it signed count. Get it from the operator, not from the coordinator.",
+    )
+    independent_root: bool = Field(
+        default=False,
+        description="Whether whoever keeps the federation root is somebody else than who runs the\n"
+        "coordinator. Nothing depends on it but what is said: secure sums hold against a lying\n"
+        "coordinator only where it is so.",
+    )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),
         description="What may leave this host besides updates; a request beyond it is refused.",

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,8 @@ class Discloser:
     asker: Asker
     member_key: Path | None
     metrics: HostMetrics = field(default_factory=HostMetrics)
+    spent_on_sums: Callable[[str], Fraction] = lambda _: Fraction(0)
+    """The privacy loss of a client's noisy secure sums, from the same budget."""
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, instruction: rpc.Instruction, measure: Measure) -> rpc.Profile:
@@ -113,7 +116,7 @@ class Discloser:
         ledger = self.ledger.of(client)
         check_budget(
             self.policy, client, key.signal, parameters,
-            spent=ledger.spent, releases=len(ledger.releases),
+            spent=ledger.spent + self.spent_on_sums(client), releases=len(ledger.releases),
         )  # fmt: skip
         payload_json = canonical_json(await measure(parameters))
         return Release(

@@ -7,7 +7,6 @@ another draw of the noise. Whoever deletes these files forgets what was spent.
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from potluck.client.noise import exact_epsilon
-from potluck.client.state_directory import storage_error
+from potluck.client.state_directory import write_durably
 from potluck.common.errors import StorageError
 from potluck.common.names import is_name
 
@@ -139,22 +138,7 @@ class DisclosureLedger:
         )
 
     def _write(self, client: str, ledger: ClientLedger) -> None:
-        path = self._path(client)
-        temporary = path.with_name(f".{path.name}.new")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(ledger.model_dump_json(indent=1))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise storage_error(path, error) from error
+        write_durably(self._path(client), ledger.model_dump_json(indent=1))
 
     def _path(self, client: str) -> Path:
         return self._folder / f"{client}.json"

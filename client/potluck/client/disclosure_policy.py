@@ -22,6 +22,8 @@ from potluck.common.disclosure import (
     Weighting,
 )
 from potluck.common.errors import DisclosureRefusedError
+from potluck.common.secagg import ClientPolicy
+from potluck.common.secagg.policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
 
 MOST_RELEASES = 1000
 """Disclosures of a client, all together: a bound on its ledger, whatever is asked."""
@@ -79,6 +81,23 @@ class DisclosurePolicy(Settings):
         "model that the coordinator sends); unset: all kinds installed here, []: none. Answers\n"
         "have no noise, and whoever chooses the model can learn much from them.",
     )
+    sums: tuple[Literal["total", "cells"], ...] = Field(
+        default=("total", "cells"),
+        description="Secure sums of label counts that the clients take part in: total (over the\n"
+        "federation), cells (over groups drawn by a public coin). The coordinator learns the sum\n"
+        "and no client's counts. Needs member_key, members and federation_root.",
+    )
+    sum_hosts: int = Field(
+        default=LEAST_HOSTS,
+        ge=SMALLEST_LEAST_HOSTS,
+        description="Fewest distinct hosts in a secure sum; a smaller group is refused. Fewer\n"
+        "than 5 hide little from hosts that work with the coordinator.",
+    )
+    sum_colluding_hosts: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hosts that may work with the coordinator against the others; unset: a third.",
+    )
     data_epoch: int = Field(
         default=1,
         ge=1,
@@ -93,6 +112,16 @@ class DisclosurePolicy(Settings):
         description="Only for experiments on data that nobody needs to protect: noise is drawn\n"
         "from this seed, so that a run can be repeated, and whoever knows it can undo it.",
     )
+
+    @property
+    def of_sums(self) -> ClientPolicy:
+        """What a secure sum must keep to."""
+        return ClientPolicy(
+            least_hosts=self.sum_hosts,
+            colluding_hosts=self.sum_colluding_hosts,
+            disclosures=frozenset(self.sums),
+            largest_epsilon=self.epsilon,
+        )
 
     @property
     def undermined(self) -> bool:

@@ -28,6 +28,7 @@ from potluck.client.kept_updates import KeptUpdate, KeptUpdates
 from potluck.client.ledger import Entry, Ledger, Reception, Standing
 from potluck.client.link import Link
 from potluck.client.model_cache import ModelCache
+from potluck.client.secure_sums import SecureSums
 from potluck.client.state_directory import storage_error
 from potluck.client.uploads import deliver
 from potluck.client.worker import Worker
@@ -95,6 +96,7 @@ class Instructions:
         states: KeptStates,
         worker: Worker[Workbench],
         discloser: Discloser,
+        sums: SecureSums,
         say: Callable[[rpc.AttendRequest], None],
         metrics: HostMetrics,
     ) -> None:
@@ -109,6 +111,7 @@ class Instructions:
         self._states = states
         self._worker = worker
         self._discloser = discloser
+        self._sums = sums
         self._say = say
         self._metrics = metrics
         self._jobs: dict[str, _Job] = {}
@@ -271,6 +274,8 @@ class Instructions:
             return await self._disclose(job)
         if kind == "question":
             return await self._question(job)
+        if kind == "secure":
+            return await self._secure(job)
         raise ProtocolError(
             "this host's software does not know what the instruction asks for; update it"
         )
@@ -453,6 +458,17 @@ class Instructions:
         )
         scalars = rpc.Scalars(values=told)
         return rpc.Answer(instruction_id=instruction.id, scalars=scalars)
+
+    async def _secure(self, job: _Job) -> rpc.Answer:
+        instruction = job.instruction
+        work, client = instruction.secure, ClientId(instruction.client_id)
+
+        def count(bench: Workbench) -> list[int]:
+            self._started(job)
+            return bench.label_counts(work.task, client)
+
+        reply = await self._sums.answer(instruction, lambda: self._worker.run(count))
+        return rpc.Answer(instruction_id=instruction.id, secure=reply)
 
     async def _model(
         self, job: _Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin

@@ -7,6 +7,7 @@ updates/…                updates until their round is over; see `kept_updates`
 kept/…                   what clients keep from one training to the next; see `kept_states`
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
+sums/CLIENT.json         the secure sums it took part in, for ever; see `sum_ledger`
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from potluck.common.errors import ConfigurationError, StorageError
 
 DISCLOSURES = "disclosures"
 """The folder of ledgers within a state directory."""
+
+SUMS = "sums"
+"""The folder of ledgers of secure sums within a state directory."""
 
 
 class StateDirectory:
@@ -36,9 +40,10 @@ class StateDirectory:
         self.updates = path / "updates"
         self.kept = path / "kept"
         self.disclosures = path / DISCLOSURES
+        self.sums = path / SUMS
         try:
-            inside = (self.models, self.fetched, self.updates, self.kept, self.disclosures)
-            for folder in (path, *inside):
+            inside = (self.models, self.fetched, self.updates, self.kept)
+            for folder in (path, *inside, self.disclosures, self.sums):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -69,6 +74,26 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all, synced to disk with its name. Raises StorageError;
+    nothing has changed then."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error

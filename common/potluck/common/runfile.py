@@ -164,6 +164,29 @@ class Profiles(Settings):
         default=None,
         description="What the noise hides: replace or add-remove; unset, each client's own choice.",
     )
+    sum_hosts: int = Field(
+        default=5,
+        ge=3,
+        description="Fewest distinct hosts in a secure sum; clients refuse less than their own.",
+    )
+    sum_colluding_hosts: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hosts assumed to work with the coordinator; unset: a third of them.",
+    )
+    sum_stage_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="How long each of the five stages of a secure sum waits for slow clients.",
+    )
+    sum_epsilon: float | None = Field(
+        default=None,
+        ge=1e-3,
+        allow_inf_nan=False,
+        description="Privacy loss of a secure sum with noise that the clients make together;\n"
+        "unset, sums are exact. Charged to each client's budget.",
+    )
     triplet_mode: Literal["ldp", "plain"] = Field(
         default="ldp",
         description="Triplets from noisy counts (ldp), or without noise (plain): with two classes\n"

@@ -99,6 +99,12 @@ class CoordinatorConfig(Settings):
         default=None,
         description="The members' records, members.json; made by `potluck pki member`.",
     )
+    independent_root: bool = Field(
+        default=False,
+        description="Whether whoever keeps the federation root is somebody else than who runs the\n"
+        "coordinator. Nothing depends on it but what is said: secure sums hold against a lying\n"
+        "coordinator only where it is so.",
+    )
     revoked: Path | None = Field(
         default=None,
         description="The authority's revocation list, revoked.pem of `potluck pki revoke`. It is\n"

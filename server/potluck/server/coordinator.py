@@ -25,10 +25,11 @@ from potluck.common.errors import (
 )
 from potluck.common.identity import Role
 from potluck.common.instruments import Instruments
-from potluck.common.membership import load_members
+from potluck.common.membership import load_members, load_public_key
 from potluck.common.metric_labels import Direction, Party
 from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
+from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance, Session
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
@@ -43,6 +44,7 @@ from potluck.server.pretraining import is_pretraining, pretraining_id, pretraini
 from potluck.server.profiling import Profiling, Trust, stored_profiles
 from potluck.server.round_events import StopRequested
 from potluck.server.round_work import RoundWork
+from potluck.server.secure_sums import SecureSums
 from potluck.server.selection import Population
 from potluck.server.spool import Spool
 from potluck.server.store import Store
@@ -72,6 +74,7 @@ class Coordinator:
         self._store = store
         self._thread = thread
         self._trust = _trust(config)
+        self.sums = SecureSums(self.attendance, self.in_store, self._trust.root)
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, set[str]] = {}  # model files, by run
@@ -394,6 +397,7 @@ class Coordinator:
             tidy=partial(self.tidy, row.run_id),
             pretrain=partial(self._pretrain, row.run_id, blueprint),
             trust=self._trust,
+            sums=self.sums,
             observer=self.metrics.observer(row.run_id),
         )
         environment.observer.began(row)
@@ -454,7 +458,10 @@ def _trust(config: CoordinatorConfig) -> Trust:
             "federation has no root"
         )
     members = load_members(config.members, config.federation_root, federation=federation)
-    return Trust(federation=federation, members=members)
+    root = FederationRoot(federation, load_public_key(config.federation_root))
+    return Trust(
+        federation=federation, members=members, root=root, independent=config.independent_root
+    )
 
 
 def _find_or_add(store: Store, *, run: Run, initial: str) -> RunRow:

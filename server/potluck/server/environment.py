@@ -12,6 +12,7 @@ from potluck.server.attendance import Attendance
 from potluck.server.model_files import ModelFiles
 from potluck.server.profiling import Trust
 from potluck.server.run_observer import RunObserver
+from potluck.server.secure_sums import SecureSums
 from potluck.server.store import Store
 
 
@@ -38,5 +39,7 @@ class Environment:
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     trust: Trust
+    sums: SecureSums
+    """Sums over clients that hide what each of them has."""
     observer: RunObserver
     """Told what happens, for the metrics."""

@@ -28,6 +28,7 @@ from potluck.common.disclosure import (
 from potluck.common.errors import IdentityError, ProtocolError
 from potluck.common.membership import Members, profile_statement
 from potluck.common.metric_labels import ProfileOutcome
+from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.blueprint import Blueprint
@@ -51,10 +52,16 @@ InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Whose signatures the coordinator asks for; `members` is None where there is no root."""
+    """Whose signatures the coordinator asks for; `members` is None where there is no root.
+
+    root: says who is a member to those who sum securely. independent: whether somebody else than
+    the coordinator keeps it, as its operator says.
+    """
 
     federation: str
     members: Members | None
+    root: FederationRoot | None = None
+    independent: bool = False
 
 
 @dataclass(kw_only=True)

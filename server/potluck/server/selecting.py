@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from potluck.server import round_events as rounds
 from potluck.server.environment import utc
+from potluck.server.label_totals import LabelTotals
 from potluck.server.questioning import Questioning, ReplayError
 from potluck.server.round_work import States
 from potluck.server.selection import Rows, SelectionContext
@@ -18,6 +19,7 @@ class Selecting:
         self._run = run
         self._in_store = run.environment.in_store
         self._questioning = Questioning(run)
+        self._totals = LabelTotals(run)
 
     async def admit(self, clients: tuple[str, ...]) -> None:
         """Append clients to the roster, in this order."""
@@ -72,6 +74,7 @@ class Selecting:
                 present=run.is_present,
             )
         run.post(rounds.Barred(run.gate.barred))
+        await self._totals.find(tuple(run.roster[row] for row in rows.tolist()))
         run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
         if run.begun_attempt != key:
             await self._in_store(lambda store: store.begin_attempt(key, rows.tolist(), utc()))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
@@ -95,6 +96,8 @@ class Standing:
         """Training samples, by client, as far as disclosed."""
         self.included_updates: dict[str, str] = {}
         """The last update of each client that became part of the model."""
+        self.label_totals: NDArray[np.float64] | None = None
+        """All clients' label counts, where a secure sum gave them."""
         self.roster: list[str] = []
         self._row_of: dict[str, int] = {}
 
@@ -116,6 +119,7 @@ class Standing:
             ids=self.roster,
             classes=self.blueprint.task.classes,
             samples=np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64),
+            label_totals=self.label_totals,
             **self.gate.columns(),
         )
 

@@ -105,6 +105,9 @@ class _Steered(Stateless, ABC):
 class DcReal(_Steered):
     """Steers towards the label distribution of the whole federation."""
 
+    wants_label_totals = True
+    """Of all clients together, by a secure sum where there can be one."""
+
     def target(self, population: Population) -> Floats:
         """All clients' label counts."""
         return federation_total(population)

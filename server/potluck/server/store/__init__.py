@@ -20,6 +20,7 @@ from potluck.server.store.records import (
     Run,
     RunRow,
     RunState,
+    SecureSum,
     UpdateRow,
 )
 from potluck.server.store.store import Store
@@ -45,6 +46,7 @@ __all__ = [
     "Run",
     "RunRow",
     "RunState",
+    "SecureSum",
     "Store",
     "UpdateRow",
 ]

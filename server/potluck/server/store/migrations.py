@@ -149,7 +149,28 @@ _REPORTS = Migration(
     statements=["ALTER TABLE members ADD COLUMN reports TEXT"],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS)
+_SUMS = Migration(
+    summary="secure sums",
+    statements=[
+        """CREATE TABLE query_log (
+            number BIGINT NOT NULL PRIMARY KEY,
+            session_id TEXT NOT NULL UNIQUE,
+            entry TEXT NOT NULL
+        )""",
+        """CREATE TABLE secure_sums (
+            number BIGINT NOT NULL PRIMARY KEY,
+            session_id TEXT NOT NULL UNIQUE,
+            run_id TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            task TEXT NOT NULL,
+            epochs TEXT NOT NULL,
+            record TEXT NOT NULL,
+            total TEXT
+        )""",
+    ],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS)
 
 _VERSIONS = "potluck_schema"
 

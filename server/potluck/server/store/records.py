@@ -256,3 +256,22 @@ class Profile:
     payload_json: str
     signature: bytes | None
     received_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum:
+    """What came of one session of secure aggregation, in its order among all of them.
+
+    kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the version of
+    each invited client's data. record: a `SessionRecord` as JSON values. total: the sum, where
+    there is one.
+    """
+
+    number: int = 0
+    session_id: str
+    run_id: str
+    kind: str
+    task: str
+    epochs: Mapping[str, int]
+    record: JsonObject
+    total: tuple[int, ...] | None

@@ -173,3 +173,26 @@ profiles = Table(
     _text("signature", null=True),
     _text("received_at"),
 )
+
+query_log = Table(
+    "query_log",
+    metadata,
+    _integer("number", key=True),
+    _text("session_id"),
+    _text("entry"),
+    UniqueConstraint("session_id"),
+)
+
+secure_sums = Table(
+    "secure_sums",
+    metadata,
+    _integer("number", key=True),
+    _text("session_id"),
+    _text("run_id"),
+    _text("kind"),
+    _text("task"),
+    _text("epochs"),
+    _text("record"),
+    _text("total", null=True),
+    UniqueConstraint("session_id"),
+)

@@ -12,10 +12,11 @@ from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profiles import Profiles
 from potluck.server.store.rounds import Rounds
 from potluck.server.store.runs import Runs
+from potluck.server.store.sums import Sums
 
 
-class Store(Runs, Attempts, Rounds, Clients, Profiles):
-    """Runs, attempts, rounds, clients and profiles in one database.
+class Store(Runs, Attempts, Rounds, Clients, Profiles, Sums):
+    """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.
     Methods block; call them from one thread at a time. Besides the errors that each names, any of

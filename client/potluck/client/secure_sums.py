@@ -1,0 +1,236 @@
+"""A host's part in secure sums: drives the clients' state machines, keeps their ledgers.
+
+Lives on the event loop. What a client refuses, its state machine refuses (`common/secagg`); here is
+only what that can't do by itself: its own policy and keys, its data, time, randomness and the disk.
+A session lives in memory alone; a host that is restarted has lost it, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+
+import structlog
+
+from potluck.client.disclosing import key_of
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.sum_ledger import SumLedger
+from potluck.common.errors import ConfigurationError, DisclosureRefusedError, ProtocolError
+from potluck.common.membership import load_public_key, read_member_file
+from potluck.common.secagg import (
+    ClientSession,
+    ClientStep,
+    Envelope,
+    Expectation,
+    FederationRoot,
+    Header,
+    Ledger,
+    Masking,
+    Party,
+    Purpose,
+    Situation,
+    client,
+    decode,
+    encode,
+    record_bytes,
+)
+from potluck.common.secagg.histograms import encode_counts
+from potluck.common.secagg.messages import Invitation, MessageType
+from potluck.common.secagg.noise import noise_share
+from potluck.common.secagg.rules import BrokenRuleError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+
+log = structlog.get_logger()
+
+COUNTS = "counts"
+"""The lane that label counts are in."""
+
+_MOST_SESSIONS = 8
+"""Of one client at once; an honest coordinator has one."""
+
+Count = Callable[[], Awaitable[list[int]]]
+"""Looks at the client's data: its samples by class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What a host needs to take part: its clients' keys and records, the root they are under."""
+
+    federation: str
+    member_key: Path | None
+    members: Path | None
+    federation_root: Path | None
+
+    def party(self, name: str, policy: DisclosurePolicy) -> Party:
+        """A client as the others know it. Raises DisclosureRefusedError where something is missing,
+        ConfigurationError where a file can't be used."""
+        if self.member_key is None or self.members is None or self.federation_root is None:
+            raise DisclosureRefusedError(
+                f"client '{name}' takes part in no secure sum: its host has no member_key, members "
+                "or federation_root; see `potluck pki member`",
+                client=name,
+            )
+        for signed in read_member_file(self.members).members:
+            if signed.record.client == name:
+                return Party(
+                    client=name,
+                    key=key_of(self.member_key, name),
+                    record=record_bytes(signed),
+                    root=FederationRoot(self.federation, load_public_key(self.federation_root)),
+                    policy=policy.of_sums,
+                )
+        raise ConfigurationError(
+            f"{self.members} has no record of client '{name}'; get the newest one", client=name
+        )
+
+
+@dataclass(kw_only=True)
+class _Live:
+    """A session under way, with the counts that go into it."""
+
+    session: ClientSession
+    header: Header
+    counts: Sequence[int] = field(repr=False)
+
+
+@dataclass(kw_only=True)
+class SecureSums:
+    """Takes part in secure sums for all clients of a host."""
+
+    policy: DisclosurePolicy
+    membership: Membership
+    ledger: SumLedger
+    spent_otherwise: Callable[[str], Fraction] = lambda _: Fraction(0)
+    """The privacy loss of a client's other disclosures, from the same budget."""
+    random: Callable[[int], bytes] = os.urandom
+    _live: dict[tuple[str, bytes], _Live] = field(default_factory=dict)
+    _used: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _parties: dict[str, Party] = field(default_factory=dict)
+    _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
+        """What a client says to a message of the coordinator; a refusal is part of it.
+
+        Raises DisclosureRefusedError, ProtocolError, ConfigurationError, StorageError, and what
+        `count` raises.
+        """
+        name, work = instruction.client_id, instruction.secure
+        async with self._turns[name]:  # one step after the other, in the order they came
+            envelope = _received(work.envelope)
+            if envelope.type is MessageType.INVITATION:
+                return await self._begin(name, envelope, count)
+            live = self._live.get((name, work.session_id))
+            if live is None and envelope.type is MessageType.ABORT:
+                return rpc.SecureReply()
+            if live is None:
+                raise ProtocolError(
+                    f"client '{name}' knows no such secure sum: its host was restarted meanwhile, "
+                    "or the sum is over"
+                )
+            step = client.handle(live.session, envelope, self._situation(name))
+            return await self._take(name, live, step)
+
+    async def _begin(self, name: str, envelope: Envelope, count: Count) -> rpc.SecureReply:
+        party = self._party(name)
+        header = _header(envelope)
+        counts = await count()
+        expected = Expectation(
+            purpose=Purpose.HISTOGRAM,
+            # Whatever the task is called: two names for the same data must not be two inputs.
+            input_id=f"labels/epoch {self.policy.data_epoch}",
+            lengths={COUNTS: len(counts)},
+        )
+        situation = self._situation(name)
+        known = {bytes.fromhex(each.session_id) for each in situation.ledger.uploads}
+        step = client.begin(party, envelope, expected, situation, used=known | self._used[name])
+        self._used[name].add(header.session_id)
+        self._make_room(name)
+        live = _Live(session=step.session, header=header, counts=counts)
+        return await self._take(name, live, step)
+
+    async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
+        """Keep what follows from a step, then say it."""
+        self.ledger.keep(name, step.entries)  # before a word of it leaves
+        live.session, replies, masked = step.session, step.replies, b""
+        if step.session.masking is not None:
+            step, masked = self._mask(live, step.session.masking)
+            live.session, replies = step.session, step.replies
+        key = (name, live.header.session_id)
+        if live.session.over:
+            self._live.pop(key, None)
+        else:
+            self._live[key] = live
+        self._tell(name, live, step)
+        if step.refusal is not None and not replies:
+            raise ProtocolError(f"client '{name}' refuses a secure sum: {step.refusal}")
+        envelopes = [wire.SecureEnvelope.FromString(encode(reply)) for reply in replies]
+        return rpc.SecureReply(envelopes=envelopes, masked=masked)
+
+    def _mask(self, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
+        """The client's masked counts, and its word for them; a refusal where they are no input."""
+        header = live.header
+        noise = (
+            None
+            if header.noise is None
+            else noise_share(header.noise, len(live.counts), self.random)
+        )
+        try:
+            words = encode_counts(live.counts, header.lane(COUNTS), noise)
+        except BrokenRuleError as error:
+            return client.refuse(live.session, error.refusal), b""
+        masking.add_masks(COUNTS, words)
+        masked = words.tobytes()
+        return client.uploaded(live.session, hashlib.sha256(masked).digest()), masked
+
+    def _situation(self, name: str) -> Situation:
+        budget = Fraction(repr(self.policy.epsilon_budget)) - self.spent_otherwise(name)
+        ledger: Ledger = self.ledger.of(name)
+        return Situation(
+            now=datetime.now(UTC),
+            random=self.random,
+            ledger=ledger.model_copy(update={"epsilon_budget": max(0.0, float(budget))}),
+        )
+
+    def _party(self, name: str) -> Party:
+        party = self._parties.get(name)
+        if party is None:
+            party = self._parties[name] = self.membership.party(name, self.policy)
+        return party
+
+    def _make_room(self, name: str) -> None:
+        """Forget the keys of sessions that have expired, and of the oldest beyond a few."""
+        now = datetime.now(UTC).timestamp()
+        mine = [key for key in self._live if key[0] == name]
+        expired = [key for key in mine if self._live[key].header.expires_at <= now]
+        for key in expired or mine[: max(0, len(mine) - _MOST_SESSIONS + 1)]:
+            del self._live[key]
+
+    def _tell(self, name: str, live: _Live, step: ClientStep) -> None:
+        header = live.header
+        bound = log.bind(client=name, run=header.run, session=header.session_id.hex())
+        if step.refusal is not None:
+            bound.warning(
+                f"refused to take part in a secure sum of {header.subject}", why=str(step.refusal)
+            )
+        for release in (e for e in self.ledger.of(name).releases[-1:] if live.session.over):
+            if release.session_id == header.session_id.hex():
+                bound.info(
+                    f"label counts of {name} went into a secure sum over {len(release.clients)} "
+                    f"clients on {len(set(release.clients.values()))} hosts, for run {header.run}"
+                )
+
+
+def _received(message: wire.SecureEnvelope) -> Envelope:
+    return decode(Envelope, message.SerializeToString(deterministic=True))
+
+
+def _header(envelope: Envelope) -> Header:
+    return decode(Header, decode(Invitation, envelope.payload).header)

@@ -1,0 +1,217 @@
+"""A federation for secure sums in one process: a real coordinator and real client agents, each on
+a host of its own, over real gRPC with certificates of a federation with a root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+from support.pki import TestFederation, make_federation
+
+from potluck.client.agent import Agent
+from potluck.client.config import ClientConfig
+from potluck.client.secure_sums import SecureSums as ClientSums
+from potluck.client.signals import label_counts
+from potluck.client.state_directory import StateDirectory
+from potluck.client.sum_ledger import SumLedger
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import Party
+from potluck.common.names import ClientId
+from potluck.common.secagg import MessageType
+from potluck.common.tasks.digits import Digits
+from potluck.common.tls import SERVER_OPTIONS, server_credentials
+from potluck.deploy.federation_root import add_members, create_root
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+from potluck.server.config import CoordinatorConfig
+from potluck.server.coordinator import Coordinator
+from potluck.server.coordinator_service import CoordinatorService
+from potluck.server.guard import Guard
+from potluck.server.limits import Limits
+from potluck.server.secure_sums import Outcome, SecureSums, SumTerms
+from potluck.server.store import SecureSum
+
+PATIENCE_SECONDS = 90.0
+
+
+def host_of(client: str) -> str:
+    return client.replace("client", "host")
+
+
+@dataclass
+class Members:
+    """Certificates, a root, and a member record for each of so many clients."""
+
+    folder: Path
+    names: Sequence[str]
+    tls: TestFederation
+    root: Path
+
+    @classmethod
+    def make(cls, folder: Path, clients: int) -> Members:
+        names = [f"client-{number}" for number in range(clients)]
+        tls = make_federation(folder / "pki", {host_of(name): [name] for name in names})
+        root = folder / "root"
+        create_root(root, tls.name)
+        for name in names:
+            add_members(root, [name], host_of(name))
+        return cls(folder, names, tls, root)
+
+    def config(self, client: str, port: int, folder: Path, **changes: Any) -> ClientConfig:
+        values: dict[str, Any] = {
+            "coordinator": f"127.0.0.1:{port}",
+            "clients": (client,),
+            "state_directory": folder / host_of(client),
+            "device": "cpu",
+            "reconnect_maximum_seconds": 0.2,
+            "tls": self.tls.hosts[host_of(client)],
+            "member_key": self.root / "members",
+            "members": self.root / "members.json",
+            "federation_root": self.root / "root.pub",
+        }
+        return ClientConfig.model_validate(values | changes)
+
+    @contextlib.asynccontextmanager
+    async def host(
+        self, client: str, port: int, folder: Path, **changes: Any
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        """A client agent that attends."""
+        config = self.config(client, port, folder, **changes)
+        state = StateDirectory(config.state_directory)
+        agent = Agent(config, state, device="cpu", generator=random.Random(0))
+        running = asyncio.create_task(agent.run())
+        try:
+            yield running
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            state.close()
+
+
+@dataclass
+class SumFederation:
+    """A coordinator, and the hosts that attend it."""
+
+    members: Members
+    folder: Path
+    coordinator: Coordinator
+    port: int
+    agents: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    @property
+    def sums(self) -> SecureSums:
+        return self.coordinator.sums
+
+    async def start(self, clients: Sequence[str] = (), **changes: Any) -> None:
+        """Start the hosts of these clients, by default of all, and wait until they attend."""
+        for name in clients or self.members.names:
+            host = self.members.host(name, self.port, self.folder, **changes)
+            self.agents[name] = await self.stack.enter_async_context(host)
+        attendance, changed = self.coordinator.attendance, asyncio.Event()
+        stop = attendance.listen(lambda *_: changed.set())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not set(self.agents) <= set(attendance.clients):
+                changed.clear()
+                await changed.wait()
+        stop()
+
+    def terms(self, **changes: Any) -> SumTerms:
+        values: dict[str, Any] = {
+            "run_id": "run",
+            "kind": "total",
+            "subject": "label counts of digits",
+            "task": rpc.Plugin(
+                name="digits", options_json=f'{{"clients": {len(self.members.names)}}}'
+            ),
+            "task_reference": "{}",
+            "classes": 10,
+            "least_hosts": 5,
+            "colluding_hosts": None,
+            "stage_seconds": 20.0,
+        }
+        return SumTerms(**(values | changes))
+
+    async def sum(self, clients: Sequence[str] = (), **changes: Any) -> Outcome:
+        return await self.sums.sum_counts(
+            self.terms(**changes),
+            clients or self.members.names,
+            present=lambda client: client in self.coordinator.attendance.clients,
+        )
+
+    def counts(self, clients: Sequence[str]) -> NDArray[np.int64]:
+        """The true counts of some clients together."""
+        task = Digits(clients=len(self.members.names))
+        total: NDArray[np.int64] = np.zeros(10, np.int64)
+        for client in clients:
+            total += label_counts(task.client_data(ClientId(client), Path()).train, 10)
+        return total
+
+    def ledger(self, client: str) -> SumLedger:
+        """What the host has on disk about a client's sums."""
+        return SumLedger(self.folder / host_of(client) / "sums")
+
+    def has_released(self, client: str) -> bool:
+        return bool(self.ledger(client).of(client).releases)
+
+    async def stored(self) -> list[SecureSum]:
+        return await self.coordinator.in_store(lambda store: store.sums())
+
+
+@contextlib.asynccontextmanager
+async def sum_federation(
+    members: Members, folder: Path, **coordinator: Any
+) -> AsyncIterator[SumFederation]:
+    """A coordinator that serves; its hosts are started by `start`."""
+    values: dict[str, Any] = {
+        "state_directory": folder / "coordinator",
+        "heartbeat_seconds": 0.2,
+        "federation_root": members.root / "root.pub",
+        "members": members.root / "members.json",
+        "tls": members.tls.coordinator,
+    }
+    config = CoordinatorConfig.model_validate(values | coordinator)
+    async with Coordinator.opened(config, Instruments(Party.COORDINATOR)) as opened:
+        server = grpc.aio.server(
+            interceptors=[Guard(Limits(), lambda _: None, lambda *_: None)], options=SERVER_OPTIONS
+        )
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(opened), server
+        )
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(members.tls.coordinator))
+        await server.start()
+        federation = SumFederation(members, folder, opened, port)
+        try:
+            yield federation
+        finally:
+            await federation.stack.aclose()
+            opened.attendance.close()
+            await server.stop(1.0)
+
+
+Intercept = Callable[[str, MessageType], Any]
+
+
+@contextlib.contextmanager
+def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Any:
+    """Hosts of these clients never answer from this message of the coordinator on."""
+    honest = ClientSums.answer
+
+    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+        last = stages.get(instruction.client_id)
+        if last is not None and instruction.secure.envelope.type >= last:
+            await asyncio.Event().wait()
+        return await honest(self, instruction, count)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientSums, "answer", answer)
+        yield
