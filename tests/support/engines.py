@@ -31,6 +31,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FIRST_SOCKET = Path("/var/run/docker.sock")
 START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_BRIDGE = "potluck-test"
+_SUBNET = "198.18.77.1/24"  # of the range for tests of networks
 
 _PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
 IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1")
@@ -40,7 +42,7 @@ def why_no_engines() -> str | None:
     """Why the tests with two engines can't run here; None if they can."""
     if os.geteuid() != 0:
         return "only root can start a second Docker engine"
-    for program in ("dockerd", "ssh", "ssh-keygen"):
+    for program in ("dockerd", "ip", "ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
     if not Path("/usr/sbin/sshd").exists():
@@ -79,7 +81,7 @@ class SecondEngine:
         command = ["dockerd", "--data-root", str(self.folder / "data")]
         command += ["--exec-root", str(self.folder / "exec")]
         command += ["--host", f"unix://{self.socket}"]
-        command += ["--pidfile", str(self.folder / "pid"), "--bridge", "none"]
+        command += ["--pidfile", str(self.folder / "pid"), "--bridge", _BRIDGE]
         command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         command += ["--containerd-namespace", "second"]
         command += ["--containerd-plugins-namespace", "second-plugins"]
@@ -124,10 +126,14 @@ def second_engine() -> Iterator[SecondEngine]:
     folder = Path(tempfile.mkdtemp(prefix="engine-", dir="/var/tmp"))  # not on tmpfs
     engine = SecondEngine(folder)
     try:
+        # Without a bridge of its own, the second engine would take away the first one's.
+        subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], check=True, timeout=60)
+        subprocess.run(["ip", "addr", "add", _SUBNET, "dev", _BRIDGE], check=True, timeout=60)
         engine.start()
         yield engine
     finally:
         engine.stop()
+        subprocess.run(["ip", "link", "delete", _BRIDGE], check=False, timeout=60)
         _unmount_below(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
