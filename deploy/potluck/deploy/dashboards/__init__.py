@@ -1,0 +1,29 @@
+"""The dashboards that come with Potluck; written by `python -m potluck.deploy.dashboards FOLDER`.
+
+Edit here, not the JSON: a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+
+from potluck.deploy.dashboards.federation import FEDERATION
+from potluck.deploy.dashboards.grafana_json import dashboard_json
+from potluck.deploy.dashboards.hosts import HOSTS
+from potluck.deploy.dashboards.round import ROUND
+from potluck.deploy.dashboards.selection import SELECTION
+
+DASHBOARDS = {
+    "federation": FEDERATION,
+    "round": ROUND,
+    "selection": SELECTION,
+    "hosts": HOSTS,
+}
+
+
+def dashboard_files() -> dict[str, str]:
+    """The JSON of each dashboard, by file name."""
+    return {
+        f"{name}.json": json.dumps(dashboard_json(dashboard), indent=2, ensure_ascii=False) + "\n"
+        for name, dashboard in DASHBOARDS.items()
+    }
