@@ -36,7 +36,8 @@ def write_data(
         shape = (count, *(form.shape or ()))
         arrays[f"x_{split}"] = generator.integers(0, 200, shape).astype(form.dtype)
         arrays[f"y_{split}"] = (np.arange(count) % form.classes).astype(np.uint8)
-    np.savez(folder / form.file_name, **(arrays | dict(extra or {})))
+    merged = arrays | dict(extra or {})
+    np.savez(folder / form.file_name, allow_pickle=False, **merged)
     return folder
 
 
@@ -105,9 +106,10 @@ def test_coloured_mnist_has_the_matrices_of_table_6(tmp_path: Path) -> None:
     write_data(tmp_path, Mnist(), train=6000)
     task = ColoredMnist(seed=3)
     for number, matrix in enumerate(interaction_matrices("cmnist-gsc")):
-        train = task.client_data(ClientId(f"client-{number}"), tmp_path).train
-        assert train.groups is not None
-        assert np.bincount(train.groups, minlength=4).reshape(2, 2).tolist() == matrix.tolist()
+        held = task.client_data(ClientId(f"client-{number}"), tmp_path).train.groups
+        assert held is not None
+        assert np.bincount(held, minlength=4).reshape(2, 2).tolist() == matrix.tolist()
+    train = task.client_data(ClientId("client-23"), tmp_path).train
     inputs, groups = train.inputs, train.groups
     assert groups is not None
     assert inputs.shape[1:] == (3, 28, 28)
