@@ -110,6 +110,26 @@ async def test_a_coordinator_killed_while_clients_answer(
     assert len(lines(federation, "answered-client-0")) <= 2 * ROUNDS, "hosts answer from memory"
 
 
+async def test_quotas_hold_whatever_happens(federation: Federation) -> None:
+    run_id = await federation.start_run("selector.quota=5.0")
+    wanted = await federation.finished(run_id)
+    for committed in await federation.history(run_id):
+        assert all(0 < member.samples <= 3 * 5 for member in committed.members)
+    federation.points.clear()
+    held = [f"train-client-{row}" for row in range(CLIENTS)]
+    federation.points.hold(*held)
+    run_id = await federation.start_run("selector.quota=5.0")
+    await until(lambda: any(federation.points.reached(point) for point in held))
+    await federation.kill_coordinator()
+    federation.points.release()
+    await federation.kill_host(0)
+    await federation.kill_host(1)
+    await federation.kill_host(2)
+    await federation.restart_coordinator()
+    await federation.start_hosts()
+    assert await federation.finished(run_id) == wanted
+
+
 async def test_a_model_is_fetched_once_to_answer_and_to_train(federation: Federation) -> None:
     run_id = await federation.start_run("task.parameters=200000")
     await federation.finished(run_id)

@@ -31,6 +31,9 @@ from potluck.deploy.profile_file import read_profile_file
 from potluck.deploy.report_command import report
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.selection import Selection, SelectionContext
+from potluck.server.selectors.kl import KullbackLeibler
+from potluck.server.state import State
 from potluck.server.store import Store
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,10 +112,29 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
             cohorts = [round_.members for round_ in await federation.history(run_id)]
             assert [len({member.client_id for member in each}) for each in cohorts] == [3, 3]
             assert all(member.reason for each in cohorts for member in each)
-        run_id = await federation.start_run('selector.name="kl"', "selector.truncate=true")
-        status = await federation.ended(run_id)
-        assert status.state == operator_pb2.RUN_STATE_FAILED
-        assert "truncate" in status.reason
+        run_id = await federation.start_run(
+            'selector.name="kl"', "selector.truncate=true", "round.quorum=0.01"
+        )
+        await federation.finished(run_id)
+        path = tmp_path / "profiles.json"
+        path.write_text(profiles_text(*await federation.operator.fetch_profiles(run_id)))
+        population = read_profile_file(path)
+        context = SelectionContext(
+            round=1, seed=7, count=3, population=population, available=np.arange(6)
+        )
+        selection = KullbackLeibler(truncate=True).select(State(), context)
+        assert isinstance(selection, Selection)
+        assert selection.quotas is not None
+        assert np.isfinite(selection.quotas[0]).all()
+        members = {
+            member.client_id: member for member in (await federation.history(run_id))[0].members
+        }
+        task = ColoredDigits(clients=6)
+        for row, quotas in zip(selection.rows.tolist(), selection.quotas, strict=True):
+            client = population.ids[row]
+            labels = task.client_data(ClientId(client), None).train.labels.numpy()
+            counts = np.bincount(labels, minlength=task.classes)
+            assert members[client].samples == np.minimum(counts, np.floor(quotas)).sum()
 
 
 async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path) -> None:

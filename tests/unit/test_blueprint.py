@@ -55,7 +55,7 @@ def test_unknown_triplet_settings_are_refused() -> None:
         draw_up(RUN_FILE + "attribute_step = 3", source="test")
 
 
-def test_quotas_are_refused_rather_than_ignored() -> None:
+def test_quotas_have_a_number_for_each_client_and_class() -> None:
     population = Population(
         ids=["a", "b"],
         classes=2,
@@ -66,6 +66,8 @@ def test_quotas_are_refused_rather_than_ignored() -> None:
     context = SelectionContext(round=1, seed=0, count=2, population=population, available=rows)
     selection = KullbackLeibler(truncate=True).select(State(), context)
     assert isinstance(selection, Selection)
-    with pytest.raises(RunError, match="truncate"):
-        check_selection(selection, context, "kl")
-    check_selection(dataclasses.replace(selection, quotas=None), context, "kl")
+    check_selection(selection, context, "kl")
+    assert selection.quotas is not None
+    for wrong in (selection.quotas[:1], -selection.quotas, selection.quotas * np.nan):
+        with pytest.raises(RunError, match=r"'kl' must give quotas.*2 clients × 2 classes"):
+            check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")

@@ -31,6 +31,7 @@ from potluck.client.device_samples import DeviceSamples
 from potluck.client.objective import Objective, proximal_weight
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.question import Question, QuestionContext
+from potluck.client.quotas import within_quotas
 from potluck.client.signals import interaction_matrix, label_counts
 from potluck.client.smaller_batches import within_memory
 from potluck.client.squared_losses import UTILITY, SquaredLosses, utility
@@ -173,6 +174,8 @@ class Workbench:
         data = self._data(loaded, client_id).train
         training, _ = validation_split(data, settings.validation_share, client_id)
         training = self._on_device(loaded, client_id, settings.validation_share, training)
+        classes = loaded.task.classes
+        training = within_quotas(training, work.quotas, classes=classes, seed=work.seed)
         correction = self._correction(work, auxiliaries, loaded.layout)
         if cancelled():
             raise RoundClosedError("the training was cancelled; nobody waits for it")

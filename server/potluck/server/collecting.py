@@ -52,6 +52,7 @@ class Collecting:
             client,
             model_reference(run.model),
             auxiliary,
+            quotas=run.facts.quotas.get(client, ()),
         )
         run.environment.attendance.instruct(
             instruction,

@@ -128,6 +128,8 @@ class Preparing:
         for member in attempt.members:
             facts.hosts[member.client_id] = member.host_id
             facts.reasons[member.client_id] = member.reason
+            if member.quotas is not None:
+                facts.quotas[member.client_id] = member.quotas
             state = member.state
             if state is MemberState.RECEIVED and member.update is not None:
                 path = run.spool.path(

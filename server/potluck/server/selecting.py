@@ -56,8 +56,10 @@ class Selecting:
         for client in cohort:
             session = run.environment.attendance.session_of(client)
             facts.hosts[client] = session.host_id if session else ""
+        if selection.quotas is not None:
+            facts.quotas = dict(zip(cohort, selection.quotas.tolist(), strict=True))
         stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]
-        await self._in_store(lambda store: store.set_cohort(key, stored))
+        await self._in_store(lambda store: store.set_cohort(key, stored, facts.quotas))
         run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
         run.post(rounds.Selected(cohort))
 

@@ -114,7 +114,7 @@ class Selection:
     """The cohort in the order chosen, and for each of its clients why it was chosen.
 
     quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
-    infinite where it may use all. None: no client is limited. A running federation refuses quotas.
+    infinite where it may use all. None: no client is limited.
     """
 
     rows: Rows

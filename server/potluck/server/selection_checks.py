@@ -33,10 +33,17 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
         )
     if len(selection.reasons) != len(rows):
         raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
-    if selection.quotas is not None:
+    _check_quotas(selection, context, name)
+
+
+def _check_quotas(selection: Selection, context: SelectionContext, name: str) -> None:
+    quotas, wanted = selection.quotas, (len(selection.rows), context.population.classes)
+    if quotas is None:
+        return
+    if not isinstance(quotas, np.ndarray) or quotas.shape != wanted or not (quotas >= 0).all():
         raise RunError(
-            f"selector '{name}' limits how many samples clients train on, which running "
-            "federations can't do; unset the option that asks for it (of kl: truncate)",
+            f"selector '{name}' must give quotas ≥ 0 (or infinite) as an array of {wanted[0]} "
+            f"clients × {wanted[1]} classes",
             selector=name,
         )
 

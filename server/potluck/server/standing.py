@@ -47,6 +47,8 @@ class RoundFacts:
     hosts: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     updates: dict[str, SpooledUpdate] = field(default_factory=dict)
+    quotas: dict[str, Sequence[float]] = field(default_factory=dict)
+    """The most samples of each class that a client trains on; absent for no limit."""
     cohort: tuple[str, ...] = ()
     available: tuple[str, ...] = ()
     answers: list[Answers] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.encoding import Encoding
@@ -68,8 +69,10 @@ def train_instruction(
     client: str,
     model: transfer_pb2.ModelReference,
     auxiliary: coordinator_pb2.Auxiliary | None = None,
+    *,
+    quotas: Sequence[float] = (),
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to train."""
+    """Tells a client to train. quotas: the most samples of each class; none for no limit."""
     run_file = blueprint.run_file
     up = run_file.transport.up
     return coordinator_pb2.Instruction(
@@ -90,6 +93,7 @@ def train_instruction(
             auxiliary=auxiliary,
             reports=sorted(blueprint.reports),
             pace=blueprint.client_pace(round_number, client),
+            quotas=quotas,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     assert attempt is not None
     assert (attempt.key, attempt.begun_at, attempt.available) == (FIRST, AT, (0, 2))
     assert (attempt.members, attempt.exchanges) == ((), ())
-    begun.set_cohort(FIRST, COHORT)
+    begun.set_cohort(FIRST, COHORT, {"b": [0.0, 2.5, math.inf]})
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
     begun.set_member(FIRST, "b", MemberState.LOST, trouble="connection lost")
     attempt = begun.current_attempt(RUN.run_id)
@@ -63,6 +64,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     )
     assert (b.state, b.trouble, b.update) == (MemberState.LOST, "connection lost", None)
     assert (c.client_id, c.host_id, c.state) == ("c", "h2", MemberState.SELECTED)
+    assert (b.quotas, c.quotas) == ((0.0, 2.5, math.inf), None)
 
 
 def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -58,6 +58,11 @@ class _Watched(Examples):
     def to(self, device: torch.device) -> Examples:
         reach(self.point)
         return super().to(device)
+
+    def subset(self, positions: Tensor) -> Examples:
+        """Some of them, as well watched."""
+        some = super().subset(positions)
+        return replace(self, inputs=some.inputs, labels=some.labels)
 
 
 def _examples(seed: int) -> Examples:

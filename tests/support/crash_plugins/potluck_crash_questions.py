@@ -48,12 +48,16 @@ class Asking:
     """The clients with the largest losses: asks everybody, then those with the larger half again.
 
     Points: `ask` before the first question, `answer-1` and `answer-2` after each answer. What
-    `observe` is shown is a line of `observed`. fault: something it does wrong.
+    `observe` is shown is a line of `observed`. fault: something it does wrong. quota: the most
+    samples of each class that a client trains on.
     """
 
     needs: frozenset[Signal] = frozenset()
 
-    def __init__(self, *, kind: str = "watched-loss", fault: str = "") -> None:
+    def __init__(
+        self, *, kind: str = "watched-loss", fault: str = "", quota: float = np.inf
+    ) -> None:
+        self.quota = quota
         self.kind = kind
         self.fault = fault
 
@@ -79,6 +83,7 @@ class Asking:
         return Selection(
             rows=np.concatenate([best, others]),
             reasons=[*reasons, *(["gave no loss"] * len(others))],
+            quotas=np.full((len(best) + len(others), 3), self.quota),
         )
 
     def ask(self, rows: Rows) -> Ask:

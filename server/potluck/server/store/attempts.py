@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -29,6 +29,7 @@ from potluck.server.store.values import (
     decode_rows,
     decode_time,
     encode_json,
+    encode_numbers,
     encode_rows,
     encode_text,
     encode_time,
@@ -149,9 +150,15 @@ class Attempts(Part):
         with self._database.transaction() as connection:
             return _exchanges(connection, key)
 
-    def set_cohort(self, key: AttemptKey, cohort: Sequence[tuple[str, str, str]]) -> None:
+    def set_cohort(
+        self,
+        key: AttemptKey,
+        cohort: Sequence[tuple[str, str, str]],
+        quotas: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         """Record client id, host id and reason of everyone chosen, in order, before they are told.
 
+        quotas: by client, the most samples of each class to train on, for those with a limit.
         Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
         """
         clients = {client_id for client_id, _, _ in cohort}
@@ -165,6 +172,7 @@ class Attempts(Part):
                 "host_id": host_id,
                 "state": MemberState.SELECTED.value,
                 "reason": encode_text(reason),
+                "quotas": encode_numbers((quotas or {}).get(client_id)),
             }
             for position, (client_id, host_id, reason) in enumerate(cohort)
         ]

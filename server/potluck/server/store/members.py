@@ -12,6 +12,7 @@ from potluck.server.store.values import (
     Reader,
     Row,
     decode_json,
+    decode_numbers,
     encode_float,
     encode_json,
     encode_text,
@@ -19,7 +20,7 @@ from potluck.server.store.values import (
 )
 
 _KEY = ["run_id", "round", "attempt", "position"]
-_read_member = Reader(MemberRow, "members", _KEY)
+_read_member = Reader(MemberRow, "members", _KEY, {"quotas": decode_numbers})
 _read_update = Reader(
     UpdateRow,
     "members",

@@ -170,7 +170,12 @@ _SUMS = Migration(
     ],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS)
+_QUOTAS = Migration(
+    summary="how many samples of a class a member trains on at most",
+    statements=["ALTER TABLE members ADD COLUMN quotas TEXT"],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS, _QUOTAS)
 
 _VERSIONS = "potluck_schema"
 

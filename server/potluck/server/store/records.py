@@ -121,7 +121,10 @@ class MemberChange:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberRow:
-    """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent."""
+    """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent.
+
+    quotas: the most samples of each class that it trains on; None for no limit.
+    """
 
     client_id: str
     host_id: str
@@ -129,6 +132,7 @@ class MemberRow:
     reason: str
     trouble: str | None
     update: UpdateRow | None
+    quotas: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

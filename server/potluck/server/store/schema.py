@@ -117,6 +117,7 @@ members = Table(
     _double("loss", null=True),
     _double("normalizer", null=True),
     _text("reports", null=True),
+    _text("quotas", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Counting how often each client was selected and included reads this index alone.

@@ -64,6 +64,21 @@ def encode_json(value: Mapping[str, Any]) -> str:
         raise StorageError(f"{value!r} can't be stored: {error}; pass JSON values only") from error
 
 
+def encode_numbers(numbers: Sequence[float] | None) -> str | None:
+    """A JSON list, infinities as Python spells them; None for None."""
+    if numbers is None:
+        return None
+    return json.dumps([float(number) for number in numbers], separators=(",", ":"))
+
+
+def decode_numbers(value: object) -> tuple[float, ...] | None:
+    """The inverse of `encode_numbers`; ValueError where it is none."""
+    return None if value is None else _NUMBERS.validate_python(decode_json(value))
+
+
+_NUMBERS = TypeAdapter(tuple[float, ...])
+
+
 def decode_json(value: object) -> Any:
     """What JSON text holds; ValueError where it is none."""
     if not isinstance(value, str):

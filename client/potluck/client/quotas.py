@@ -1,0 +1,41 @@
+"""Training on no more samples of a class than the coordinator counts on (ALGORITHMS §1.9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from potluck.common.errors import ProtocolError, TrainingError
+from potluck.common.task import Examples
+
+
+def within_quotas(
+    examples: Examples, quotas: Sequence[float], *, classes: int, seed: int
+) -> Examples:
+    """At most ⌊quotas[c]⌋ samples of each class c, in the order they had; all if `quotas` is empty.
+
+    Which ones is drawn uniformly, by the training's seed alone. Raises ProtocolError for quotas
+    that are none, TrainingError where no sample is left.
+    """
+    if not quotas:
+        return examples
+    if len(quotas) != classes or any(math.isnan(quota) or quota < 0 for quota in quotas):
+        raise ProtocolError(
+            f"the coordinator gives quotas {list(quotas)[:20]}; {classes} numbers ≥ 0 are needed"
+        )
+    labels = examples.labels.cpu()
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    keep = torch.zeros(len(labels), dtype=torch.bool)
+    for label, quota in enumerate(quotas):
+        mine = shuffled[labels[shuffled] == label]
+        keep[mine[: int(min(quota, len(mine)))]] = True
+    if not bool(keep.any()):
+        raise TrainingError(
+            "the selector's quotas leave the client none of its samples; its label counts were "
+            "noisy or are out of date"
+        )
+    if bool(keep.all()):
+        return examples
+    return examples.subset(keep.nonzero()[:, 0].to(examples.labels.device))
