@@ -139,7 +139,7 @@ class Bench:
             purpose=Purpose.UPDATE,
             input_id="update/1",
             lengths={lane.name: lane.length for lane in self.header.lanes},
-            model_sha256=bytes(32),
+            model_digest=bytes(32),
         )
 
     def _header(self, issued_at: int) -> Header:
@@ -164,7 +164,7 @@ class Bench:
             colluding_hosts=assumed_colluding_hosts(self.clients),
             threshold=thresholds.threshold,
             quorum=thresholds.quorum,
-            model_sha256=bytes(32),
+            model_digest=bytes(32),
             issued_at=issued_at,
             expires_at=issued_at + 3600,
         )
@@ -256,7 +256,7 @@ class Bench:
     def receive(
         self, session: CoordinatorSession, name: str, reply: Envelope, digest: bytes | None
     ) -> Any:
-        return coordinator.receive(session, name, reply, self.situation.now, upload_sha256=digest)
+        return coordinator.receive(session, name, reply, self.situation.now, upload_digest=digest)
 
 
 def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Federation:
             "metrics": ("accuracy",) if update else (),
             "weight_bound": 1000 if update else 0,
             "metric_bound": 1.0 if update else 0.0,
-            "model_sha256": bytes(32) if update else b"",
+            "model_digest": bytes(32) if update else b"",
             "least_hosts": self.policy.least_hosts,
             "colluding_hosts": assumed_colluding_hosts(len(set(self.hosts.values()))),
             "degree": thresholds.degree,
@@ -141,7 +141,7 @@ class Federation:
             "purpose": header.purpose,
             "input_id": "input",
             "lengths": {lane.name: lane.length for lane in header.lanes},
-            "model_sha256": header.model_sha256,
+            "model_digest": header.model_digest,
             "metrics": header.metrics,
         }
         return Expectation(**(values | changes))
@@ -213,9 +213,9 @@ class Run:
         for reply in replies:
             self.hear(name, reply, digest)
 
-    def hear(self, name: str, envelope: Envelope, upload_sha256: bytes | None = None) -> None:
+    def hear(self, name: str, envelope: Envelope, upload_digest: bytes | None = None) -> None:
         """The coordinator takes a message."""
-        step = coordinator.receive(self.session, name, envelope, NOW, upload_sha256=upload_sha256)
+        step = coordinator.receive(self.session, name, envelope, NOW, upload_digest=upload_digest)
         if step.refusal is not None:
             self.rejected.append(step.refusal)
         self.session = step.session

@@ -104,7 +104,7 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"lanes": (replace(COUNTS, clip=2.0**41),)}, Rule.WRAP),
         ({"lanes": (replace(COUNTS, clip=float("nan")),)}, Rule.MALFORMED),
         ({"purpose": Purpose.METRIC}, Rule.HEADER),
-        ({"model_sha256": bytes(32)}, Rule.HEADER),
+        ({"model_digest": bytes(32)}, Rule.HEADER),
         ({"metrics": ("loss",)}, Rule.HEADER),
         ({"issued_at": ISSUED + 600, "expires_at": ISSUED + 900}, Rule.CLOCKS),
         ({"issued_at": ISSUED - 600, "expires_at": ISSUED - 1}, Rule.EXPIRED),
@@ -151,7 +151,7 @@ def test_a_cipher_that_is_not_allowed_is_refused() -> None:
 
 def test_clients_with_different_models_never_form_a_roster() -> None:
     run = Federation(clients=6, purpose=Purpose.UPDATE).run()
-    other = replace(run.header, model_sha256=bytes([1] * 32))
+    other = replace(run.header, model_digest=bytes([1] * 32))
     step = client.begin(
         run.federation.parties["a"],
         Envelope(MessageType.INVITATION, encode(Invitation(encode(other)))),

@@ -29,8 +29,8 @@ Coordinator                                          Client
                                                      words, first) block by block, in place, in
                                                      any order and thread
        ◀ · · · · · · · · · · · · the masked vector   (outside of the session)
-       ◀────────────────────────── MASKED_INPUT ──   step = client.uploaded(session, sha256)
-    coordinator.receive(…, upload_sha256=sha256 of what arrived)
+       ◀────────────────────────── MASKED_INPUT ──   step = client.uploaded(session, digest)
+    coordinator.receive(…, upload_digest=that of what arrived)
        ── SURVIVORS ──────────────────────────────▶  step = client.handle(…)
        ◀─────────────────────────────── CONSENT ──
        ── CERTIFICATE ────────────────────────────▶  step = client.handle(…); store step.entries,
@@ -48,8 +48,9 @@ Whoever drives it keeps these promises:
 - *Time.* When a stage takes too long, `coordinator.close(session)`; when a client is gone for good,
   `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
 - *Identity.* `receive`'s `client` is whom the transport authenticated.
-- *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all; the file around them is
-  the driver's, both sides' SHA-256 is over the whole file. Only complete uploads are summed.
+- *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all. The file around them is
+  the driver's, and so is its digest: 32 bytes of a cryptographic hash that both sides use, over the
+  whole file. Models are named likewise. Only complete uploads are summed.
 - *Histogram sessions one after the other*, where a query log is kept: a client refuses a log that
   lacks a sum it gave shares in.
 

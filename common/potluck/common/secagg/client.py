@@ -127,15 +127,16 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
     return _step(session.session_id, answer, digest)
 
 
-def uploaded(session: ClientSession, upload_sha256: bytes) -> ClientStep:
-    """Vouch for the masked vector that the client uploads. upload_sha256: of the whole file.
+def uploaded(session: ClientSession, upload_digest: bytes) -> ClientStep:
+    """Vouch for the masked vector that the client uploads. upload_digest: of the whole file,
+    32 bytes of the hash that the coordinator uses for it as well.
 
     Raises ValueError unless the session is at `Masking`.
     """
     state = session.state
     if not isinstance(state, Masking):
         raise ValueError("there is nothing to upload at this stage")
-    message = MaskedInput(state.view.sharers_sha256, state.agreed.client, upload_sha256)
+    message = MaskedInput(state.view.sharers_sha256, state.agreed.client, upload_digest)
     reply = sign(state.agreed.party.key, MessageType.MASKED_INPUT, encode(message))
     answer = Answer(Uploaded(agreed=state.agreed, view=state.view), (reply,))
     return _step(session.session_id, answer, session.heard)

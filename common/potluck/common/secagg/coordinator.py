@@ -92,11 +92,11 @@ def receive(
     envelope: Envelope,
     now: datetime,
     *,
-    upload_sha256: bytes | None = None,
+    upload_digest: bytes | None = None,
 ) -> CoordinatorStep:
     """Take a message. client: as the transport authenticated it.
 
-    upload_sha256: with a `MaskedInput`, the digest of the complete vector that has arrived. Never
+    upload_digest: with a `MaskedInput`, the digest of the complete vector that has arrived. Never
     raises for what the message may say.
     """
     state = session.collecting
@@ -112,7 +112,7 @@ def receive(
             return CoordinatorStep(session=session)
         require(client in asked(session.setting, state), Rule.STAGE, f"{client!r} is not asked")
         require(client not in state.answers, Rule.DUPLICATE, f"{client!r} has answered already")
-        after = answered(session.setting, state, client, envelope, now, upload_sha256)
+        after = answered(session.setting, state, client, envelope, now, upload_digest)
     except BrokenRuleError as error:
         return CoordinatorStep(session=session, refusal=error.refusal)
     heard = session.heard | {digest}

@@ -60,7 +60,7 @@ def answered(
     client: str,
     envelope: Envelope,
     now: datetime,
-    upload_sha256: bytes | None,
+    upload_digest: bytes | None,
 ) -> Collecting:
     """The state with a client's answer in it. Raises BrokenRuleError."""
     match state, envelope.type:
@@ -71,8 +71,8 @@ def answered(
             shares = _take_shares(state, client, envelope)
             return replace(state, answers={**state.answers, client: shares})
         case Uploading(), MessageType.MASKED_INPUT:
-            _take_upload(state, client, envelope, upload_sha256)
-            return replace(state, answers={**state.answers, client: upload_sha256 or b""})
+            _take_upload(state, client, envelope, upload_digest)
+            return replace(state, answers={**state.answers, client: upload_digest or b""})
         case Consenting(), MessageType.CONSENT:
             _take_consent(state, client, envelope)
             return replace(state, answers={**state.answers, client: envelope.signature})
@@ -108,12 +108,12 @@ def _take_shares(state: Sharing, client: str, envelope: Envelope) -> Shares:
 
 
 def _take_upload(
-    state: Uploading, client: str, envelope: Envelope, upload_sha256: bytes | None
+    state: Uploading, client: str, envelope: Envelope, upload_digest: bytes | None
 ) -> None:
     message = signed_by(state.roster, client, envelope, MaskedInput)
     require(message.sharers_sha256 == state.sharers_sha256, Rule.SET, "other sharers are answered")
     require(
-        message.upload_sha256 == upload_sha256,
+        message.upload_digest == upload_digest,
         Rule.UPLOAD,
         f"the vector that arrived from {client!r} is not the one it vouches for",
     )

@@ -46,7 +46,8 @@ _WIRE: Final[dict[type[Any], type[ProtobufMessage]]] = {
 _LENGTHS: Final = {
     "session_id": (messages.SESSION_ID_BYTES,),
     "signature": (0, messages.SIGNATURE_BYTES),
-    "model_sha256": (0, messages.DIGEST_BYTES),
+    "model_digest": (0, messages.DIGEST_BYTES),
+    "upload_digest": (messages.DIGEST_BYTES,),
     "log_head": (messages.DIGEST_BYTES,),
     "commitment": (messages.DIGEST_BYTES,),
     "mask_key": (32,),
@@ -55,7 +56,7 @@ _LENGTHS: Final = {
     "ciphertext": (82,),
     **{
         f"{what}_sha256": (messages.DIGEST_BYTES,)
-        for what in ("header", "roster", "sharers", "survivors", "upload")
+        for what in ("header", "roster", "sharers", "survivors")
     },
 }
 """Lengths that fields of bytes may have, wherever they occur."""

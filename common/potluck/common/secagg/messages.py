@@ -138,7 +138,7 @@ class Header:
     threshold: int
     quorum: int
     noise: Noise | None = None
-    model_sha256: bytes = b""
+    model_digest: bytes = b""
     log_length: int = 0
     log_head: bytes = bytes(DIGEST_BYTES)
     issued_at: int
@@ -234,7 +234,7 @@ class MaskedInput:
     TYPE: ClassVar = MessageType.MASKED_INPUT
     sharers_sha256: bytes
     client: str
-    upload_sha256: bytes
+    upload_digest: bytes
 
 
 @dataclass(frozen=True)

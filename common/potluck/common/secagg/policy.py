@@ -80,14 +80,14 @@ class Expectation:
 
     input_id: the client's own name for the vector it will send, the same whenever it would send the
     same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
-    by name. model_sha256: of the model an update starts from. header_fields: further fields of the
+    by name. model_digest: of the model an update starts from. header_fields: further fields of the
     header that must have these values.
     """
 
     purpose: Purpose
     input_id: str
     lengths: Mapping[str, int]
-    model_sha256: bytes = b""
+    model_digest: bytes = b""
     metrics: tuple[str, ...] = ()
     header_fields: Mapping[str, object] = field(default_factory=dict)
 
@@ -176,7 +176,7 @@ def _check_expectation(header: Header, expected: Expectation) -> None:
     found = {lane.name: lane.length for lane in header.lanes}
     require(header.purpose is expected.purpose, Rule.HEADER, "the sum is for another purpose")
     require(found == dict(expected.lengths), Rule.INPUT, "the lanes have other names or lengths")
-    require(header.model_sha256 == expected.model_sha256, Rule.HEADER, "another model is named")
+    require(header.model_digest == expected.model_digest, Rule.HEADER, "another model is named")
     require(header.metrics == expected.metrics, Rule.HEADER, "other metrics are named")
     for name, value in expected.header_fields.items():
         require(getattr(header, name) == value, Rule.HEADER, f"the header has another {name}")
@@ -220,7 +220,7 @@ def _check_form(header: Header, policy: ClientPolicy) -> None:
     require(header.degree % 2 == 0, Rule.MALFORMED, "the degree is odd")
     require(header.threshold >= 2, Rule.THRESHOLD, "a threshold below 2 shares nothing")
     require(
-        header.purpose is not Purpose.UPDATE or len(header.model_sha256) == DIGEST_BYTES,
+        header.purpose is not Purpose.UPDATE or len(header.model_digest) == DIGEST_BYTES,
         Rule.MALFORMED,
         "an update names no model",
     )

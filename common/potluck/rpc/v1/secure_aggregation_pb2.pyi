@@ -320,7 +320,7 @@ class SecureHeader(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
     NOISE_FIELD_NUMBER: _builtins.int
-    MODEL_SHA256_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     LOG_LENGTH_FIELD_NUMBER: _builtins.int
     LOG_HEAD_FIELD_NUMBER: _builtins.int
     ISSUED_AT_FIELD_NUMBER: _builtins.int
@@ -359,8 +359,8 @@ class SecureHeader(_message.Message):
     """Shares that rebuild a secret."""
     quorum: _builtins.int
     """Consents that certify a set."""
-    model_sha256: _builtins.bytes
-    """SHA-256 of the model that updates start from; empty for other purposes."""
+    model_digest: _builtins.bytes
+    """Digest of the model that updates start from, 32 bytes; empty for other purposes."""
     log_length: _builtins.int
     """How many sums the query log holds."""
     log_head: _builtins.bytes
@@ -404,7 +404,7 @@ class SecureHeader(_message.Message):
         threshold: _builtins.int = ...,
         quorum: _builtins.int = ...,
         noise: Global___SecureNoise | None = ...,
-        model_sha256: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
         log_length: _builtins.int = ...,
         log_head: _builtins.bytes = ...,
         issued_at: _builtins.int = ...,
@@ -412,7 +412,7 @@ class SecureHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_sha256", b"model_sha256", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,23 +656,23 @@ class SecureMaskedInput(_message.Message):
 
     SHARERS_SHA256_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
-    UPLOAD_SHA256_FIELD_NUMBER: _builtins.int
+    UPLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     sharers_sha256: _builtins.bytes
     """SHA-256 of the set of sharers."""
     client: _builtins.str
     """Who."""
-    upload_sha256: _builtins.bytes
-    """SHA-256 of the uploaded file."""
+    upload_digest: _builtins.bytes
+    """Digest of the uploaded file, 32 bytes."""
     def __init__(
         self,
         *,
         sharers_sha256: _builtins.bytes = ...,
         client: _builtins.str = ...,
-        upload_sha256: _builtins.bytes = ...,
+        upload_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "sharers_sha256", b"sharers_sha256", "upload_sha256", b"upload_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "sharers_sha256", b"sharers_sha256", "upload_digest", b"upload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
