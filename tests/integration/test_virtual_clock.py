@@ -21,10 +21,14 @@ CLOCK = VirtualClock(enabled=True, tail_per_sample=10.0)
 ON = ["virtual_clock.enabled=true", "virtual_clock.tail_per_sample=10"]
 
 
+def held(client: str) -> int:
+    """How many training samples a client has."""
+    return len(Digits(clients=CLIENTS).client_data(ClientId(client), None).train)
+
+
 def simulated(client: str, round_number: int) -> float:
     """What a client takes in the runs of this module, whose seed is 7."""
-    samples = len(Digits(clients=CLIENTS).client_data(ClientId(client), None).train)
-    return samples * pace(CLOCK, seed=7, client=client, round_number=round_number)
+    return held(client) * pace(CLOCK, seed=7, client=client, round_number=round_number)
 
 
 def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
@@ -34,13 +38,22 @@ def members(federation: Federation, run_id: str) -> list[list[MemberRow]]:
 
 
 async def test_durations_are_simulated_and_utilities_reported(tmp_path: Path) -> None:
-    """Mean durations of thousands of seconds; the test takes none of them."""
+    """Durations are thousands of seconds, and the test takes none of them.
+
+    FLASH trains on nine tenths: the last tenth is kept back to validate on.
+    """
     async with profile_federation(
         tmp_path, selector="oort", clients=CLIENTS, count=3, rounds=3, assignments=ON
     ) as federation:
         run_id = await federation.start_run()
         await federation.finished(run_id)
         history = await federation.history(run_id)
+        validating = await federation.start_run('selector.name="flash"')
+        await federation.finished(validating)
+    for row in members(federation, validating):
+        for member in row:
+            assert member.update is not None
+            assert member.update.samples == held(member.client_id) - held(member.client_id) // 10
     for number, row in enumerate(members(federation, run_id), start=1):
         assert len(row) == 3
         for member in row:

@@ -55,6 +55,33 @@ def test_unknown_triplet_settings_are_refused() -> None:
         draw_up(RUN_FILE + "attribute_step = 3", source="test")
 
 
+def test_a_selector_may_recommend_how_clients_train() -> None:
+    def kept_back(selector: str, training: str = "") -> float:
+        text = f'[task]\nname = "digits"\n[selector]\nname = "{selector}"\n[training]\n{training}'
+        return draw_up(text, source="test").training.validation_share
+
+    assert kept_back("uniform") == 0.0
+    assert kept_back("flash") == 0.1
+    assert kept_back("flash", "validation_share = 0.2") == 0.2
+
+
+def test_a_selector_says_what_clients_report() -> None:
+    text = '[task]\nname = "digits"\n[selector]\nname = "{}"\n'
+    assert draw_up(text.format("oort"), source="test").reports == {"utility"}
+    assert draw_up(text.format("uniform"), source="test").reports == frozenset()
+
+
+def test_paces_are_drawn_only_on_a_virtual_clock() -> None:
+    clock = "[virtual_clock]\nenabled = {}\ndeadline_seconds = 50\n"
+    simulated, real = (
+        draw_up(RUN_FILE + clock.format(value), source="test") for value in ("true", "false")
+    )
+    assert simulated.client_pace(1, "a") > 1.0
+    assert real.client_pace(1, "a") == 0.0
+    assert (simulated.plan.simulated, simulated.plan.simulated_deadline) == (True, 50.0)
+    assert not real.plan.simulated
+
+
 def test_quotas_have_a_number_for_each_client_and_class() -> None:
     population = Population(
         ids=["a", "b"],
