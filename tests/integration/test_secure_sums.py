@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +15,22 @@ import pytest_asyncio
 from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
+from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLIENTS = 10
+RUN_FILE = """
+rounds = 1
+count = 3
+roster = 10
+task = {name = "digits", clients = 10}
+selector = {name = "dc-real", added = 1}
+training = {steps = 1}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +84,86 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
     assert outcome.total is not None, outcome.explain()
     assert sorted(outcome.record.clients) == names
     assert np.array_equal(outcome.total, federation.counts(names))
+
+
+async def test_a_run_steers_by_one_sum_and_uses_it_again(federation: SumFederation) -> None:
+    names = federation.members.names
+    for _ in range(2):
+        row = await federation.finished(RUN_FILE)
+        assert row.state is RunState.FINISHED, row.reason
+    [stored] = await federation.stored()  # the second run asks nobody
+    assert stored.total == tuple(federation.counts(names).tolist())
+
+
+async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
+    members: Members, tmp_path: Path
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:4])
+        with pytest.raises(RunError, match="4 clients on 4 hosts attend"):
+            await federation.sum()
+        row = await federation.finished(RUN_FILE.replace("roster = 10", "roster = 4"))
+        assert row.state is RunState.FINISHED, row.reason
+        assert await federation.stored() == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "disclosure", "rule"),
+    [
+        ({}, {"sum_hosts": 8}, "policy"),
+        ({}, {"sum_colluding_hosts": 4}, "policy"),
+        ({}, {"sums": []}, "policy"),
+        ({"classes": 11}, {}, "input"),
+        ({"least_hosts": 4}, {}, "policy"),
+        ({"epsilon": 2.0}, {}, "policy"),
+        ({"epsilon": 0.5}, {"epsilon_budget": 0.25}, "budget"),
+    ],
+)
+async def test_clients_refuse_less_than_their_policy_and_name_the_rule(
+    members: Members, tmp_path: Path, terms: Any, disclosure: Any, rule: str
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        policy = DisclosurePolicy(**disclosure)
+        await federation.start(members.names[:6], disclosure=policy)
+        outcome = await federation.sum(members.names[:6], **terms)
+        assert outcome.total is None
+        assert set(outcome.record.refusals.values()) == {rule}
+        assert f"refuses ({rule})" in outcome.explain()
+        for client in members.names[:6]:
+            assert federation.ledger(client).of(client).uploads == []
+
+
+async def test_noise_that_clients_make_together_is_charged_to_each(
+    federation: SumFederation,
+) -> None:
+    names = federation.members.names
+    outcome = await federation.sum(epsilon=0.5)
+    assert outcome.total is not None
+    assert np.abs(outcome.total - federation.counts(names)).max() < 500  # ε = 0.5: 2 at most often
+    assert outcome.record.epsilon == 0.5
+    for client in names:
+        assert federation.ledger(client).of(client).spent == Fraction(1, 2)
+
+
+async def test_a_coordinator_that_goes_down_begins_anew_with_fresh_keys(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with contextlib.AsyncExitStack() as hosts:
+        with silent(monkeypatch, dict.fromkeys(members.names, MessageType.SURVIVORS)):
+            async with sum_federation(members, tmp_path) as before:
+                port = before.port
+                for name in members.names:
+                    await hosts.enter_async_context(members.host(name, port, tmp_path))
+                await before.coordinator.start_run(RUN_FILE)
+                await until(
+                    lambda: all(before.ledger(name).of(name).uploads for name in members.names)
+                )
+        async with sum_federation(members, tmp_path, port=port) as after:
+            [row] = await after.coordinator.in_store(lambda store: store.runs())
+            row = await after.ended(row.run_id)
+            assert row.state is RunState.FINISHED, row.reason
+            [stored] = await after.stored()
+            assert stored.total == tuple(after.counts(members.names).tolist())
+        for name in members.names:
+            sessions = {each.session_id for each in after.ledger(name).of(name).uploads}
+            assert len(sessions) == 2

@@ -37,7 +37,7 @@ from potluck.server.coordinator_service import CoordinatorService
 from potluck.server.guard import Guard
 from potluck.server.limits import Limits
 from potluck.server.secure_sums import Outcome, SecureSums, SumTerms
-from potluck.server.store import SecureSum
+from potluck.server.store import RunRow, SecureSum
 
 PATIENCE_SECONDS = 90.0
 
@@ -160,6 +160,17 @@ class SumFederation:
         """What the host has on disk about a client's sums."""
         return SumLedger(self.folder / host_of(client) / "sums")
 
+    async def finished(self, run_file: str) -> RunRow:
+        """The row of a run that has been started and is over."""
+        row = await self.coordinator.start_run(run_file)
+        return await self.ended(row.run_id)
+
+    async def ended(self, run_id: str) -> RunRow:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.coordinator.engine(run_id) is not None:  # noqa: ASYNC110  # no signal for it
+                await asyncio.sleep(0.02)
+        return await self.coordinator.run(run_id)
+
     def has_released(self, client: str) -> bool:
         return bool(self.ledger(client).of(client).releases)
 
@@ -169,7 +180,7 @@ class SumFederation:
 
 @contextlib.asynccontextmanager
 async def sum_federation(
-    members: Members, folder: Path, **coordinator: Any
+    members: Members, folder: Path, *, port: int = 0, **coordinator: Any
 ) -> AsyncIterator[SumFederation]:
     """A coordinator that serves; its hosts are started by `start`."""
     values: dict[str, Any] = {
@@ -187,7 +198,8 @@ async def sum_federation(
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(opened), server
         )
-        port = server.add_secure_port("127.0.0.1:0", server_credentials(members.tls.coordinator))
+        credentials = server_credentials(members.tls.coordinator)
+        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
         await server.start()
         federation = SumFederation(members, folder, opened, port)
         try:

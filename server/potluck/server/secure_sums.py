@@ -330,7 +330,7 @@ class _Drive:
                 return coordinator.lost(session, client)
             digest = hashlib.sha256(masked).digest()
         step = coordinator.receive(
-            session, client, envelope, datetime.now(UTC), upload_sha256=digest
+            session, client, envelope, datetime.now(UTC), upload_digest=digest
         )
         if step.refusal is not None:
             self.troubles[client] = str(step.refusal)
