@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.client_host import digits_model, host_config, reference, write_config
 from support.fake_coordinator import FakeCoordinator, serving
@@ -19,6 +20,8 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import Mode, Request
+from potluck.common.names import ClientId
+from potluck.common.tasks.digits import Digits
 from potluck.common.triplet import TripletSettings
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -104,6 +107,26 @@ async def test_killed_at_any_moment_it_gives_one_disclosure_only(
     [told] = [event for line in lines if "for run another" in (event := json.loads(line)["event"])]
     assert told.startswith("disclosed the label counts, with noise (ε = 1, replace), of client-0")
     assert told.endswith("the same as before, nothing new was spent")
+
+
+async def test_asking_a_thousand_times_does_not_narrow_the_error(
+    tmp_path: Path, federation: TestFederation, fake: FakeCoordinator
+) -> None:
+    """The attack: average the noise away. With fresh draws, the mean of 1,000 would be as good as
+    the counts themselves; what a client sends leaves the error of a single draw."""
+    async with host(tmp_path, federation, fake, epsilon=0.1, epsilon_budget=0.1):
+        for number in range(1000):
+            fake.instruct(disclose(f"ask-{number}", run=f"run-{number % 20}"))
+        await fake.until(lambda: len(fake.answers) >= 1000)
+        await asked(fake, disclose("more", NOISY.model_copy(update={"epsilon": 0.05})))
+    answers = {answer.instruction_id: answer for answer in fake.answers}
+    said = [json.loads(answers[f"ask-{n}"].profile.payload_json) for n in range(1000)]
+    counts = np.array([each["label_counts"] for each in said], dtype=np.float64)
+    true = np.bincount(Digits(clients=6).client_data(ClientId("client-0"), None).train.labels)
+    one, mean = counts[0] - true, counts.mean(axis=0) - true
+    np.testing.assert_array_equal(mean, one)
+    assert np.abs(one).max() > 0
+    assert answers["more"].failure.reason == "DISCLOSURE_REFUSED"  # nor is there another draw
 
 
 async def test_its_owner_sees_what_left(

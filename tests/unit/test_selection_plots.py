@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 from support.populations import labelled, population, rounds, table_6
 
-from potluck.deploy.selection_plots import dominant_heterogeneity, plot_selection
+from potluck.deploy.selection_plots import client_groups, dominant_heterogeneity, plot_selection
 from potluck.deploy.ternary_plot import CORNERS, ternary_points
 from potluck.server.cohort_labels import cohort_labels
 from potluck.server.selection import Population
@@ -33,6 +33,18 @@ def test_clients_are_grouped_by_what_dominates() -> None:
     assert groups.tolist() == [0, 1, 2, 3, 4]
     from_matrices = population(1, matrices=[[[90, 10], [10, 90]]])
     assert dominant_heterogeneity(from_matrices).tolist() == [2]
+
+
+def test_clients_are_grouped_by_their_label_where_nothing_else_is_known() -> None:
+    counts = [[5.0, 1, 0], [1, 1, 7], [2, 2, 0], [0, 0, 0], [np.nan] * 3, [-4, -2, -1]]
+    groups, named = client_groups(labelled(counts))
+    names = [named[group][0] for group in groups]
+    assert names[:3] == ["mostly class 0", "mostly class 2", "mostly class 0"]
+    assert set(names[3:]) == {"no label counts"}
+    groups, named = client_groups(table_6("waterbirds-dist"))
+    assert "spurious correlation" in {named[group][0] for group in groups}
+    groups, named = client_groups(population(2))
+    assert {named[group][0] for group in groups} == {"no triplet"}
 
 
 def test_ternary_points() -> None:

@@ -6,7 +6,7 @@ also shows what was left of it where clients were lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ _GROUPS = (
     ("no heterogeneity", "#CC79A7"),
     ("no triplet", "#555555"),
 )
+_LABEL_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00",
+)  # fmt: skip
 HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
 """What `dominant_heterogeneity` numbers."""
 
@@ -59,6 +62,34 @@ def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
     return groups
 
 
+def dominant_label(label_counts: Floats) -> NDArray[np.int64]:
+    """Per client the class it has most samples of, the lower of equals; C where none is known.
+
+    label_counts: K × C, possibly noisy, NaN where a client disclosed none.
+    """
+    known = np.nan_to_num(label_counts).clip(min=0)
+    labels: NDArray[np.int64] = known.argmax(axis=1)
+    labels[known.max(axis=1) <= 0] = label_counts.shape[1]
+    return labels
+
+
+def client_groups(
+    population: Population,
+) -> tuple[NDArray[np.int64], Sequence[tuple[str, str]]]:
+    """(the group of each client, each group's name and colour), by the best that is known.
+
+    By dominant heterogeneity; where only label counts are known by dominant label.
+    """
+    counts = population.label_counts
+    if counts is None or _triplets(population) is not None:
+        return dominant_heterogeneity(population), _GROUPS
+    named = [
+        (f"mostly class {label}", _LABEL_COLOURS[label % len(_LABEL_COLOURS)])
+        for label in range(counts.shape[1])
+    ]
+    return dominant_label(counts), [*named, ("no label counts", "#555555")]
+
+
 def plot_selection(
     population: Population,
     cohorts: Mapping[int, Rows],
@@ -73,7 +104,7 @@ def plot_selection(
     Of a run also: included, whose update became part of the model, by round; accuracies, shares in
     [0, 1] by name and round.
     """
-    groups = dominant_heterogeneity(population)
+    groups, named = client_groups(population)
     found = _triplets(population)
     height = float(np.clip(_ROW_INCHES * len(population), 1.8, 6.5))
     heights = [height]
@@ -95,7 +126,7 @@ def plot_selection(
         _draw_shares(below, groups, picks)
     column = left.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
     panels: list[Axes] = column[:, 0].tolist()
-    _draw_raster(panels[0], population, cohorts, included or cohorts, groups, height)
+    _draw_raster(panels[0], population, cohorts, included or cohorts, groups, named, height)
     if population.label_counts is not None:
         _draw_labels(panels[1], panels[2], population.label_counts, cohorts, included)
     if accuracies:
@@ -127,6 +158,7 @@ def _draw_raster(
     cohorts: Mapping[int, Rows],
     included: Mapping[int, Rows],
     groups: NDArray[np.int64],
+    named: Sequence[tuple[str, str]],
     height: float,
 ) -> None:
     order = np.argsort(groups, kind="stable")
@@ -134,7 +166,7 @@ def _draw_raster(
     place[order] = np.arange(len(order))
     width = max(72 * height / len(order) * 0.72, 0.9)
     for group in np.unique(groups).tolist():
-        name, colour = _GROUPS[group]
+        name, colour = named[group]
         members = np.flatnonzero(groups == group)
         low, high = place[members].min() - 0.5, place[members].max() + 0.5
         axes.axhspan(low, high, color=colour, alpha=0.07, linewidth=0)

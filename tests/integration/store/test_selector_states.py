@@ -1,0 +1,90 @@
+"""What selectors remember goes through the real store and the real files after every round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.populations import population, rounds
+from support.stored import AT, RUN, UPDATE, commit, digest
+
+from potluck.common.heterogeneity import triplets
+from potluck.common.plugins import SELECTORS, installed
+from potluck.server.blueprint import draw_up
+from potluck.server.model_files import ModelFiles
+from potluck.server.round_work import RoundWork, States
+from potluck.server.selection import Population, Selection
+from potluck.server.state import State
+from potluck.server.store import AttemptKey, MemberState, Store
+
+ROUNDS, COUNT, CLIENTS = 8, 5, 20
+
+
+def federation() -> Population:
+    generator = np.random.default_rng(3)
+    matrices = generator.integers(0, 30, (CLIENTS, 3, 2)).astype(np.float64)
+    return population(
+        CLIENTS,
+        classes=3,
+        label_counts=matrices.sum(axis=2),
+        triplet_rows=triplets(matrices),
+        matrices=matrices,
+    )
+
+
+class Coordinators:
+    """One coordinator after another: each commits a round, the next reads what it left."""
+
+    def __init__(self, folder: Path, run_file: str) -> None:
+        self.url = f"sqlite:///{folder / 'potluck.db'}"
+        self.folder, self.run_file = folder / "models", run_file
+        self.folder.mkdir()
+        self.round = 0
+        with Store.open(self.url) as store:
+            store.add_run(RUN)
+            store.set_initial_model(RUN.run_id, digest(0), AT)
+
+    def work(self) -> RoundWork:
+        return RoundWork(draw_up(self.run_file, source="test"), ModelFiles(self.folder), None, 1)
+
+    def through(self, state: State) -> State:
+        """The state as the next coordinator finds it; the first is not stored before a commit."""
+        if self.round:
+            key = AttemptKey(RUN.run_id, self.round, 1)
+            written = self.work().write_states(States(selector=state, strategy=State()))
+            row = replace(
+                commit(key, ["a"]), state_sha256=written, selector_scalars=dict(state.scalars)
+            )
+            with Store.open(self.url) as store:
+                store.begin_attempt(key, [0], AT)
+                store.set_cohort(key, [("a", "h", "because")])
+                store.set_member(key, "a", MemberState.RECEIVED, update=UPDATE)
+                store.commit_round(row)
+            with Store.open(self.url) as store:
+                last = store.last_round(RUN.run_id)
+            assert last is not None
+            state = (
+                self.work()
+                .read_states(last.state_sha256, last.selector_scalars, last.strategy_scalars)
+                .selector
+            )
+        self.round += 1
+        return state
+
+
+@pytest.mark.parametrize("name", installed(SELECTORS))
+def test_a_new_coordinator_each_round_selects_alike(name: str, tmp_path: Path) -> None:
+    options = "added = 2" if name.startswith("dc-") else ""
+    run_file = f'[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n{options}'
+    selector = draw_up(run_file, source="test").selector
+    straight = list(rounds(selector, federation(), COUNT, ROUNDS))
+    coordinators = Coordinators(tmp_path, run_file)
+    killed = list(rounds(selector, federation(), COUNT, ROUNDS, store=coordinators.through))
+    assert coordinators.round == ROUNDS + 1
+    assert [chosen(each) for each in killed] == [chosen(each) for each in straight]
+
+
+def chosen(selection: Selection) -> tuple[list[int], list[str]]:
+    return selection.rows.tolist(), list(selection.reasons)
