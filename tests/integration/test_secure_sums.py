@@ -167,3 +167,46 @@ async def test_a_coordinator_that_goes_down_begins_anew_with_fresh_keys(
         for name in members.names:
             sessions = {each.session_id for each in after.ledger(name).of(name).uploads}
             assert len(sessions) == 2
+
+
+async def test_sums_that_would_give_somebody_away_are_refused(federation: SumFederation) -> None:
+    names = federation.members.names
+    assert (await federation.sum()).total is not None
+    for name in names:
+        await until(partial(federation.has_released, name))
+    without_one = await federation.sum(names[1:])
+    assert without_one.total is None
+    assert set(without_one.record.refusals.values()) == {"differencing"}
+    half = await federation.sum(names[:5])  # five hosts more or less: a group, nobody's own
+    assert half.total is not None, half.explain()
+
+
+async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> None:
+    members = Members.make(tmp_path / "members", 14)
+    run_file = RUN_FILE.replace("10", "14") + '[profiles]\ndisclosure = "cells"\n'
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start()
+        for selector in ('"dc-real", added = 1', '"fedentopt"', '"kl"'):
+            row = await federation.finished(run_file.replace('"dc-real", added = 1', selector))
+            assert row.state is RunState.FINISHED, row.reason
+        stored = await federation.stored()  # later runs ask nobody again
+        cells = [sorted(each.record["clients"]) for each in stored]  # type: ignore[call-overload]
+        assert [len(cell) for cell in cells] == [7, 7]
+        assert sorted(client for cell in cells for client in cell) == sorted(members.names)
+        for each, cell in zip(stored, cells, strict=True):
+            assert each.kind == "cells"
+            assert each.total == tuple(federation.counts(cell).tolist())
+        assert await federation.coordinator.in_store(lambda store: store.profiles()) == []
+        for name in members.names:
+            assert federation.disclosed(name) == []
+
+
+async def test_where_no_cell_can_be_summed_the_run_says_so(
+    members: Members, tmp_path: Path
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:4])
+        run_file = RUN_FILE.replace("roster = 10", "roster = 4")
+        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        assert row.state is RunState.FAILED
+        assert "no cell of these clients could be summed" in row.reason

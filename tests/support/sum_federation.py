@@ -18,6 +18,7 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.agent import Agent
 from potluck.client.config import ClientConfig
+from potluck.client.disclosure_ledger import DisclosureLedger, Release
 from potluck.client.secure_sums import SecureSums as ClientSums
 from potluck.client.signals import label_counts
 from potluck.client.state_directory import StateDirectory
@@ -173,6 +174,11 @@ class SumFederation:
 
     def has_released(self, client: str) -> bool:
         return bool(self.ledger(client).of(client).releases)
+
+    def disclosed(self, client: str) -> list[Release]:
+        """What the host has on disk about a client's other disclosures."""
+        ledger = DisclosureLedger(self.folder / host_of(client) / "disclosures")
+        return list(ledger.of(client).releases)
 
     async def stored(self) -> list[SecureSum]:
         return await self.coordinator.in_store(lambda store: store.sums())

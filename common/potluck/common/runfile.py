@@ -149,10 +149,11 @@ class Profiles(Settings):
         description="How long to wait for an answer; who has not answered by then is not\n"
         "available in this round, and asked again before the next.",
     )
-    disclosure: Literal["dp-once", "exact"] = Field(
+    disclosure: Literal["dp-once", "cells", "exact"] = Field(
         default="dp-once",
-        description="How label counts are disclosed: dp-once (with noise, once) or exact (the\n"
-        "counts themselves; only clients whose owner allows it).",
+        description="How label counts are disclosed: dp-once (with noise, once), cells (as secure\n"
+        "sums over groups of at least sum_hosts hosts) or exact (the counts themselves; only\n"
+        "clients whose owner allows it).",
     )
     epsilon: float | None = Field(
         default=None,

@@ -30,14 +30,12 @@ class LabelTotals:
         self._run = run
         self._profiles = run.blueprint.run_file.profiles
         self._tried = False
-        task = run.blueprint.run_file.task
-        reference = TaskReference(name=task.name, options=task.options)
-        self._task = canonical_json(reference.model_dump(mode="json"))
+        self._task = task_reference(run)
 
     @property
     def _wanted(self) -> bool:
         wants: bool = getattr(self._run.blueprint.selector, "wants_label_totals", False)
-        return wants and self._profiles.disclosure != "exact"
+        return wants and self._profiles.disclosure == "dp-once"
 
     async def find(self, clients: Sequence[str]) -> None:
         """Have the sum over these clients ready, once in a run; without one, say why."""
@@ -54,7 +52,7 @@ class LabelTotals:
             return
         try:
             outcome = await run.environment.sums.sum_counts(
-                self._terms(), clients, present=run.is_present
+                sum_terms(run, TOTAL), clients, present=run.is_present
             )
         except RunError as error:
             self._do_without(error.message)
@@ -64,22 +62,6 @@ class LabelTotals:
             return
         run.label_totals = outcome.total.astype(np.float64)
         self._announce(outcome)
-
-    def _terms(self) -> SumTerms:
-        run, profiles = self._run, self._profiles
-        return SumTerms(
-            run_id=run.row.run_id,
-            kind=TOTAL,
-            subject=f"label counts of {run.blueprint.run_file.task.name}",
-            task=task_plugin(run.blueprint.run_file),
-            task_reference=self._task,
-            classes=run.blueprint.task.classes,
-            least_hosts=profiles.sum_hosts,
-            colluding_hosts=profiles.sum_colluding_hosts,
-            stage_seconds=profiles.sum_stage_seconds,
-            epsilon=profiles.sum_epsilon,
-            sensitivity=1 if profiles.adjacency == "add-remove" else 2,
-        )
 
     async def _stored(self, clients: Sequence[str]) -> SecureSum | None:
         """The newest sum that still holds: this run's own, or one of the same data."""
@@ -96,11 +78,9 @@ class LabelTotals:
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
         """Whether a sum is of data as they are, over as good as all of these clients."""
-        members = set(_members(stored))
-        for client in members:
-            session = self._run.environment.attendance.session_of(client)
-            if session is not None and session.data_epoch != stored.epochs.get(client):
-                return False
+        members = set(members_of(stored))
+        if not is_current(self._run, stored):
+            return False
         apart = members.symmetric_difference(clients)
         attendance = self._run.environment.attendance
         sessions = {client: attendance.session_of(client) for client in apart}
@@ -111,7 +91,7 @@ class LabelTotals:
         total: NDArray[np.float64] = np.array(stored.total, dtype=np.float64)
         self._run.label_totals = total
         self._run.say(
-            f"target: the secure sum over {len(_members(stored))} clients of run {stored.run_id}"
+            f"target: the secure sum over {len(members_of(stored))} clients of run {stored.run_id}"
         )
 
     def _announce(self, outcome: Outcome) -> None:
@@ -133,6 +113,43 @@ class LabelTotals:
         )
 
 
+def task_reference(run: Standing) -> str:
+    """The task whose labels are counted, as one text."""
+    task = run.blueprint.run_file.task
+    reference = TaskReference(name=task.name, options=task.options)
+    return canonical_json(reference.model_dump(mode="json"))
+
+
+def sum_terms(run: Standing, kind: str) -> SumTerms:
+    """What a run asks for with a sum of label counts."""
+    run_file = run.blueprint.run_file
+    profiles = run_file.profiles
+    return SumTerms(
+        run_id=run.row.run_id,
+        kind=kind,
+        subject=f"label counts of {run_file.task.name}",
+        task=task_plugin(run_file),
+        task_reference=task_reference(run),
+        classes=run.blueprint.task.classes,
+        least_hosts=profiles.sum_hosts,
+        colluding_hosts=profiles.sum_colluding_hosts,
+        stage_seconds=profiles.sum_stage_seconds,
+        epsilon=profiles.sum_epsilon,
+        sensitivity=1 if profiles.adjacency == "add-remove" else 2,
+    )
+
+
+def is_current(run: Standing, stored: SecureSum) -> bool:
+    """Whether a sum is of the versions of the data that its members have now, as far as they
+    attend."""
+    attendance = run.environment.attendance
+    sessions = {client: attendance.session_of(client) for client in members_of(stored)}
+    return all(
+        session is None or session.data_epoch == stored.epochs.get(client)
+        for client, session in sessions.items()
+    )
+
+
 def guarantee(*, independent: bool) -> str:
     """Against whom a secure sum holds, in a few words."""
     if independent:
@@ -140,6 +157,7 @@ def guarantee(*, independent: bool) -> str:
     return "holds against an honest-but-curious coordinator: one party keeps both roots"
 
 
-def _members(stored: SecureSum) -> Sequence[str]:
+def members_of(stored: SecureSum) -> Sequence[str]:
+    """Whose inputs are in a sum."""
     clients = stored.record["clients"]
     return list(clients) if isinstance(clients, dict) else []

@@ -97,7 +97,10 @@ class Profiling:
         in_store: InStore,
         trust: Trust,
     ) -> None:
-        self.needs = tuple(sorted(str(signal) for signal in blueprint.selector.needs))
+        needs = {str(signal) for signal in blueprint.selector.needs}
+        self.by_cell = LABEL_COUNTS in needs and blueprint.run_file.profiles.disclosure == "cells"
+        """Whether label counts come from sums over cells, and no client is asked for its own."""
+        self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._blueprint = blueprint
         self._attendance = attendance

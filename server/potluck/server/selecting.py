@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from potluck.common.runfile import MissingProfiles
 from potluck.server import round_events as rounds
+from potluck.server.cells import Cells
 from potluck.server.environment import utc
 from potluck.server.label_totals import LabelTotals
 from potluck.server.questioning import Questioning, ReplayError
@@ -20,6 +22,7 @@ class Selecting:
         self._in_store = run.environment.in_store
         self._questioning = Questioning(run)
         self._totals = LabelTotals(run)
+        self._cells = Cells(run)
 
     async def admit(self, clients: tuple[str, ...]) -> None:
         """Append clients to the roster, in this order."""
@@ -76,7 +79,10 @@ class Selecting:
                 present=run.is_present,
             )
         run.post(rounds.Barred(run.gate.barred))
-        await self._totals.find(tuple(run.roster[row] for row in rows.tolist()))
+        eligible = tuple(run.roster[row] for row in rows.tolist())
+        await self._totals.find(eligible)
+        await self._cells.find(eligible)
+        rows = self._in_cells(rows)
         run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
         if run.begun_attempt != key:
             await self._in_store(lambda store: store.begin_attempt(key, rows.tolist(), utc()))
@@ -90,6 +96,14 @@ class Selecting:
             population=run.population(),
             available=rows,
         )
+
+    def _in_cells(self, rows: Rows) -> Rows:
+        """Without those who are in no cell, where the selector works by cell and needs it."""
+        run = self._run
+        missing = run.blueprint.run_file.profiles.missing
+        if not self._cells.wanted or missing is MissingProfiles.INCLUDE:
+            return rows
+        return rows[[run.roster[row] in run.cell_counts for row in rows.tolist()]]
 
     async def _check_resumable(self, rows: Rows) -> None:
         """Raises ReplayError where others are available than when the first question was asked."""

@@ -100,6 +100,8 @@ class Standing:
         """The last update of each client that became part of the model."""
         self.label_totals: NDArray[np.float64] | None = None
         """All clients' label counts, where a secure sum gave them."""
+        self.cell_counts: dict[str, NDArray[np.float64]] = {}
+        """By client, the mean label counts of its cell, where it was summed by cells."""
         self.roster: list[str] = []
         self._row_of: dict[str, int] = {}
 
@@ -117,12 +119,17 @@ class Standing:
 
     def population(self) -> Population:
         """The roster as selectors see it."""
+        columns = dict(self.gate.columns())
+        if self.profiling.by_cell:
+            unknown = np.full(self.blueprint.task.classes, np.nan)
+            rows = [self.cell_counts.get(client, unknown) for client in self.roster]
+            columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
             ids=self.roster,
             classes=self.blueprint.task.classes,
             samples=np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64),
             label_totals=self.label_totals,
-            **self.gate.columns(),
+            **columns,
         )
 
     # The attempt under way --------------------------------------------------------------------
