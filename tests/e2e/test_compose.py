@@ -173,7 +173,7 @@ def images() -> Iterator[None]:
         output(
             "docker", "build", "--network", "host", "--target", target, "-t", name,
             "-f", "deploy/assets/images/Dockerfile", "--build-arg", "TORCH_INDEX=", ".",
-            timeout=900,
+            timeout=1500,
         )  # fmt: skip
     yield
     succeeds("docker", "image", "rm", "-f", *names)
@@ -236,7 +236,7 @@ def run_in(image: str, code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.usefixtures("images")
 class TestImages:
     def test_the_client_image_holds_no_coordinator_code(self) -> None:

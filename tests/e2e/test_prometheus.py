@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -109,6 +110,22 @@ async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> Non
                 )
                 await client.start_run(run_file)  # for what only triplets show
                 await check_shown(prometheus, excused=NO_DATA_HERE)
+        await check_doctor(folder)
+
+
+async def check_doctor(folder: Path) -> None:
+    """`potluck doctor` finds nothing bad in a federation that is well."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "potluck.deploy.cli", "doctor", "--json"),
+        *("--config", str(folder / "operator.toml"), str(folder / "host-0.toml")),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    found = {each["about"]: each for place in json.loads(out).values() for each in place}
+    assert not [each for each in found.values() if each["verdict"] == "bad"], found
+    assert found["clock"]["verdict"] == found["its version"]["verdict"] == "good"
+    assert found["hosts"]["found"].startswith("3 attending with 9 clients; ")
+    assert found["metrics"]["verdict"] == "doubtful"  # the host itself listens there
 
 
 # Alerts -------------------------------------------------------------------------------------------

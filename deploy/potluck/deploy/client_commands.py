@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import client_values, to_line
-from potluck.deploy.listings import clients_table
+from potluck.deploy.listings import attendance_line, clients_table
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.run_commands import AsJson, print_line, table_console
 
@@ -43,6 +43,7 @@ async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
         print_line(to_line({"clients": [client_values(entry) for entry in found]}))
     elif found:
         table_console().print(clients_table(found, datetime.now(UTC)))
+        print_line(attendance_line(found))
     else:
         print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")
 

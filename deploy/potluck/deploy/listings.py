@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.readable import natural_order, readable_age
+from potluck.deploy.readable import natural_order, readable_age, readable_count
 from potluck.deploy.run_view import run_state_name
 from potluck.rpc.v1 import operator_pb2
 
@@ -52,6 +52,18 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
         )
         table.add_row(client_id, host_id, state, heard, device, selected, included)
     return table
+
+
+def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
+    """How many hosts and clients attend, as the dashboards count them, and who does not."""
+    attending = [client for client in clients if client.attending]
+    hosts = len({client.host_id for client in attending})
+    away = len(clients) - len(attending)
+    quarantined = sum(client.quarantined for client in clients)
+    return (
+        f"{readable_count(hosts, 'host')} with {readable_count(len(attending), 'client')} "
+        f"attending, {away} away, {quarantined} in quarantine"
+    )
 
 
 def _table(columns: Sequence[str], *, right: set[str]) -> Table:
