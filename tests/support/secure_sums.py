@@ -205,7 +205,7 @@ class Run:
         if step.refusal is not None:
             self.refusals[name] = step.refusal
         replies, digest = step.replies, None
-        if step.session.masking is not None:
+        if step.session.masking is not None:  # a repeated message would mask the same input
             digest = self.upload(name)
             vouched = client.uploaded(step.session, digest)
             self.sessions[name] = vouched.session

@@ -114,6 +114,7 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"noise": Noise(epsilon=float("nan"), sensitivity=1, contributors=3)}, Rule.POLICY),
         ({"noise": Noise(epsilon=0.5, sensitivity=3, contributors=3)}, Rule.MALFORMED),
         ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=0)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=1e-5, sensitivity=1, contributors=3)}, Rule.MALFORMED),
         ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=3)}, Rule.BUDGET),
         ({"log_length": 1}, Rule.QUERY_LOG),
     ],
@@ -317,6 +318,7 @@ def test_a_client_consents_once() -> None:
     step = run.tell("a", first)
     run.sessions["a"] = step.session
     again = run.tell("a", first)
+    assert again.repeated
     assert again.replies == step.replies  # the same question has the same answer
     message = decode(Survivors, first.payload)
     other = changed(first, encode(replace(message, clients=message.clients[:-1])))
@@ -437,6 +439,30 @@ def test_a_member_of_another_root_or_host_is_refused_by_the_coordinator() -> Non
     run.hear("f", genuine)  # sent twice on a bad line: nothing happens
     assert run.rejected == []
     assert rejection(run, "f", signed()) is Rule.DUPLICATE
+
+
+@pytest.mark.parametrize("key", ["mask_key", "channel_key"])
+def test_a_client_with_a_key_of_low_order_is_refused_alone(key: str) -> None:
+    run = run_at(Stage.ADVERTISE)
+    run.answer(list("abcde"), closing=False)
+    genuine = Federation(clients=6).run()
+    advert = decode(Advert, genuine.tell("f", genuine.next("f")).replies[0].payload)
+    changes: dict[str, Any] = {key: bytes(32)}
+    bad = replace(advert, **changes)
+    run.hear("f", sign(member_key("f"), MessageType.ADVERT, encode(bad)))
+    assert [each.rule for each in run.rejected] == [Rule.KEY]
+    run.close()
+    assert run.finish().is_exact()
+
+
+def test_shares_that_do_not_open_are_told_of_with_their_sender() -> None:
+    run = run_at(Stage.UPLOAD)
+    envelope, message = delivery(run)
+    first, *rest = message.shares
+    bad = replace(message, shares=(replace(first, ciphertext=bytes(82)), *rest))
+    step = run.tell("a", changed(envelope, encode(bad)))
+    assert step.refusal is not None
+    assert first.client in step.refusal.detail
 
 
 def test_a_client_that_copies_anothers_key_is_refused_alone() -> None:

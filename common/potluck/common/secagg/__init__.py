@@ -51,11 +51,12 @@ Whoever drives it keeps these promises:
 - *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all. The file around them is
   the driver's, and so is its digest: 32 bytes of a cryptographic hash that both sides use, over the
   whole file. Models are named likewise. Only complete uploads are summed.
-- *Histogram sessions one after the other*, where a query log is kept: a client refuses a log that
-  lacks a sum it gave shares in.
+- *Histogram sessions one after the other*, and with the query log in each invitation: a client
+  refuses one whose log lacks a sum it gave shares in.
 
-A message may come twice: the same bytes get the same answer. A coordinator that restarts has lost
-its sessions; it begins anew with `coordinator.retry_header`.
+A message may come twice: the same bytes get the same answer, and the step says `repeated`. A vector
+is encoded and masked once for each session: two of them give their difference away. A coordinator
+that restarts has lost its sessions; it begins anew with `coordinator.retry_header`.
 
 What goes into the words
 ------------------------

@@ -26,6 +26,7 @@ SEALED_BYTES: Final = 2 * SHARE_BYTES + 16
 _MASK_LABEL: Final = b"flsa/1 mask"
 _SELF_LABEL: Final = b"flsa/1 self"
 _SHARE_LABEL: Final = b"flsa/1 share"
+_ANY_KEY: Final = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 _NONCE: Final = bytes(12)
 """Each channel key encrypts one message, so that a fixed nonce is sound."""
 
@@ -70,6 +71,12 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise BrokenRuleError(Rule.KEY, "an X25519 public key is of low order") from None
+
+
+def check_order(public: bytes) -> None:
+    """Raise BrokenRuleError (key) for a public key of low order: with any private key it agrees on
+    zero."""
+    agree(_ANY_KEY, public)
 
 
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:

@@ -105,7 +105,7 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
     """Answer a message of the coordinator. Never raises for what it may say."""
     digest = _digest(envelope)
     if digest == session.heard:
-        return ClientStep(session=session, replies=session.said)
+        return ClientStep(session=session, replies=session.said, repeated=True)
     state = session.state
     if isinstance(state, Finished | Ended):
         over = Refusal(Rule.STAGE, "the session is over")

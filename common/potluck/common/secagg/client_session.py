@@ -191,13 +191,15 @@ class ClientStep:
     """What follows from a message.
 
     entries: to be written to the ledger, durably, before `replies` are sent or, after a delivery,
-    before a byte of the masked vector is.
+    before a byte of the masked vector is. repeated: the message had been answered already; send
+    the same replies again and do nothing else, least of all mask another vector.
     """
 
     session: ClientSession
     replies: tuple[Envelope, ...] = ()
     entries: tuple[LedgerEntry, ...] = ()
     refusal: Refusal | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ from potluck.common.secagg.messages import (
 )
 from potluck.common.secagg.policy import check_roster
 from potluck.common.secagg.query_log import LogPosition, check_log
-from potluck.common.secagg.rules import Rule, require
+from potluck.common.secagg.rules import BrokenRuleError, Rule, require
 from potluck.common.secagg.transcript import (
     Roster,
     build_roster,
@@ -148,9 +148,12 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
     held = {me: state.own_pair}
     for each in message.shares:
         sender = roster.participants[each.client].number
-        held[each.client] = open_pair(
-            each.ciphertext, state.channels[each.client], roster.digest, sender, number
-        )
+        try:
+            held[each.client] = open_pair(
+                each.ciphertext, state.channels[each.client], roster.digest, sender, number
+            )
+        except BrokenRuleError as error:
+            raise BrokenRuleError(error.rule, f"{error.detail}: {each.client!r}'s") from None
     check_charge(situation.ledger, header)
     digest = sharers_digest(roster.digest, message.sharers)
     view = View(roster=roster, sharers=message.sharers, sharers_sha256=digest, held=held)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from potluck.common.secagg import sharing
+from potluck.common.secagg.agreement import check_order
 from potluck.common.secagg.coordinator_session import (
     Advertising,
     Collecting,
@@ -93,6 +94,9 @@ def _take_advert(
         Rule.MEMBER,
         f"{client!r} is on host {setting.invited[client]!r}, its record names {host!r}",
     )
+    # Every other client would refuse the roster for it.
+    check_order(found.advert.mask_key)
+    check_order(found.advert.channel_key)
     check_distinct([*state.answers.values(), found])
     return found
 

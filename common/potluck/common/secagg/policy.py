@@ -23,6 +23,7 @@ from potluck.common.secagg.messages import (
     LaneEncoding,
     Purpose,
 )
+from potluck.common.secagg.noise import LEAST_RATE
 from potluck.common.secagg.rules import Rule, require
 from potluck.common.secagg.thresholds import (
     assumed_colluding_hosts,
@@ -230,4 +231,6 @@ def _check_form(header: Header, policy: ClientPolicy) -> None:
         counts = all(lane.encoding is LaneEncoding.COUNTS for lane in header.lanes)
         require(counts, Rule.MALFORMED, "noise is for counts only")
         require(header.noise.sensitivity in (1, 2), Rule.MALFORMED, "a sensitivity is 1 or 2")
+        rate = header.noise.epsilon / header.noise.sensitivity
+        require(rate >= LEAST_RATE, Rule.MALFORMED, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
         require(header.noise.contributors >= 1, Rule.MALFORMED, "nobody contributes to the noise")
