@@ -62,8 +62,14 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
 
 @pytest.mark.parametrize(
     "strategy",
-    [named("fedavgm"), named("fedadam"), named("scaffold"), named("scaffold", step='"fedavgm"')],
-    ids=["fedavgm", "fedadam", "scaffold", "scaffold-fedavgm"],
+    [
+        pytest.param(named("scaffold"), id="scaffold"),
+        pytest.param(named("fedavgm"), id="fedavgm", marks=pytest.mark.slow),
+        pytest.param(named("fedadam"), id="fedadam", marks=pytest.mark.slow),
+        pytest.param(
+            named("scaffold", step='"fedavgm"'), id="scaffold-fedavgm", marks=pytest.mark.slow
+        ),
+    ],
 )
 async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
     federation: Federation, strategy: list[str]
@@ -154,6 +160,7 @@ async def run_with_a_loss(federation: Federation, strategy: list[str]) -> str:
     return run_id
 
 
+@pytest.mark.slow
 async def test_a_client_that_lost_its_state_is_left_out_and_says_why(
     federation: Federation,
 ) -> None:
@@ -167,6 +174,7 @@ async def test_a_client_that_lost_its_state_is_left_out_and_says_why(
         assert all("CLIENT_STATE_LOST" in trouble for trouble in lost.values())
 
 
+@pytest.mark.slow
 async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
     federation: Federation,
 ) -> None:

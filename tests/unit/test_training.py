@@ -314,7 +314,7 @@ def test_settings_travel_as_json() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learningrate": 0.1}, "unknown key 'learningrate'; known here: batch_size, betas, epochs"),
+        ({"learningrate": 0.1}, "unknown key 'learningrate'; known here: batch_size, betas"),
         ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
         ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
         ({"momentum": 1.0}, "'momentum': Input should be less than 1"),
@@ -387,3 +387,38 @@ def test_cross_entropy_is_installed() -> None:
     local = LocalContext(round=1, label_counts=torch.tensor([1, 0, 0]), parameters=())
     batch = Batch(inputs=logits, labels=labels, indices=torch.tensor([0]))
     assert float(objective.loss(logits, batch, local)) == pytest.approx(1.4076, abs=5e-5)
+
+
+def test_noise_robust_training_believes_what_the_received_model_said() -> None:
+    """Pseudo-labels are fixed before the first step, without dropout, and change nothing else."""
+    model, data = network(dropout=0.5), blobs()
+    with torch.inference_mode():
+        model.eval()
+        expected = torch.softmax(model(data.inputs), dim=1)
+    seen: list[Tensor] = []
+
+    @dataclass(frozen=True)
+    class Believing:
+        needs_received: bool = False
+        needs_predictions: bool = True
+
+        def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+            assert local.predictions is not None
+            seen.append(local.predictions.clone())
+            return functional.cross_entropy(logits, local.predictions[batch.indices])
+
+    run(model, data, objective=Believing(), epochs=2, batch_size=16)
+    assert model.training
+    assert all(torch.equal(each, seen[0]) for each in seen)
+    torch.testing.assert_close(seen[0], expected)
+    assert same(trained(dropout=0.5), trained(dropout=0.5, objective=CrossEntropy()))
+
+
+def test_bfloat16_changes_nothing_where_there_is_no_gpu() -> None:
+    assert same(trained(precision="bfloat16"), trained())
+
+
+def test_adam_trains_and_repeats_itself() -> None:
+    first = trained(optimizer="adam", learning_rate=0.01, epochs=2)
+    assert same(first, trained(optimizer="adam", learning_rate=0.01, epochs=2))
+    assert not same(first, trained(optimizer="adamw", weight_decay=0.5, epochs=2))
