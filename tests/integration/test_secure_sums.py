@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from fractions import Fraction
 from functools import partial
@@ -16,8 +17,10 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
 from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure_report import Records
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
+from potluck.deploy.disclosure_audit_command import audit
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -210,3 +213,37 @@ async def test_where_no_cell_can_be_summed_the_run_says_so(
         row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
         assert row.state is RunState.FAILED
         assert "no cell of these clients could be summed" in row.reason
+
+
+async def test_owners_and_operators_see_what_went_into_which_sum(
+    members: Members, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:9])
+        unwilling = DisclosurePolicy(sums=())
+        await federation.start(members.names[9:], disclosure=unwilling)
+        row = await federation.finished(RUN_FILE)
+        for name in members.names[:9]:
+            await until(partial(federation.has_released, name))
+        async with federation.operator() as operator:
+            capsys.readouterr()
+            await audit(operator, row.run_id, as_json=True)
+            found = json.loads(capsys.readouterr().out)
+            await audit(operator, row.run_id)
+            shown = capsys.readouterr().out
+    [summed] = found["sums"]
+    assert summed["released"]
+    assert sorted(summed["clients"]) == members.names[:9]
+    assert summed["hosts"] == 9
+    assert summed["refusals"] == {"client-9": "policy"}
+    assert "honest-but-curious" in found["sums_hold_against"]
+    assert len(found["profiles"]) == 10
+    assert "released; refused by client-9: policy" in " ".join(shown.split())
+    assert "honest-but-curious" in shown
+    [client] = json.loads(Records(tmp_path / "host-3", DisclosurePolicy()).values())["clients"]
+    assert client["client"] == "client-3"
+    assert client["sums"][0]["run"] == row.run_id
+    assert sorted(client["sums"][0]["clients"]) == members.names[:9]
+    lines = list(Records(tmp_path / "host-3", DisclosurePolicy(), independent=True).lines())
+    assert any("in a sum with 8 other clients, 9 hosts in all" in line for line in lines)
+    assert lines[-1] == "sums hide the clients' own counts from a coordinator that lies"

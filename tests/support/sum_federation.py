@@ -30,13 +30,17 @@ from potluck.common.secagg import MessageType
 from potluck.common.tasks.digits import Digits
 from potluck.common.tls import SERVER_OPTIONS, server_credentials
 from potluck.deploy.federation_root import add_members, create_root
+from potluck.deploy.operator_client import OperatorClient, connect
+from potluck.deploy.operator_config import OperatorConfig
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import coordinator_pb2_grpc
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.coordinator import Coordinator
 from potluck.server.coordinator_service import CoordinatorService
 from potluck.server.guard import Guard
 from potluck.server.limits import Limits
+from potluck.server.operator_service import OperatorService
+from potluck.server.revoking import Revoking
 from potluck.server.secure_sums import Outcome, SecureSums, SumTerms
 from potluck.server.store import RunRow, SecureSum
 
@@ -180,6 +184,12 @@ class SumFederation:
         ledger = DisclosureLedger(self.folder / host_of(client) / "disclosures")
         return list(ledger.of(client).releases)
 
+    @contextlib.asynccontextmanager
+    async def operator(self) -> AsyncIterator[OperatorClient]:
+        config = OperatorConfig(coordinator=f"127.0.0.1:{self.port}", tls=self.members.tls.operator)
+        async with connect(config) as client:
+            yield client
+
     async def stored(self) -> list[SecureSum]:
         return await self.coordinator.in_store(lambda store: store.sums())
 
@@ -206,6 +216,10 @@ async def sum_federation(
         )
         credentials = server_credentials(members.tls.coordinator)
         port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
+        revoking = Revoking(opened.config.state_directory, members.tls.operator.authority, None)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(
+            OperatorService(opened, revoking), server
+        )
         await server.start()
         federation = SumFederation(members, folder, opened, port)
         try:

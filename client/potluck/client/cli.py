@@ -133,18 +133,21 @@ def show_disclosures(
 ) -> None:
     """Show what the clients of this host have disclosed: what, when, to whom, at what cost.
 
+    And which secure sums their label counts went into, with how many others.
+
     Also while the host runs; nothing is changed. Exact numbers of samples go with every update
     as `weighting` of the [disclosure] table allows; they are not listed here.
     """
-    from potluck.client.disclosure_report import disclosure_lines, disclosure_values
-    from potluck.client.state_directory import DISCLOSURES
+    from potluck.client.disclosure_report import Records
 
     settings = load_config(config, {})
-    folder = settings.state_directory / DISCLOSURES
+    records = Records(
+        settings.state_directory, settings.disclosure, independent=settings.independent_root
+    )
     if as_json:
-        typer.echo(disclosure_values(folder, settings.disclosure))
+        typer.echo(records.values())
     else:
-        for line in disclosure_lines(folder, settings.disclosure):
+        for line in records.lines():
             typer.echo(line)
 
 

@@ -11,33 +11,89 @@ from typing import Any
 from potluck.client.disclosing import description
 from potluck.client.disclosure_ledger import DisclosureLedger, Release
 from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.state_directory import DISCLOSURES, SUMS
+from potluck.client.sum_ledger import SumLedger
+from potluck.common.secagg.ledger import Release as Summed
 
 
-def disclosure_values(folder: Path, policy: DisclosurePolicy) -> str:
-    """Everything in a folder of ledgers as one line of JSON. Raises StorageError."""
-    ledger = DisclosureLedger(folder)
-    clients = [
-        {
-            "client": client,
-            "epsilon_spent": float(ledger.of(client).spent),
-            "epsilon_budget": policy.epsilon_budget,
-            "disclosures": [_values(release) for release in ledger.of(client).releases],
-        }
-        for client in ledger.clients()
-    ]
-    return json.dumps({"clients": clients})
+class Records:
+    """The ledgers in a state directory. independent: whether somebody else than the coordinator
+    keeps the federation root, as the host's owner says."""
 
+    def __init__(self, state: Path, policy: DisclosurePolicy, *, independent: bool = False) -> None:
+        self._state = state
+        self._policy = policy
+        self._independent = independent
+        self._disclosures = DisclosureLedger(state / DISCLOSURES)
+        self._sums = SumLedger(state / SUMS)
+        self._clients = sorted({*self._disclosures.clients(), *self._sums.clients()})
 
-def disclosure_lines(folder: Path, policy: DisclosurePolicy) -> Iterator[str]:
-    """The same in plain words. Raises StorageError."""
-    ledger = DisclosureLedger(folder)
-    clients = ledger.clients()
-    if not clients:
-        yield f"nothing has been disclosed; there are no records in {folder}"
-    for client in clients:
-        entry = ledger.of(client)
-        yield f"{client}: ε = {float(entry.spent):g} of {policy.epsilon_budget:g} spent"
-        for release in entry.releases:
+    def values(self) -> str:
+        """Everything as one line of JSON. Raises StorageError."""
+        clients = [
+            {
+                "client": client,
+                "epsilon_spent": self._spent(client),
+                "epsilon_budget": self._policy.epsilon_budget,
+                "disclosures": [
+                    _values(release) for release in self._disclosures.of(client).releases
+                ],
+                "sums": [_sum_values(each) for each in self._sums.of(client).releases],
+                "masked_uploads": [
+                    each.model_dump(mode="json") for each in self._sums.of(client).uploads
+                ],
+            }
+            for client in self._clients
+        ]
+        return json.dumps({"clients": clients, "sums_hold_against": self._holds_against})
+
+    def lines(self) -> Iterator[str]:
+        """The same in plain words. Raises StorageError."""
+        if not self._clients:
+            yield f"nothing has been disclosed; there are no records in {self._state}"
+        for client in self._clients:
+            budget = self._policy.epsilon_budget
+            yield f"{client}: ε = {self._spent(client):g} of {budget:g} spent"
+            yield from self._disclosed(client)
+            yield from self._summed(client)
+        if any(self._sums.of(client).uploads for client in self._clients):
+            yield f"sums hide the clients' own counts from {self._holds_against}"
+
+    @property
+    def _holds_against(self) -> str:
+        if self._independent:
+            return "a coordinator that lies"
+        return (
+            "an honest-but-curious coordinator; set independent_root if somebody else than who "
+            "runs the coordinator keeps the federation root"
+        )
+
+    def _spent(self, client: str) -> float:
+        return float(self._disclosures.of(client).spent + self._sums.of(client).spent)
+
+    def _summed(self, client: str) -> Iterator[str]:
+        ledger = self._sums.of(client)
+        released = {each.session_id for each in ledger.releases}
+        for each in ledger.releases:
+            others = len(each.clients) - 1
+            hosts = len(set(each.clients.values()))
+            noise = (
+                "without noise" if each.epsilon is None else f"with noise (ε = {each.epsilon:g})"
+            )
+            yield (
+                f"  {_moment(each.at)} {each.subject}, as `{each.disclosure}`, {noise}, in a sum "
+                f"with {others} other clients, {hosts} hosts in all, for run {each.run} of "
+                f"federation {each.federation}"
+            )
+        for upload in ledger.uploads:
+            if upload.session_id not in released:
+                yield (
+                    f"  {_moment(upload.at)} a masked input ({upload.input_id}) was sent; no "
+                    "shares were given for its sum, which others may have completed"
+                )
+
+    def _disclosed(self, client: str) -> Iterator[str]:
+        for release in self._disclosures.of(client).releases:
             yield (
                 f"  {_moment(release.at)} {description(release)} of data epoch "
                 f"{release.data_epoch}: {release.payload_json}"
@@ -48,6 +104,11 @@ def disclosure_lines(folder: Path, policy: DisclosurePolicy) -> Iterator[str]:
                     f"{recipient.coordinator}, first for run {recipient.run} on "
                     f"{_moment(recipient.at)}"
                 )
+
+
+def _sum_values(release: Summed) -> dict[str, Any]:
+    values = release.model_dump(mode="json", exclude={"kind"})
+    return {**values, "purpose": release.purpose.name.lower()}
 
 
 def _values(release: Release) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from potluck.deploy.client_commands import app as clients_app
 from potluck.deploy.data_commands import app as data_app
 from potluck.deploy.demo_command import demo
 from potluck.deploy.deploy_cli import app as deploy_app
+from potluck.deploy.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS
 from potluck.deploy.doctor_command import doctor
 from potluck.deploy.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
 from potluck.deploy.label_audit_command import COMMANDS as AUDIT_COMMANDS
@@ -99,6 +100,8 @@ def config(
 app.command("demo")(demo)
 app.command("doctor")(doctor)
 for name, command in {**COMMANDS, **PROFILE_COMMANDS, **AUDIT_COMMANDS, **REPORT_COMMANDS}.items():
+    app.command(name)(command)
+for name, command in DISCLOSURE_AUDIT_COMMANDS.items():
     app.command(name)(command)
 app.command("select")(select)
 for name, command in {**EXPERIMENT_COMMANDS, **PRETRAINED_COMMANDS}.items():

@@ -92,6 +92,11 @@ class OperatorClient:
         answers = await self._all(call, "audits")
         return [audit for answer in answers for audit in answer.audits]
 
+    async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
+        """What left a run's clients, in several parts."""
+        request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
+        return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
+
     async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
         """Stop a run; where it stands then."""
         request = operator_pb2.StopRunRequest(run_id=run_id)

@@ -36,6 +36,7 @@ from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
 from potluck.server.coordinator_metrics import CoordinatorMetrics, Transfer
+from potluck.server.disclosures import Disclosures, read_disclosures
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
@@ -301,6 +302,13 @@ class Coordinator:
         records = self._bias_records(row.run_id)
         audits = await asyncio.to_thread(audit_run, blueprint, population, rates, rounds, records)
         return population, audits
+
+    async def audit_disclosures(self, run_id: str) -> Disclosures:
+        """What left a run's clients, as far as the coordinator saw it. Raises NotFoundError."""
+        row = await self.run(run_id)
+        return await self.in_store(
+            partial(read_disclosures, run_id=row.run_id, independent=self._trust.independent)
+        )
 
     async def _stored_profiles(
         self, row: RunRow, blueprint: Blueprint

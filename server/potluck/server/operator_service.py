@@ -8,6 +8,7 @@ from typing import Any
 
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.coordinator import Coordinator
+from potluck.server.disclosures import disclosure_messages
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
@@ -134,6 +135,14 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """What a run's clients claim of their labels, held against their updates."""
         population, audits = await self._coordinator.audit_labels(request.run_id)
         for message in audit_messages(population, audits):
+            yield message
+
+    async def AuditDisclosures(
+        self, request: operator_pb2.AuditDisclosuresRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.AuditDisclosuresResponse]:
+        """What left the clients of a run."""
+        found = await self._coordinator.audit_disclosures(request.run_id)
+        for message in disclosure_messages(found):
             yield message
 
     async def DescribeCoordinator(

@@ -1219,3 +1219,229 @@ class OperatorServiceFetchModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OperatorServiceFetchModelResponse: _TypeAlias = OperatorServiceFetchModelResponse  # noqa: Y015
+
+@_typing.final
+class AuditDisclosuresRequest(_message.Message):
+    """Asks what left the clients of a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run; a unique beginning of its id suffices."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditDisclosuresRequest: _TypeAlias = AuditDisclosuresRequest  # noqa: Y015
+
+@_typing.final
+class AuditDisclosuresResponse(_message.Message):
+    """Some of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    PROFILES_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_ROOT_FIELD_NUMBER: _builtins.int
+    independent_root: _builtins.bool
+    """Whether somebody else than the coordinator keeps the federation root, as its operator says;
+    sums hold against a lying coordinator only then.
+    """
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditedSum]:
+        """Sums that clients of the run were asked for, oldest first, for whichever run."""
+
+    @_builtins.property
+    def profiles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditedProfile]:
+        """What clients of the run disclosed on their own."""
+
+    def __init__(
+        self,
+        *,
+        sums: _abc.Iterable[Global___AuditedSum] | None = ...,
+        profiles: _abc.Iterable[Global___AuditedProfile] | None = ...,
+        independent_root: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["independent_root", b"independent_root", "profiles", b"profiles", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditDisclosuresResponse: _TypeAlias = AuditDisclosuresResponse  # noqa: Y015
+
+@_typing.final
+class AuditedSum(_message.Message):
+    """One session of a secure sum."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HostsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    DISCLOSURE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    LEAST_HOSTS_FIELD_NUMBER: _builtins.int
+    COLLUDING_HOSTS_FIELD_NUMBER: _builtins.int
+    QUORUM_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    HAVE_FIELD_NUMBER: _builtins.int
+    NEED_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Of the session, hexadecimal."""
+    run_id: _builtins.str
+    """The run it was asked for."""
+    disclosure: _builtins.str
+    """How it is called in policies, e.g. total or cells."""
+    subject: _builtins.str
+    """What was summed."""
+    released: _builtins.bool
+    """Whether there is a sum."""
+    least_hosts: _builtins.int
+    """Fewest distinct hosts that it was to have."""
+    colluding_hosts: _builtins.int
+    """Hosts assumed to collude."""
+    quorum: _builtins.int
+    """Consents that its set needed."""
+    epsilon: _builtins.float
+    """Privacy loss; 0 for an exact sum."""
+    stage: _builtins.str
+    """Without a sum: where it ended."""
+    rule: _builtins.str
+    """By which rule."""
+    have: _builtins.int
+    """How many there were of what the rule counts."""
+    need: _builtins.int
+    """How many were needed."""
+    at: _builtins.str
+    """When it ended, ISO 8601."""
+    attempt: _builtins.int
+    """1 for the first attempt."""
+    @_builtins.property
+    def hosts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The host of each client in it, or invited to it where there is no sum."""
+
+    @_builtins.property
+    def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The rule by which clients refused."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        disclosure: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        released: _builtins.bool = ...,
+        hosts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        least_hosts: _builtins.int = ...,
+        colluding_hosts: _builtins.int = ...,
+        quorum: _builtins.int = ...,
+        epsilon: _builtins.float = ...,
+        refusals: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        stage: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        have: _builtins.int = ...,
+        need: _builtins.int = ...,
+        at: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "colluding_hosts", b"colluding_hosts", "disclosure", b"disclosure", "epsilon", b"epsilon", "have", b"have", "hosts", b"hosts", "least_hosts", b"least_hosts", "need", b"need", "quorum", b"quorum", "refusals", b"refusals", "released", b"released", "rule", b"rule", "run_id", b"run_id", "session_id", b"session_id", "stage", b"stage", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditedSum: _TypeAlias = AuditedSum  # noqa: Y015
+
+@_typing.final
+class AuditedProfile(_message.Message):
+    """What a client disclosed on its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Who."""
+    signal: _builtins.str
+    """What: label_counts, triplet or interaction_matrix."""
+    data_epoch: _builtins.int
+    """Version of the client's data."""
+    epsilon: _builtins.float
+    """Privacy loss; 0 where there was no noise."""
+    at: _builtins.str
+    """When it arrived, ISO 8601."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        signal: _builtins.str = ...,
+        data_epoch: _builtins.int = ...,
+        epsilon: _builtins.float = ...,
+        at: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "client_id", b"client_id", "data_epoch", b"data_epoch", "epsilon", b"epsilon", "signal", b"signal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditedProfile: _TypeAlias = AuditedProfile  # noqa: Y015

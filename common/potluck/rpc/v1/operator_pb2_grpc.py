@@ -80,6 +80,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
                 _registered_method=True)
+        self.AuditDisclosures = channel.unary_stream(
+                '/potluck.rpc.v1.OperatorService/AuditDisclosures',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresResponse.FromString,
+                _registered_method=True)
         self.DescribeCoordinator = channel.unary_unary(
                 '/potluck.rpc.v1.OperatorService/DescribeCoordinator',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DescribeCoordinatorRequest.SerializeToString,
@@ -165,6 +170,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditDisclosures(self, request, context):
+        """What left the clients of a run: profiles, and the secure sums that they are in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCoordinator(self, request, context):
         """What the coordinator is and how it fares, for whoever looks for a fault.
         """
@@ -233,6 +245,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.AuditLabels,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.SerializeToString,
+            ),
+            'AuditDisclosures': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditDisclosures,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresResponse.SerializeToString,
             ),
             'DescribeCoordinator': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCoordinator,
@@ -494,6 +511,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/AuditLabels',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditLabelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditDisclosures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/AuditDisclosures',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.AuditDisclosuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class OperatorServiceStub:
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]
     """What a run's clients claim of their labels, held against their updates."""
+    AuditDisclosures: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditDisclosuresRequest, _operator_pb2.AuditDisclosuresResponse]
+    """What left the clients of a run: profiles, and the secure sums that they are in."""
     DescribeCoordinator: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]
     """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]
@@ -85,6 +87,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """What a run's clients have disclosed, as its selector sees it."""
     AuditLabels: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]  # type: ignore[assignment]
     """What a run's clients claim of their labels, held against their updates."""
+    AuditDisclosures: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditDisclosuresRequest, _operator_pb2.AuditDisclosuresResponse]  # type: ignore[assignment]
+    """What left the clients of a run: profiles, and the secure sums that they are in."""
     DescribeCoordinator: _aio.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]  # type: ignore[assignment]
     """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]  # type: ignore[assignment]
@@ -168,6 +172,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditLabelsResponse], _abc.AsyncIterator[_operator_pb2.AuditLabelsResponse]]:
         """What a run's clients claim of their labels, held against their updates."""
+
+    @_abc_1.abstractmethod
+    def AuditDisclosures(
+        self,
+        request: _operator_pb2.AuditDisclosuresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditDisclosuresResponse], _abc.AsyncIterator[_operator_pb2.AuditDisclosuresResponse]]:
+        """What left the clients of a run: profiles, and the secure sums that they are in."""
 
     @_abc_1.abstractmethod
     def DescribeCoordinator(
