@@ -79,6 +79,18 @@ def test_contexts_of_any_scale_can_be_sampled(scale: float, seed: int) -> None:
     assert np.isfinite(posterior.sample(5.0, generator.standard_normal(4))).all()
 
 
+def test_dividing_by_means_conditions_the_precision() -> None:
+    """500 contexts with durations around 11,000 s and rewards around 1e-5."""
+    generator = np.random.default_rng(0)
+    raw = generator.uniform(0.5, 1.5, (500, 4)) * [1.0, 1.0, 11_000.0, 1e-5]
+    conditions = [
+        np.linalg.cond(Posterior.prior(4, 1.0).given(contexts, np.zeros(500)).precision)
+        for contexts in (raw, raw / raw.mean(axis=0))
+    ]
+    assert conditions[0] > 1e10
+    assert conditions[1] < 100
+
+
 # Contexts and rewards ---------------------------------------------------------------------------
 
 
