@@ -1,0 +1,431 @@
+"""A coordinator that lies, over real gRPC: six real hosts, one of which is told other things.
+
+The coordinator is the real one; what it sends to the victim is forged on its way out. Attacks that
+begin late come first: then the others have given their shares for all six, and go on doing so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.federation import until
+from support.sum_federation import Members, SumFederation, sum_federation
+
+from potluck.client.secure_sums import SecureSums as ClientSums
+from potluck.common.membership import MemberRecord, SignedRecord
+from potluck.common.secagg import Envelope, MessageType, Noise, Thresholds, decode, encode
+from potluck.common.secagg.messages import (
+    Advert,
+    Certificate,
+    Delivery,
+    Endorsement,
+    Header,
+    Invitation,
+    RefusalMessage,
+    RosterMessage,
+    Survivors,
+)
+from potluck.common.secagg.transcript import sign
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.server import secure_sums
+from potluck.server.attendance import Session
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VICTIM = "client-0"
+
+INVITATION, ROSTER, DELIVERY = MessageType.INVITATION, MessageType.ROSTER, MessageType.DELIVERY
+SURVIVORS, CERTIFICATE = MessageType.SURVIVORS, MessageType.CERTIFICATE
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SumFederation]:
+    folder = tmp_path_factory.mktemp("hostile")
+    async with sum_federation(Members.make(folder / "members", 6), folder) as federation:
+        await federation.start()
+        yield federation
+
+
+Edit = Callable[[Any], Any]
+"""What becomes of a message, as a value of `secagg.messages`."""
+
+KINDS: dict[MessageType, type[Any]] = {
+    INVITATION: Invitation,
+    ROSTER: RosterMessage,
+    DELIVERY: Delivery,
+    SURVIVORS: Survivors,
+    CERTIFICATE: Certificate,
+}
+
+
+@dataclass
+class Attack:
+    """What the victim was sent, and what it answered to the forgery."""
+
+    sent: list[Envelope] = field(default_factory=list)
+    answers: list[rpc.Answer] = field(default_factory=list)
+
+    @property
+    def refusal(self) -> str:
+        """The rule that the victim named, in a refusal with its signature."""
+        [answer] = self.answers
+        [message] = answer.secure.envelopes
+        assert MessageType(message.type) is MessageType.REFUSAL
+        assert len(message.signature) == 64
+        return str(decode(RefusalMessage, message.payload).rule)
+
+
+@contextlib.contextmanager
+def attacking(
+    federation: SumFederation, kind: MessageType, forge: Callable[[Envelope], Envelope]
+) -> Iterator[Attack]:
+    """The first message of this kind to the victim is forged."""
+    attendance, attack = federation.coordinator.attendance, Attack()
+    honest = attendance.instruct
+
+    def instruct(instruction: rpc.Instruction, **options: Any) -> None:
+        if instruction.client_id == VICTIM and instruction.HasField("secure"):
+            serialised = instruction.secure.envelope.SerializeToString(deterministic=True)
+            envelope = decode(Envelope, serialised)
+            if envelope.type is kind and kind not in {each.type for each in attack.sent}:
+                forged = wire.SecureEnvelope.FromString(encode(forge(envelope)))
+                instruction.secure.envelope.CopyFrom(forged)
+                heard = options["on_answer"]
+
+                def on_answer(answer: rpc.Answer) -> None:
+                    attack.answers.append(answer)
+                    heard(answer)
+
+                options["on_answer"] = on_answer
+            attack.sent.append(envelope)
+        honest(instruction, **options)
+
+    attendance.instruct = instruct  # type: ignore[method-assign]
+    try:
+        yield attack
+    finally:
+        attendance.instruct = honest  # type: ignore[method-assign]
+
+
+def edited(edit: Edit) -> Callable[[Envelope], Envelope]:
+    def forge(envelope: Envelope) -> Envelope:
+        message = edit(decode(KINDS[envelope.type], envelope.payload))
+        return replace(envelope, payload=encode(message))
+
+    return forge
+
+
+async def told(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
+    """The rule by which the victim refuses; its word is signed, and nothing of it was given."""
+    before = len(federation.ledger(VICTIM).of(VICTIM).releases)
+    with attacking(federation, kind, edited(edit)) as attack:
+        await federation.sum(stage_seconds=3.0)
+        await until(lambda: bool(attack.answers))
+    assert len(federation.ledger(VICTIM).of(VICTIM).releases) == before
+    return attack.refusal
+
+
+def endorsements(edit: Callable[[Sequence[Endorsement]], Sequence[Endorsement]]) -> Edit:
+    return lambda message: replace(message, endorsements=tuple(edit(message.endorsements)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "rule"),
+    [
+        pytest.param(
+            SURVIVORS,
+            lambda message: replace(message, clients=message.clients[1:]),
+            "set",
+            id="you are dead",
+        ),
+        pytest.param(
+            SURVIVORS,
+            lambda message: replace(message, clients=(*message.clients, "client-9")),
+            "set",
+            id="a stranger in the sum",
+        ),
+        pytest.param(
+            SURVIVORS,
+            lambda message: replace(message, clients=message.clients[:3]),
+            "too-few",
+            id="a sum over three",
+        ),
+        pytest.param(
+            CERTIFICATE, endorsements(lambda all_: all_[1:]), "certificate", id="no quorum"
+        ),
+        pytest.param(
+            CERTIFICATE,
+            endorsements(lambda all_: [*all_[:-1], all_[-2]]),
+            "duplicate",
+            id="a consent counted twice",
+        ),
+        pytest.param(
+            CERTIFICATE,
+            endorsements(lambda all_: [replace(all_[0], signature=bytes(64)), *all_[1:]]),
+            "signature",
+            id="a consent made up",
+        ),
+    ],
+)
+async def test_what_is_false_at_the_end_is_refused(
+    federation: SumFederation, kind: MessageType, edit: Edit, rule: str
+) -> None:
+    assert await told(federation, kind, edit) == rule
+
+
+async def test_a_client_consents_once(federation: SumFederation) -> None:
+    def another(envelope: Envelope) -> Envelope:
+        session_id = decode(Certificate, envelope.payload).session_id
+        clients = tuple(federation.members.names[:5])
+        return Envelope(SURVIVORS, encode(Survivors(session_id, clients)))
+
+    with attacking(federation, CERTIFICATE, another) as attack:
+        await federation.sum(stage_seconds=3.0)
+        await until(lambda: bool(attack.answers))
+    assert attack.refusal == "stage"
+
+
+async def test_shares_are_given_once(federation: SumFederation) -> None:
+    with attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack:
+        outcome = await federation.sum()
+        await until(lambda: bool(attack.answers))
+    assert outcome.total is not None
+    [certificate] = [each for each in attack.sent if each.type is CERTIFICATE]
+    again: list[rpc.Answer] = []
+    session_id = bytes.fromhex(outcome.record.session_id)
+    federation.coordinator.attendance.instruct(
+        rpc.Instruction(
+            id="again",
+            client_id=VICTIM,
+            secure=rpc.SecureStep(
+                session_id=session_id, envelope=wire.SecureEnvelope.FromString(encode(certificate))
+            ),
+        ),
+        deadline=time.monotonic() + 60,
+        on_answer=again.append,
+    )
+    await until(lambda: bool(again))
+    assert again[0].failure.reason == "PROTOCOL_VIOLATED"
+
+
+async def test_a_log_that_hides_sums_is_refused(federation: SumFederation) -> None:
+    assert (await federation.sum()).total is not None
+    await until(partial(federation.has_released, VICTIM))
+
+    def forget(message: Invitation) -> Invitation:
+        header = replace(decode(Header, message.header), log_length=0, log_head=bytes(32))
+        return Invitation(encode(header))
+
+    assert await told(federation, INVITATION, forget) == "query-log"
+
+
+async def test_a_session_is_not_used_again(federation: SumFederation) -> None:
+    earlier = (await federation.stored())[-1] if await federation.stored() else None
+    if earlier is None:
+        await federation.sum()
+        [earlier] = await federation.stored()
+    await until(lambda: bool(federation.ledger(VICTIM).of(VICTIM).uploads))
+    used = federation.ledger(VICTIM).of(VICTIM).uploads[-1].session_id
+    edit = header(session_id=bytes.fromhex(used))
+    with attacking(federation, INVITATION, edited(edit)) as attack:
+        await federation.sum(stage_seconds=3.0)
+        await until(lambda: bool(attack.answers))
+    assert attack.refusal == "session"
+
+
+# From here on the others refuse a sum without the victim, when it comes to that.
+
+
+def header(**changes: Any) -> Edit:
+    def edit(message: Invitation) -> Invitation:
+        return replace(message, header=encode(replace(decode(Header, message.header), **changes)))
+
+    return edit
+
+
+def now() -> int:
+    return int(time.time())
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        (lambda: {"least_hosts": 3}, "policy"),
+        (lambda: {"disclosure": "protocol"}, "policy"),
+        (lambda: {"degree": 2}, "policy"),
+        (lambda: {"threshold": 1}, "threshold"),
+        (lambda: {"federation": "other"}, "version"),
+        (lambda: {"noise": Noise(epsilon=5.0, sensitivity=1, contributors=2)}, "policy"),
+        (lambda: {"issued_at": now() - 900, "expires_at": now() - 600}, "expired"),
+        (lambda: {"issued_at": now() + 900, "expires_at": now() + 999}, "clocks"),
+        (lambda: {"lanes": ()}, "input"),
+    ],
+)
+async def test_weaker_headers_are_refused(
+    federation: SumFederation, changes: Callable[[], dict[str, Any]], rule: str
+) -> None:
+    assert await told(federation, INVITATION, header(**changes())) == rule
+
+
+def replaced_advert(**changes: Any) -> Edit:
+    """The last client's keys are the coordinator's own."""
+
+    def edit(message: RosterMessage) -> RosterMessage:
+        *others, last = message.adverts
+        advert = replace(decode(Advert, last.payload), **changes)
+        return replace(message, adverts=(*others, replace(last, payload=encode(advert))))
+
+    return edit
+
+
+def enrolled_elsewhere(message: RosterMessage) -> RosterMessage:
+    """The last client is the coordinator itself, under a root of its own."""
+    *others, last = message.adverts
+    advert = decode(Advert, last.payload)
+    record = SignedRecord.model_validate_json(advert.member_record).record
+    key, root = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    mine = MemberRecord.model_validate({**record.model_dump(), "public_key": public})
+    made = SignedRecord.make(root, mine).model_dump_json().encode()
+    forged = sign(key, MessageType.ADVERT, encode(replace(advert, member_record=made)))
+    return replace(message, adverts=(*others, forged))
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        pytest.param(replaced_advert(mask_key=bytes([9] * 32)), "signature", id="another's key"),
+        pytest.param(enrolled_elsewhere, "member", id="not enrolled"),
+        pytest.param(
+            lambda message: replace(message, adverts=message.adverts[:3]), "too-few", id="three"
+        ),
+        pytest.param(
+            lambda message: replace(message, adverts=message.adverts[1:]), "roster", id="without"
+        ),
+        pytest.param(
+            lambda message: replace(message, adverts=(*message.adverts[:5], message.adverts[4])),
+            "duplicate",
+            id="somebody twice",
+        ),
+    ],
+)
+async def test_forged_rosters_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+    assert await told(federation, ROSTER, edit) == rule
+
+
+async def test_adverts_of_another_session_are_refused(federation: SumFederation) -> None:
+    with attacking(federation, ROSTER, lambda envelope: envelope) as attack:
+        await federation.sum(stage_seconds=3.0)
+    [roster] = [each for each in attack.sent if each.type is ROSTER][:1]
+    old = decode(RosterMessage, roster.payload).adverts
+
+    def replay(message: RosterMessage) -> RosterMessage:
+        return replace(message, adverts=(message.adverts[0], *old[1:]))
+
+    assert await told(federation, ROSTER, replay) == "header"
+
+
+def flipped(message: Delivery) -> Delivery:
+    first, *others = message.shares
+    changed = bytes([first.ciphertext[0] ^ 1]) + first.ciphertext[1:]
+    return replace(message, shares=(replace(first, ciphertext=changed), *others))
+
+
+def swapped(message: Delivery) -> Delivery:
+    first, second, *others = message.shares
+    one = replace(first, ciphertext=second.ciphertext)
+    two = replace(second, ciphertext=first.ciphertext)
+    return replace(message, shares=(one, two, *others))
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        (flipped, "share"),
+        (swapped, "share"),
+        (lambda message: replace(message, shares=message.shares[1:]), "share"),
+        (
+            lambda message: replace(
+                message, sharers=message.sharers[:3], shares=message.shares[:2]
+            ),
+            "too-few",
+        ),
+    ],
+    ids=["flipped", "swapped", "missing", "few"],
+)
+async def test_false_shares_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+    assert await told(federation, DELIVERY, edit) == rule
+
+
+async def test_low_thresholds_are_refused_by_everybody(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = Thresholds(degree=0, threshold=3, quorum=3)
+    monkeypatch.setattr(secure_sums, "complete_thresholds", lambda *_: low)
+    outcome = await federation.sum(stage_seconds=3.0)
+    assert outcome.total is None
+    assert outcome.record.refusals == dict.fromkeys(federation.members.names, "threshold")
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each client's counts are numbers that occur nowhere else."""
+    members = Members.make(tmp_path / "members", 6)
+    counts = {
+        name: [0x5A_0123_4567 + 0x01_0101_0101 * place + number for number in range(10)]
+        for place, name in enumerate(members.names)
+    }
+    honest = ClientSums.answer
+
+    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+        async def canaries() -> list[int]:
+            return counts[instruction.client_id]
+
+        return await honest(self, instruction, canaries)
+
+    monkeypatch.setattr(ClientSums, "answer", answer)
+    seen = bytearray()
+    async with sum_federation(members, tmp_path) as federation:
+        attendance = federation.coordinator.attendance
+        heard = attendance.answer
+
+        def listen(session: Session, answer: rpc.Answer) -> None:
+            seen.extend(answer.SerializeToString())
+            heard(session, answer)
+
+        attendance.answer = listen  # type: ignore[method-assign]
+        await federation.start()
+        outcome = await federation.sum()
+        await federation.stack.aclose()
+    assert outcome.total is not None
+    assert outcome.total.tolist() == [sum(column) for column in zip(*counts.values(), strict=True)]
+    kept = everything_in(tmp_path)
+    logged = "".join(capfd.readouterr()).encode()
+    assert len(seen) > 6 * 80
+    assert len(logged) > 1000
+    for number in (each for column in counts.values() for each in column):
+        for form in (
+            number.to_bytes(8, "little"),
+            number.to_bytes(8, "big"),
+            str(number).encode(),
+            f"{number:x}".encode(),
+            rpc.Hello(data_epoch=number).SerializeToString()[1:],  # a varint
+        ):
+            assert form not in seen
+            assert form not in kept
+            assert form not in logged
