@@ -8,9 +8,9 @@ it takes on average. Each seed is another partition, other noise and other durat
     python benchmarks/flash.py [--seeds 5] [--rounds 60] [--draw client] [--tail 10] [--json]
 
 Besides the shares it prints what the bandit has to learn from: how far clients' robust losses moved
-in the rounds they trained in, and the slope of the reward over the loss ratio, over all rounds
-taken together (`pooled`, as the bandit sees it) and within a round (`within`, which would tell one
-client from another).
+in the rounds they trained in; how high all clients' are in the last 20 rounds, as a ratio to their
+first; and the slope of the moves over the ratios, over all rounds taken together (`pooled`, as the
+bandit sees it) and within a round (`within`, which would tell one client from another).
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Outcome:
     accuracy: float
     moved_clean: float | None = None
     moved_noisy: float | None = None
+    ratio_clean: float | None = None
+    ratio_noisy: float | None = None
     slope_pooled: float | None = None
     slope_within: float | None = None
 
@@ -160,6 +162,8 @@ def learned_from(told: Floats, picked: Flags, clean: Flags) -> dict[str, float]:
     return {
         "moved_clean": float(moved[chosen & clean].mean()),
         "moved_noisy": float(moved[chosen & ~clean].mean()),
+        "ratio_clean": float(np.nanmean(ratio[-20:, clean])),
+        "ratio_noisy": float(np.nanmean(ratio[-20:, ~clean])),
         "slope_pooled": float(np.polyfit(pooled_x, pooled_y, 1)[0]),
         "slope_within": float((x @ y) / (x @ x)),
     }
@@ -241,13 +245,15 @@ def show(outcomes: list[Outcome], setting: Setting) -> None:
         "simulated h",
         "accuracy",
         "moved clean/noisy",
+        "ratio clean/noisy",
         "slope pooled/within",
     ):
         table.add_column(column, justify="left" if column == "selector" else "right")
     for arm, found, deviation in means(outcomes):
-        moved, slope = "", ""
+        moved, ratio, slope = "", "", ""
         if "moved_clean" in found:
             moved = f"{found['moved_clean']:.2f}/{found['moved_noisy']:.2f}"
+            ratio = f"{found['ratio_clean']:.2f}/{found['ratio_noisy']:.2f}"
             slope = f"{found['slope_pooled']:+.2f}/{found['slope_within']:+.2f}"
         table.add_row(
             arm,
@@ -259,6 +265,7 @@ def show(outcomes: list[Outcome], setting: Setting) -> None:
             f"{found['simulated_hours']:.1f}",
             f"{found['accuracy']:.3f}",
             moved,
+            ratio,
             slope,
         )
     Console(width=160).print(table)
