@@ -29,7 +29,7 @@ TAG = "under-test"
 PATIENCE_SECONDS = 180.0
 NO_DATA_HERE = {
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
-    "potluck_secure_aggregation_phase_seconds_bucket": "once a run sums securely",
+    "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }
 RUN = """
 name = "{name}"

@@ -47,7 +47,7 @@ pytestmark = [
 SPOIL = Path(__file__).parents[1] / "support" / "spoil_plugins"
 NO_DATA_HERE = {
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
-    "potluck_secure_aggregation_phase_seconds_bucket": "once a run sums securely",
+    "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }
 
 

@@ -146,6 +146,9 @@ RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last"
 DIRECTION = Label(name="direction", values=tuple(Direction))
 ENCODING = Label(name="encoding", values=tuple(Encoding))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
+SECURE_PHASE = Label(
+    name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")
+)
 SIGNAL = Label(name="signal", values=(INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET))
 
 

@@ -19,6 +19,7 @@ from potluck.common.metric_labels import (
     HETEROGENEITIES,
     REASON,
     RUN,
+    SECURE_PHASE,
     SIGNAL,
     AttemptOutcome,
     DisclosureOutcome,
@@ -313,12 +314,12 @@ PRIVACY_SPENT = _gauge(
 SECURE_PHASE_SECONDS = _seconds(
     "potluck_secure_aggregation_phase_seconds",
     "Time in the phases of secure aggregation.",
-    Label(name="phase", values=("advertise", "share", "upload", "unmask")),
+    SECURE_PHASE,
 )
 SECURE_DROPOUTS = _counter(
     "potluck_secure_aggregation_dropouts_total",
     "Members that dropped out of secure aggregation, by the phase they did not finish.",
-    Label(name="phase", values=("advertise", "share", "upload", "unmask")),
+    SECURE_PHASE,
 )
 
 # Hosts -------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Coordinator:
         self._thread = thread
         self._trust = _trust(config)
         self.sums = SecureSums(self.attendance, self.in_store, self._trust.root)
+        self.sums.observe = self.metrics.secure_phase
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, set[str]] = {}  # model files, by run

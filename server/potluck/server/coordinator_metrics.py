@@ -133,6 +133,11 @@ class CoordinatorMetrics:
         """A call was refused."""
         self.instruments.count(metrics.CALLS_REFUSED, reason=known_reason(reason))
 
+    def secure_phase(self, phase: str, seconds: float, dropped: int) -> None:
+        """A phase of secure aggregation is over; so many clients dropped out in it."""
+        self.instruments.observe(metrics.SECURE_PHASE_SECONDS, seconds, phase=phase)
+        self.instruments.count(metrics.SECURE_DROPOUTS, dropped, phase=phase)
+
     # Transfers --------------------------------------------------------------------------------
 
     @contextmanager

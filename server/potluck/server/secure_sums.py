@@ -72,6 +72,8 @@ _PAUSE_SECONDS = 0.2
 
 InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 Event = tuple[str, coordinator_pb2.Answer]
+PhaseObserver = Callable[[str, float, int], None]
+"""Told of a phase: its name, its seconds, how many clients dropped out in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,8 @@ class SecureSums:
         self._in_store = in_store
         self._root = root
         self._one_at_a_time = asyncio.Lock()
+        self.observe: PhaseObserver = lambda *_: None
+        """Told of each phase that is over."""
 
     @property
     def possible(self) -> bool:
@@ -227,7 +231,7 @@ class SecureSums:
         position = LogPosition().extend(entries)
         header = replace(header, log_length=position.length, log_head=position.head)
         step = coordinator.invite(header, invited, self._root, log=entries)
-        drive = _Drive(self._attendance, self._in_store, terms, present)
+        drive = _Drive(self._attendance, self._in_store, terms, present, self.observe)
         session = await drive.run(step)
         record = session_record(session, datetime.now(UTC))
         unmasking, total = session.unmasking, None
@@ -255,6 +259,7 @@ class _Drive:
         in_store: InStore,
         terms: SumTerms,
         present: Callable[[str], bool],
+        observe: PhaseObserver,
     ) -> None:
         self.uploads: dict[str, bytes] = {}
         """The masked words of each client."""
@@ -264,6 +269,7 @@ class _Drive:
         self._in_store = in_store
         self._terms = terms
         self._present = present
+        self._observe = observe
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._sent: list[str] = []
 
@@ -273,14 +279,17 @@ class _Drive:
         session = step.session
         try:
             await self._carry_out(step)
-            deadline = clock() + self._terms.stage_seconds
+            begun, expected = clock(), len(session.awaited)
             while not session.over:
-                before = type(session.state)
+                before, deadline = type(session.state), begun + self._terms.stage_seconds
                 step = await self._next(session, deadline - clock())
                 session = step.session
                 await self._carry_out(step)
                 if type(session.state) is not before:
-                    deadline = clock() + self._terms.stage_seconds
+                    remain = expected if session.unmasking else len(session.awaited)
+                    dropped = max(0, expected - remain)
+                    self._observe(before.__name__.lower(), clock() - begun, dropped)
+                    begun, expected = clock(), len(session.awaited)
         except asyncio.CancelledError:  # the run is stopped, and nobody will ask again
             self._send(coordinator.abort(session))
             raise
