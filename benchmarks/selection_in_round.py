@@ -1,0 +1,193 @@
+"""What selecting adds to a round of a run.
+
+    python benchmarks/selection_in_round.py --clients 1000 --count 100 --json
+
+Prints milliseconds by selector: looking whether anybody still has to disclose something, making the
+population of stored profiles, choosing, checking the choice, observing, and writing what the
+selector remembers to disk. `--cpu` counts processor time instead, on a machine that has more to do.
+All with the coordinator's own parts, the median of some rounds; what
+rounds with any selector do besides, and clients' answers where a selector asks, are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from potluck.common.disclosure import Parameters, TaskReference
+from potluck.server.attendance import Attendance
+from potluck.server.blueprint import Blueprint, draw_up
+from potluck.server.gatekeeping import Gatekeeper
+from potluck.server.model_files import ModelFiles
+from potluck.server.profile_requests import request_for
+from potluck.server.profiling import Profiling, Trust
+from potluck.server.round_work import RoundWork, States
+from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
+from potluck.server.selection_checks import check_selection
+from potluck.server.state import State
+from potluck.server.store.records import Profile
+
+NAMES = (
+    "uniform",
+    "round-robin",
+    "feddiverse",
+    "known-matrix",
+    "fedentopt",
+    "kl",
+    "dc-real",
+    "dc-balanced",
+    "dc-random",
+)
+BUDGET_MILLISECONDS = 5.0
+_AT = datetime(2026, 1, 1, tzinfo=UTC)
+_ROUNDS = 15
+
+
+def blueprint_of(name: str, count: int) -> Blueprint:
+    """A run with this selector."""
+    options = f"added = {count // 2}\n" if name.startswith("dc-") else ""
+    text = f'count = {count}\n[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n'
+    return draw_up(text + options, source="benchmark")
+
+
+def stored_profiles(blueprint: Blueprint, clients: list[str]) -> list[Profile]:
+    """What clients would have disclosed for that run."""
+    generator = np.random.default_rng(0)
+    task = blueprint.run_file.task
+    classes = blueprint.task.classes
+    profiles = []
+    for signal in sorted(blueprint.selector.needs):
+        request = request_for(signal, blueprint.run_file)
+        noisy = request.mode.adds_noise
+        parameters = Parameters(
+            mode=request.mode,
+            task=TaskReference(name=task.name, options=task.options),
+            epsilon=1.0 if noisy else None,
+            adjacency="replace" if noisy else None,
+            settings=request.settings,
+        ).canonical()
+        for client in clients:
+            payload: dict[str, Any] = {
+                "label_counts": {"label_counts": generator.integers(0, 99, classes).tolist()},
+                "triplet": {"triplet": generator.random(3).tolist(), "degenerate": False},
+                "interaction_matrix": {
+                    "interaction_matrix": generator.integers(0, 99, (classes, 2)).tolist()
+                },
+            }[str(signal)]
+            profiles.append(
+                Profile(
+                    client_id=client,
+                    data_epoch=1,
+                    signal=str(signal),
+                    parameters_json=parameters,
+                    payload_json=json.dumps(payload),
+                    signature=None,
+                    received_at=_AT,
+                )
+            )
+    return profiles
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A store with nothing but profiles: putting thousands of them on disk would take longest."""
+
+    held: Sequence[Profile]
+
+    def profiles(self, *, signal: str, **_: object) -> list[Profile]:
+        """Those of a signal."""
+        return [profile for profile in self.held if profile.signal == signal]
+
+
+async def milliseconds(
+    name: str, clients: int, count: int, folder: Path, *, cpu: bool = False
+) -> float:
+    """The median of what selecting takes in some successive rounds."""
+    ids = [f"client-{number:06}" for number in range(clients)]
+    blueprint = blueprint_of(name, count)
+    files = ModelFiles(folder)
+    work = RoundWork(blueprint, files, None, 1)
+    stored = stored_profiles(blueprint, ids)
+
+    async def in_store(call: Callable[[Any], Any]) -> Any:
+        return call(_Stored(stored))
+
+    trust = Trust(federation="f", members=None)
+    attendance = Attendance(time.monotonic)
+    gate = Gatekeeper(
+        blueprint, Profiling("r", blueprint, attendance, in_store, trust), lambda _: None
+    )
+    await gate.admit(ids)
+    samples = np.full(clients, 100)
+
+    def population() -> Population:
+        return Population(
+            ids=ids, classes=blueprint.task.classes, samples=samples, **gate.columns()
+        )
+
+    state = blueprint.selector.init(population())
+    clock = time.process_time if cpu else time.perf_counter
+    times = []
+    for number in range(1, _ROUNDS + 1):
+        begin = clock()
+        rows = await gate.eligible(
+            ids, round_number=number, attempt=1, count=count, present=lambda _: True
+        )
+        context = SelectionContext(
+            round=number, seed=1, count=count, population=population(), available=rows
+        )
+        selection = blueprint.selector.select(state, context)
+        assert isinstance(selection, Selection)
+        check_selection(selection, context, name)
+        outcome = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows,
+            seconds=np.ones(len(selection.rows)),
+        )
+        state = blueprint.selector.observe(state, outcome)
+        work.write_states(States(selector=state, strategy=State()))
+        gate.count_picks([ids[row] for row in selection.rows.tolist()])
+        times.append(clock() - begin)
+    return 1000 * statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Milliseconds that selecting adds to a round.")
+    parser.add_argument("--clients", type=int, default=1000, help="how many (1000)")
+    parser.add_argument("--count", type=int, default=100, help="clients selected (100)")
+    parser.add_argument("--selector", action="append", choices=NAMES, help="only these")
+    parser.add_argument("--cpu", action="store_true", help="processor time")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    arguments = parser.parse_args()
+    found = {}
+    for name in arguments.selector or NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = asyncio.run(
+                milliseconds(
+                    name, arguments.clients, arguments.count, Path(folder), cpu=arguments.cpu
+                )
+            )
+    if arguments.json:
+        print(json.dumps({"milliseconds": found, "budget": BUDGET_MILLISECONDS}))
+        return
+    print(
+        f"ms added to a round with {arguments.clients:,} clients (budget {BUDGET_MILLISECONDS:g})"
+    )
+    for name, value in found.items():
+        print(f"{name:14}{value:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
