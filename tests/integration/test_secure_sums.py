@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.federation import until
-from support.sum_federation import Members, SumFederation, silent, sum_federation
+from support.sum_federation import Members, SumFederation, holding, silent, sum_federation
 
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure_report import Records
@@ -202,6 +202,15 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         assert await federation.coordinator.in_store(lambda store: store.profiles()) == []
         for name in members.names:
             assert federation.disclosed(name) == []
+            await until(partial(federation.has_released, name))
+        # What can be combined from all that was released is of no client alone; nor do clients
+        # give what would make it so.
+        known = np.array([[name in cell for name in members.names] for cell in cells], float)
+        for alone in np.eye(len(members.names)):
+            assert np.linalg.matrix_rank(np.vstack([known, alone])) == len(cells) + 1
+        nested = await federation.sum(cells[0][1:], kind="cells")
+        assert nested.total is None
+        assert set(nested.record.refusals.values()) == {"differencing"}
 
 
 async def test_where_no_cell_can_be_summed_the_run_says_so(
@@ -247,3 +256,24 @@ async def test_owners_and_operators_see_what_went_into_which_sum(
     lines = list(Records(tmp_path / "host-3", DisclosurePolicy(), independent=True).lines())
     assert any("in a sum with 8 other clients, 9 hosts in all" in line for line in lines)
     assert lines[-1] == "sums hide the clients' own counts from a coordinator that lies"
+
+
+@pytest.mark.slow
+async def test_fifty_clients_sum_a_hundred_classes_though_five_drop_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = Members.make(tmp_path / "members", 50)
+    draws = np.random.Generator(np.random.PCG64(50)).integers(0, 1 << 30, (50, 100))
+    counts = dict(zip(members.names, draws.tolist(), strict=True))
+    stages = [MessageType.INVITATION, MessageType.ROSTER, MessageType.DELIVERY]
+    quiet = dict(zip(members.names[::10], [*stages, *stages], strict=False))
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start()
+        with holding(monkeypatch, counts), silent(monkeypatch, quiet):
+            outcome = await federation.sum(classes=100, stage_seconds=10.0)
+    assert outcome.total is not None, outcome.explain()
+    assert sorted(outcome.record.clients) == sorted(set(members.names) - set(quiet))
+    assert (
+        outcome.total.tolist()
+        == np.sum([counts[name] for name in outcome.record.clients], axis=0).tolist()
+    )

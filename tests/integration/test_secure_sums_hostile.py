@@ -18,9 +18,8 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
-from support.sum_federation import Members, SumFederation, sum_federation
+from support.sum_federation import Members, SumFederation, holding, sum_federation
 
-from potluck.client.secure_sums import SecureSums as ClientSums
 from potluck.common.membership import MemberRecord, SignedRecord
 from potluck.common.secagg import Envelope, MessageType, Noise, Thresholds, decode, encode
 from potluck.common.secagg.messages import (
@@ -390,15 +389,6 @@ async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
         name: [0x5A_0123_4567 + 0x01_0101_0101 * place + number for number in range(10)]
         for place, name in enumerate(members.names)
     }
-    honest = ClientSums.answer
-
-    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
-        async def canaries() -> list[int]:
-            return counts[instruction.client_id]
-
-        return await honest(self, instruction, canaries)
-
-    monkeypatch.setattr(ClientSums, "answer", answer)
     seen = bytearray()
     async with sum_federation(members, tmp_path) as federation:
         attendance = federation.coordinator.attendance
@@ -410,8 +400,9 @@ async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
 
         attendance.answer = listen  # type: ignore[method-assign]
         await federation.start()
-        outcome = await federation.sum()
-        await federation.stack.aclose()
+        with holding(monkeypatch, counts):
+            outcome = await federation.sum()
+            await federation.stack.aclose()
     assert outcome.total is not None
     assert outcome.total.tolist() == [sum(column) for column in zip(*counts.values(), strict=True)]
     kept = everything_in(tmp_path)

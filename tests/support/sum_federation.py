@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,11 +230,8 @@ async def sum_federation(
             await server.stop(1.0)
 
 
-Intercept = Callable[[str, MessageType], Any]
-
-
 @contextlib.contextmanager
-def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Any:
+def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None]:
     """Hosts of these clients never answer from this message of the coordinator on."""
     honest = ClientSums.answer
 
@@ -243,6 +240,22 @@ def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Any:
         if last is not None and instruction.secure.envelope.type >= last:
             await asyncio.Event().wait()
         return await honest(self, instruction, count)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientSums, "answer", answer)
+        yield
+
+
+@contextlib.contextmanager
+def holding(monkeypatch: Any, counts: Mapping[str, list[int]]) -> Iterator[None]:
+    """The clients hold these numbers of samples, by class."""
+    honest = ClientSums.answer
+
+    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+        async def held() -> list[int]:
+            return counts[instruction.client_id]
+
+        return await honest(self, instruction, held)
 
     with monkeypatch.context() as patched:
         patched.setattr(ClientSums, "answer", answer)

@@ -78,6 +78,7 @@ def demo(
         seed=seed,
         device=device,
         assignments=assignments or (),
+        root=True,
     )
     console = Console(stderr=as_json)
     place = folder or _FOLDERS / datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -21,11 +21,15 @@ from potluck.common.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
 from potluck.common.runfile import parse_run_file
 from potluck.common.tls import TlsFiles
 from potluck.deploy import pki
+from potluck.deploy.federation_root import add_members, create_root
 from potluck.deploy.operator_config import FILE_NAME, OperatorConfig
 from potluck.deploy.readable import natural_order
 from potluck.deploy.run_overrides import override
 
 LOOPBACK = "127.0.0.1"
+_ROOT = "root"
+"""The folder of the federation root."""
+
 _SPLITTABLE = {"digits", "colored-digits"}
 
 
@@ -43,6 +47,8 @@ class DemoOptions:
     seed: int
     device: str
     assignments: Sequence[str] = ()
+    root: bool = False
+    """Whether the federation gets a root, so that its clients can sum securely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +144,9 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
     written.
     """
     run_file = demo_run_file(options)
-    machines = Machines(clients=options.clients, hosts=options.hosts, device=options.device)
+    machines = Machines(
+        clients=options.clients, hosts=options.hosts, device=options.device, root=options.root
+    )
     return write_federation_files(folder, run_file, machines, port)
 
 
@@ -147,7 +155,8 @@ class Machines:
     """A federation on this machine: its clients, client-0 …, split over so many hosts.
 
     data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
-    table of that name; None for the default policy.
+    table of that name; None for the default policy. root: whether there is a federation root; it
+    then lies beside everything else, so that it proves nothing against whoever has the folder.
     """
 
     clients: int
@@ -155,6 +164,7 @@ class Machines:
     device: str = "cpu"
     data: Path | None = None
     disclosure: Mapping[str, Any] | None = None
+    root: bool = False
 
 
 def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
@@ -175,6 +185,9 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
         coordinator = folder / "coordinator.toml"
         issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[LOOPBACK])
         values = {"listen": address, "state_directory": "coordinator"}
+        if machines.root:
+            create_root(folder / _ROOT, "demo")
+            values |= {"federation_root": f"{_ROOT}/root.pub", "members": f"{_ROOT}/members.json"}
         _write(coordinator, {**values, **_data(machines), "tls": _tls(issued)})
         hosts = tuple(
             _write_host(folder, f"host-{number}", clients, address, machines)
@@ -238,6 +251,7 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
         "clients": [ids],
         "state_directory": name,
         "device": machines.device,
+        **_membership(folder, ids, name, machines),
         **_data(machines),
         "tls": _tls(issued),
     }
@@ -245,6 +259,15 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
         values["disclosure"] = dict(machines.disclosure)
     _write(path, values)
     return path
+
+
+def _membership(folder: Path, ids: str, host: str, machines: Machines) -> dict[str, str]:
+    """The members that a host holds, enrolled; nothing where there is no root."""
+    if not machines.root:
+        return {}
+    add_members(folder / _ROOT, [ids], host)
+    files = {"member_key": "members", "members": "members.json", "federation_root": "root.pub"}
+    return {key: f"{_ROOT}/{file}" for key, file in files.items()}
 
 
 def _data(machines: Machines) -> dict[str, str]:

@@ -69,12 +69,11 @@ class LabelTotals:
         stored: list[SecureSum] = await run.environment.in_store(
             lambda store: store.sums(kind=TOTAL)
         )
-        for each in reversed(stored):
-            if each.total is None or each.task != self._task:
-                continue
-            if each.run_id == run.row.run_id or self._holds(each, clients):
-                return each
-        return None
+        usable = [each for each in stored if each.total is not None and each.task == self._task]
+        own = [each for each in usable if each.run_id == run.row.run_id]
+        if own:
+            return own[0]
+        return next((each for each in reversed(usable) if self._holds(each, clients)), None)
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
         """Whether a sum is of data as they are, over as good as all of these clients."""

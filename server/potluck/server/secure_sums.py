@@ -305,10 +305,8 @@ class _Drive:
             async with asyncio.timeout(max(0.0, min(left, _PRESENCE_SECONDS))):
                 client, answer = await self._events.get()
         except TimeoutError:
-            for client in session.awaited:
-                if not self._present(client):
-                    return await asyncio.to_thread(coordinator.lost, session, client)
-            return CoordinatorStep(session=session)
+            absent = [client for client in session.awaited if not self._present(client)]
+            return await asyncio.to_thread(_without, session, absent)
         return await asyncio.to_thread(self._hear, session, client, answer)
 
     def _hear(
@@ -391,6 +389,16 @@ class _Drive:
     def _answered(self, client: str, answer: coordinator_pb2.Answer) -> None:
         self._attendance.retire([answer.instruction_id])
         self._events.put_nowait((client, answer))
+
+
+def _without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
+    """The session without some clients: one step, unless a stage ends before all are left out."""
+    step = CoordinatorStep(session=session)
+    for client in absent:
+        step = coordinator.lost(step.session, client)
+        if step.messages:
+            break
+    return step
 
 
 def _check_invited(invited: Mapping[str, str], header: Header) -> None:
