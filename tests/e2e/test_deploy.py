@@ -27,7 +27,7 @@ from support.engines import (
 )
 from typer.testing import CliRunner
 
-from potluck.common.errors import PotluckError
+from potluck.common.errors import PotluckError, UnreachableError
 from potluck.common.identity import Role
 from potluck.common.tls import TlsFiles
 from potluck.deploy import certificate_register, pki
@@ -186,7 +186,10 @@ def killing(second: SecondEngine, deployment: Deployment) -> Any:
 async def train(lab: Lab) -> list[int]:
     """The rounds that a run commits."""
     async with connect(lab.operator()) as operator, asyncio.timeout(400):
-        while len([c for c in await operator.list_clients() if c.attending]) < 4:  # noqa: ASYNC110
+        attending = 0
+        while attending < 4:
+            with contextlib.suppress(UnreachableError):  # it may still be starting
+                attending = sum(client.attending for client in await operator.list_clients())
             await asyncio.sleep(0.1)  # other processes give no signal
         run_id = await operator.start_run(RUN)
         rounds: list[int] = []
