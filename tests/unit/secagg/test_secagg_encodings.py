@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.secure_sums import BODY, COUNTS, HEAD, Federation
 
@@ -37,6 +37,7 @@ def encoded(lane: Lane, clients: int, values: np.ndarray[Any, Any], weight: int)
     return out
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.lists(st.integers(0, 2**40), min_size=5, max_size=5),
@@ -94,6 +95,7 @@ def test_sums_of_extremes_do_not_wrap(lane: Lane, clients: int, clip: float) -> 
     assert to_integers(total).tolist() == [clients * value, -clients * value]
 
 
+@settings(deadline=None)
 @given(
     lane=st.sampled_from([BODY, BODY_64]),
     clients=st.integers(1, 2**16),

@@ -95,7 +95,7 @@ def test_groups_are_counted_in_hosts() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_whatever_is_allowed_isolates_no_two_clients(data: st.DataObject) -> None:
     names = list("abcdefghi")
     sets = data.draw(st.lists(st.sets(st.sampled_from(names), min_size=2), max_size=6))
@@ -296,6 +296,7 @@ def test_a_cohort_that_is_too_small_is_not_invited() -> None:
 # Cells.
 
 
+@settings(deadline=None)
 @given(
     clients=st.integers(0, 60),
     hosts=st.integers(1, 40),

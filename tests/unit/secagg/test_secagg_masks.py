@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -62,6 +62,7 @@ def test_points_of_low_order_are_refused(point: int) -> None:
 
 @pytest.mark.parametrize("cipher", StreamCipher)
 @pytest.mark.parametrize("bits", [32, 64])
+@settings(deadline=None)
 @given(
     size=st.integers(1, 3 * CHUNK_BYTES // 4),
     cuts=st.lists(st.integers(0, 3 * CHUNK_BYTES // 4), max_size=4),

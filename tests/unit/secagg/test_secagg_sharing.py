@@ -6,7 +6,7 @@ import random
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.common.secagg import sharing
@@ -36,6 +36,7 @@ def test_the_field_is_the_least_above_all_secrets() -> None:
         assert pow(3, 2**256 + offset - 1, 2**256 + offset) != 1
 
 
+@settings(deadline=None)
 @given(
     secret=st.binary(min_size=32, max_size=32),
     threshold=st.integers(1, 8),
@@ -95,6 +96,7 @@ def test_thresholds_of_the_complete_graph(clients: int, enough: int) -> None:
     assert (found.degree, found.threshold, found.quorum) == (0, enough, enough)
 
 
+@settings(deadline=None)
 @given(
     hosts=st.lists(st.integers(0, 6), min_size=1, max_size=14),
     colluding_hosts=st.integers(0, 3),
@@ -144,6 +146,7 @@ def test_few_clients_have_no_circulant_graph() -> None:
     assert circulant_thresholds(10, 3, 1) is None
 
 
+@settings(deadline=None)
 @given(
     clients=st.integers(2, 40), half=st.integers(0, 25), seed=st.binary(min_size=32, max_size=32)
 )

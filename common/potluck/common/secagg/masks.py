@@ -27,6 +27,7 @@ CHUNK_BYTES: Final = 256 * 1024
 
 _AES_BLOCK: Final = 16
 _CHACHA_BLOCK: Final = 64
+_CACHE_LINE: Final = 64
 _ZEROS: Final = memoryview(bytes(CHUNK_BYTES))
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
@@ -84,14 +85,24 @@ def add_masks(
         for mask in masks
     ]
     step = CHUNK_BYTES // width
-    scratch = np.empty(min(step, flat.size), flat.dtype)
+    # Sums and keystreams lie on cache lines here, as the caller's words may not.
+    sums, scratch = (_aligned(min(step, flat.size), flat.dtype) for _ in range(2))
     raw = scratch.data.cast("B")
     for begin in range(0, flat.size, step):
         chunk = flat[begin : begin + step]
-        zeros, piece = _ZEROS[: chunk.nbytes], scratch[: chunk.size]
+        zeros, total, piece = _ZEROS[: chunk.nbytes], sums[: chunk.size], scratch[: chunk.size]
+        np.copyto(total, chunk)
         for stream, combine in streams:
             stream.update_into(zeros, raw)
-            combine(chunk, piece, chunk)
+            combine(total, piece, total)
+        np.copyto(chunk, total)
+
+
+def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array that begins at a cache line."""
+    data = np.empty(size * dtype.itemsize + _CACHE_LINE, np.uint8)
+    begin = -data.ctypes.data % _CACHE_LINE
+    return data[begin : begin + size * dtype.itemsize].view(dtype)
 
 
 def keystream(seed: bytes, offset: int, cipher: StreamCipher) -> CipherContext:
