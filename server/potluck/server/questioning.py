@@ -114,7 +114,8 @@ class Questioning:
         if found is not None and found.answers is not None:
             return stored_answers(found.answers, key)
         await self._in_store(lambda store: store.add_question(key, step, question))
-        answers = await self._ask(ask, step, key)
+        with self._run.environment.observer.asking():
+            answers = await self._ask(ask, step, key)
         record = _record(answers)
         await self._in_store(lambda store: store.add_answers(key, step, question, record))
         return answers
