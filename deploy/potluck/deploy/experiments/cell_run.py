@@ -60,7 +60,9 @@ async def run_cell(
             await federation.start()
             async with federation.operator() as operator:
                 run_id = await _run_id(operator, files)
-                view = await follow_processes(operator, run_id, _Counter(progress), federation)
+                view = await follow_processes(
+                    operator, run_id, _Counter(progress), federation, need_all=True
+                )
     if not is_finished(view):
         what = "the run ended early" if view.status is None else status_line(view.status)
         raise RunError(f"{cell.title}: {what}; see the logs in {workplace}", folder=workplace)

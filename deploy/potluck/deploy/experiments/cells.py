@@ -20,7 +20,8 @@ from potluck.deploy.experiments.definition import SEED, ExperimentFile, get, put
 from potluck.server.blueprint import draw_up
 
 PATIENCE_SECONDS = 86_400.0
-"""Deadline of a round, unless the experiment sets one: a busy machine must not change results."""
+"""Deadline of a round, and patience with a host that does not answer, unless the experiment sets
+them: a busy machine must not change results. A host that ends is noticed at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,9 @@ def _cell(
     complete: dict[str, Any] = json.loads(json.dumps(table))
     complete["seed"] = seed
     complete.setdefault("name", experiment.name)
-    if get(complete, "round.deadline_seconds") is None:
-        put(complete, "round.deadline_seconds", PATIENCE_SECONDS)
+    for key in ("round.deadline_seconds", "round.grace_seconds"):
+        if get(complete, key) is None:
+            put(complete, key, PATIENCE_SECONDS)
     if get(complete, "task.name") is None:
         raise ConfigurationError(f"{source}: run.task.name is missing: what is to be learned?")
     options = {key: value for key, value in complete["task"].items() if key != "name"}

@@ -17,10 +17,10 @@ from potluck.deploy.readable import readable_bytes, readable_count, readable_sec
 
 _METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TITLES = {
-    "accuracy": "accuracy",
-    "worst_group_accuracy": "worst-group accuracy",
-    "weighted_f1": "weighted F1",
-    "loss": "loss",
+    "accuracy": "Accuracy",
+    "worst_group_accuracy": "Worst-group accuracy",
+    "weighted_f1": "Weighted F1",
+    "loss": "Loss",
 }
 
 
@@ -75,7 +75,7 @@ def markdown(summary: Summary) -> str:
         parts += [f"**{readable_count(summary.missing, 'cell')} not finished yet.**", ""]
     over = "the last evaluation" if reading.last == 1 else f"the last {reading.last} evaluations"
     caption = (
-        f"{_TITLES[reading.metric].capitalize()}: mean over {over}, then mean ± standard deviation "
+        f"{_TITLES[reading.metric]}: mean over {over}, then mean ± standard deviation "
         f"over {readable_count(summary.seeds, 'seed')}; best **bold**, second <u>underlined</u>."
     )
     parts += [
