@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from potluck.client.config import ClientConfig
@@ -206,12 +206,10 @@ def test_whatever_an_inventory_holds_it_is_read_or_refused_in_one_line(data: st.
             assert all(one.digest for one in desired_on(machine, found, files))
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
-def test_any_bytes_as_an_inventory_end_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("inventory") / "federation.toml"
+def test_any_bytes_as_an_inventory_end_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "federation.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"federation\.toml"):
         load_inventory(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from potluck.client.config import load_config
@@ -94,13 +94,11 @@ def test_down_cancels_by_id_and_takes_the_keys_away(tmp_path: Path) -> None:
     assert entry(tmp_path, cluster).down() is None
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60) | st.sampled_from([b"{}", b"[]", b'{"job_id": 1}', b"1"]))
-def test_a_damaged_record_is_told_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    machine = entry(tmp_path_factory.mktemp("slurm"), Cluster())
-    machine.folder.mkdir(parents=True)
+def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    machine = entry(tmp_path, Cluster())
+    machine.folder.mkdir(parents=True, exist_ok=True)
     (machine.folder / JOB).write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"job\.json"):
         machine.look()
