@@ -93,6 +93,13 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
             "machine and on every host",
             name=name,
         ) from error
+    except Exception as error:  # a module may raise anything while it is imported
+        text = " ".join(str(error).split())
+        raise PluginError(
+            f"the module of model '{name}' can't be imported: {type(error).__name__}: {text}; "
+            "see that it fits the installed version of torch",
+            name=name,
+        ) from error
     # What a module merely imported is not its own to offer.
     home = getattr(function, "__module__", None) or ""
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
