@@ -113,12 +113,10 @@ class Discloser:
     async def _make(
         self, client: str, key: ReleaseKey, parameters: Parameters, measure: Measure
     ) -> Release:
-        ledger = self.ledger.of(client)
-        check_budget(
-            self.policy, client, key.signal, parameters,
-            spent=ledger.spent + self.spent_on_sums(client), releases=len(ledger.releases),
-        )  # fmt: skip
+        self._check_budget(client, key, parameters)
         payload_json = canonical_json(await measure(parameters))
+        # A secure sum may have been paid for meanwhile.
+        self._check_budget(client, key, parameters)
         return Release(
             data_epoch=key.data_epoch,
             signal=key.signal,
@@ -128,6 +126,13 @@ class Discloser:
             epsilon=parameters.epsilon,
             at=datetime.now(UTC),
         )
+
+    def _check_budget(self, client: str, key: ReleaseKey, parameters: Parameters) -> None:
+        ledger = self.ledger.of(client)
+        check_budget(
+            self.policy, client, key.signal, parameters,
+            spent=ledger.spent + self.spent_on_sums(client), releases=len(ledger.releases),
+        )  # fmt: skip
 
     def _sign(self, client: str, key: ReleaseKey, payload_json: str) -> bytes:
         if self.member_key is None:
