@@ -44,7 +44,10 @@ class _Running:
         own = (context.personal or context.kept or {}).get(CONTROL)
         self._common = [common[name] for name in names]
         self._own = self._zeros() if own is None else [own[name] for name in names]
-        self._offsets = list(torch._foreach_sub(self._common, self._own))
+        # one call for all tensors, as torch's own optimisers do
+        self._offsets = list(
+            torch._foreach_sub(self._common, self._own)  # pyright: ignore[reportPrivateImportUsage]
+        )
         self._keeps = not context.personal
         self._rate = context.settings.learning_rate_in(context.round)
 
@@ -62,7 +65,7 @@ class _Running:
                 gradients.append(parameter.grad)
                 offsets.append(offset)
         if gradients:
-            torch._foreach_add_(gradients, offsets)
+            torch._foreach_add_(gradients, offsets)  # pyright: ignore[reportPrivateImportUsage]
 
     def finish(self, normalizer: float) -> CorrectionOutcome:
         """c_k⁺ to keep, c_k⁺ − c_k to send."""
