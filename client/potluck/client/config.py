@@ -57,8 +57,8 @@ class ClientConfig(Settings):
     )
     deterministic: bool = Field(
         default=False,
-        description="On a GPU, use deterministic kernels only: the same bits each time, slower, and\n"
-        "an operation that has none fails. On a CPU the bits are the same anyway.",
+        description="On a GPU, use deterministic kernels only: the same bits each time, slower,\n"
+        "and an operation that has none fails. On a CPU the bits are the same anyway.",
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,

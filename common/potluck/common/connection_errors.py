@@ -27,8 +27,8 @@ _CAUSES = (
     _Cause(
         "certificate has expired",
         IdentityError,
-        "the coordinator's certificate at {address} has expired; issue a new one with "
-        "`potluck pki issue FOLDER coordinator --force` and restart the coordinator",
+        "the coordinator's certificate at {address} has expired; renew it with "
+        "`potluck pki renew FOLDER coordinator` and put it there; no restart is needed",
     ),
     _Cause(
         "certificate is not yet valid",
