@@ -116,9 +116,6 @@ async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
         ({}, {"sum_hosts": 8}, "policy"),
         ({}, {"sum_colluding_hosts": 4}, "policy"),
         ({}, {"sums": []}, "policy"),
-        ({"classes": 11}, {}, "input"),
-        ({"least_hosts": 4}, {}, "policy"),
-        ({"epsilon": 2.0}, {}, "policy"),
         ({"epsilon": 0.5}, {"epsilon_budget": 0.25}, "budget"),
     ],
 )
@@ -134,6 +131,21 @@ async def test_clients_refuse_less_than_their_policy_and_name_the_rule(
         assert f"refuses ({rule})" in outcome.explain()
         for client in members.names[:6]:
             assert federation.ledger(client).of(client).uploads == []
+
+
+async def test_sums_that_no_client_would_be_in_are_refused_by_all(
+    federation: SumFederation,
+) -> None:
+    names = federation.members.names
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"classes": 11}, "input"),
+        ({"least_hosts": 4}, "policy"),
+        ({"epsilon": 2.0}, "policy"),
+    ]
+    for terms, rule in refused:
+        outcome = await federation.sum(**terms)
+        assert outcome.total is None
+        assert outcome.record.refusals == dict.fromkeys(names, rule)
 
 
 async def test_noise_that_clients_make_together_is_charged_to_each(

@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 import structlog
@@ -23,7 +24,7 @@ from potluck.client.disclosing import key_of
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.sum_ledger import SumLedger
 from potluck.common.errors import ConfigurationError, DisclosureRefusedError, ProtocolError
-from potluck.common.membership import load_public_key, read_member_file
+from potluck.common.membership import SignedRecord, load_public_key, read_member_file
 from potluck.common.secagg import (
     ClientSession,
     ClientStep,
@@ -78,18 +79,30 @@ class Membership:
                 "or federation_root; see `potluck pki member`",
                 client=name,
             )
-        for signed in read_member_file(self.members).members:
-            if signed.record.client == name:
-                return Party(
-                    client=name,
-                    key=key_of(self.member_key, name),
-                    record=record_bytes(signed),
-                    root=FederationRoot(self.federation, load_public_key(self.federation_root)),
-                    policy=policy.of_sums,
-                )
-        raise ConfigurationError(
-            f"{self.members} has no record of client '{name}'; get the newest one", client=name
+        signed = self._records.get(name)
+        if signed is None:
+            raise ConfigurationError(
+                f"{self.members} has no record of client '{name}'; get the newest one", client=name
+            )
+        return Party(
+            client=name,
+            key=key_of(self.member_key, name),
+            record=record_bytes(signed),
+            root=self._root,
+            policy=policy.of_sums,
         )
+
+    @cached_property
+    def _records(self) -> Mapping[str, SignedRecord]:
+        if self.members is None:
+            return {}
+        return {each.record.client: each for each in read_member_file(self.members).members}
+
+    @cached_property
+    def _root(self) -> FederationRoot:
+        """One for all clients of the host: it remembers which records it has verified."""
+        assert self.federation_root is not None  # noqa: S101  # `party` has looked
+        return FederationRoot(self.federation, load_public_key(self.federation_root))
 
 
 @dataclass(kw_only=True)
