@@ -161,7 +161,7 @@ def _row(run: str) -> RunRow:
     return RunRow(
         run_id=run, name="n" * 80, run_file="", created_at=at, rounds=1, count=1, seed=0,
         task="colored-digits", selector="feddiverse", strategy="fedavg", state=RunState.RUNNING,
-        reason="", changed_at=at, committed_rounds=0, model_sha256=None,
+        reason="", changed_at=at, committed_rounds=0, model_blake3=None,
     )  # fmt: skip
 
 

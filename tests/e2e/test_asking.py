@@ -84,7 +84,7 @@ async def test_a_coordinator_killed_while_its_selector_asks(
     run_id = await federation.start_run()
     assert await federation.coordinator.ended() == 137
     await federation.restart_coordinator()
-    assert await federation.finished(run_id) == undisturbed[-1].model_sha256
+    assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     assert await federation.history(run_id) == unlike_only_in_time(
         undisturbed, await federation.history(run_id)
     )
@@ -106,7 +106,7 @@ async def test_a_coordinator_killed_while_clients_answer(
     await federation.kill_coordinator()
     federation.points.release()
     await federation.restart_coordinator()
-    assert await federation.finished(run_id) == undisturbed[-1].model_sha256
+    assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     assert len(lines(federation, "answered-client-0")) <= 2 * ROUNDS, "hosts answer from memory"
 
 

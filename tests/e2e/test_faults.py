@@ -44,10 +44,10 @@ async def same_run(
     federation: Federation, run_id: str, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
     """Wait for the end; it must be that of the undisturbed run, by the same hosts."""
-    assert await federation.finished(run_id) == undisturbed[-1].model_sha256
+    assert await federation.finished(run_id) == undisturbed[-1].model_blake3
     history = await federation.history(run_id)
-    assert [entry.model_sha256 for entry in history] == [
-        entry.model_sha256 for entry in undisturbed
+    assert [entry.model_blake3 for entry in history] == [
+        entry.model_blake3 for entry in undisturbed
     ]
     assert [[m.client_id for m in entry.members] for entry in history] == [
         [m.client_id for m in entry.members] for entry in undisturbed

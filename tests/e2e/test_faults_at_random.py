@@ -93,12 +93,12 @@ async def test_nothing_is_lost_or_counted_twice(federation: Federation) -> None:
     undisturbed = await federation.start_run(f"rounds={len(history)}")
     await federation.finished(undisturbed)
     expected = await federation.history(undisturbed)
-    assert [e.model_sha256 for e in history] == [e.model_sha256 for e in expected]
+    assert [e.model_blake3 for e in history] == [e.model_blake3 for e in expected]
 
     await federation.coordinator.stop()  # not killed: its lock must be gone when this returns
     with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
         stored = store.rounds(run_id)
-    assert [row.model_sha256 for row in stored] == [entry.model_sha256 for entry in history]
+    assert [row.model_blake3 for row in stored] == [entry.model_blake3 for entry in history]
     assert not list(federation.state.glob("spool/*"))
     models = {path.stem for path in (federation.state / "models").glob("*.safetensors")}
     assert len(models) <= 5, "models that nobody needs are left behind"

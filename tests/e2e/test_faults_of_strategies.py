@@ -79,10 +79,10 @@ async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
     run_id = await killed_twice(federation, strategy)
     assert await federation.finished(run_id) == wanted
     histories = [await federation.history(each) for each in (undisturbed, run_id)]
-    digests = [[entry.model_sha256 for entry in each] for each in histories]
+    digests = [[entry.model_blake3 for entry in each] for each in histories]
     assert digests[0] == digests[1]
     assert {m.state for each in histories for entry in each for m in entry.members} == {INCLUDED}
-    models = {entry.model_sha256 for entry in histories[0]}
+    models = {entry.model_blake3 for entry in histories[0]}
     assert len(models) == 4, "the strategy did not move the model"
     if "scaffold" in strategy[0]:
         for each in (undisturbed, run_id):
@@ -123,9 +123,9 @@ def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray
 def remembered_sums(state: Path, run_id: str) -> dict[str, NDArray[np.float64]]:
     """By tensor, from the coordinator's newest state."""
     with sqlite3.connect(f"file:{state / 'potluck.sqlite3'}?mode=ro", uri=True) as connection:
-        query = "SELECT state_sha256 FROM rounds WHERE run_id = ? ORDER BY round DESC LIMIT 1"
-        [sha256] = connection.execute(query, (run_id,)).fetchone()
-    [path] = state.glob(f"**/{sha256}.safetensors")
+        query = "SELECT state_blake3 FROM rounds WHERE run_id = ? ORDER BY round DESC LIMIT 1"
+        [blake3] = connection.execute(query, (run_id,)).fetchone()
+    [path] = state.glob(f"**/{blake3}.safetensors")
     with open_tensors(path) as file:
         start = "strategy/sum/"
         return {

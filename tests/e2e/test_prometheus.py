@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
 import pytest
 import yaml
 from support import mounts
@@ -290,7 +291,7 @@ async def calls_that_are_refused(federation: Scene) -> set[str]:
     async with channel(operator.coordinator, operator.tls) as connection:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(connection)
         for _ in range(8):
-            with pytest.raises(Exception, match="this service is for a host") as refusal:
+            with pytest.raises(grpc.aio.AioRpcError, match="this service is for a host") as refusal:
                 await stub.LocateUpload(coordinator_pb2.LocateUploadRequest())
             assert isinstance(from_rpc_error(refusal.value), IdentityError)
             await asyncio.sleep(0.5)  # an increase is only seen between two scrapes

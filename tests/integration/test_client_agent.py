@@ -104,7 +104,7 @@ async def test_says_hello_and_trains(scene: Scene) -> None:
     assert report.samples > 0
     assert report.steps == -(-report.samples // 16)
     assert report.loss > 0
-    before, after = scene.fake.files[model.sha256], upload.content
+    before, after = scene.fake.files[model.blake3], upload.content
     assert len(before) == len(after)
     assert before != after
     assert scene.fake.answers == []
@@ -131,7 +131,7 @@ async def test_clients_share_one_download_and_rounds_the_cache(scene: Scene) -> 
     async with scene.host():  # a restarted process has it still
         scene.fake.instruct(train_instruction("later", model, round_=2))
         await scene.fake.completed("later")
-    assert scene.fake.fetches == [(model.sha256, 0)]
+    assert scene.fake.fetches == [(model.blake3, 0)]
 
 
 async def test_a_repeated_instruction_is_not_trained_twice(scene: Scene) -> None:
@@ -187,7 +187,7 @@ async def test_a_download_with_a_wrong_digest_is_fetched_whole_again(scene: Scen
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
         await scene.fake.completed("a")
-    assert scene.fake.fetches == [(model.sha256, 0)] * 3
+    assert scene.fake.fetches == [(model.blake3, 0)] * 3
 
 
 async def test_a_download_that_never_has_its_digest_fails(scene: Scene) -> None:
@@ -368,7 +368,7 @@ async def test_a_transfer_whose_connection_is_closed_begins_again(
         client_id="client-0",
         run_id="run",
         round=1,
-        sha256=digest_of(content),
+        blake3=digest_of(content),
         size=len(content),
         encoding=transfer_pb2.ENCODING_FLOAT32,
         delta=False,
@@ -414,8 +414,8 @@ async def test_a_model_that_somebody_deleted_is_fetched_again(scene: Scene, tmp_
         for name in ("a", "b"):
             scene.fake.instruct(train_instruction(name, model))
             await scene.fake.completed(name)
-            (tmp_path / "state" / "models" / model.sha256).unlink()
-    assert scene.fake.fetches == [(model.sha256, 0)] * 2
+            (tmp_path / "state" / "models" / model.blake3).unlink()
+    assert scene.fake.fetches == [(model.blake3, 0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ async def test_models_and_updates_in_other_encodings(
     number = transfer_pb2.Encoding.Value(f"ENCODING_{encoding.name}")
     first = scene.model(0)
     base_path = tmp_path / "base"
-    base_path.write_bytes(scene.fake.files[first.sha256])
+    base_path.write_bytes(scene.fake.files[first.blake3])
     target_path = tmp_path / "target"
     target_path.write_bytes(digits_model(tmp_path, 1))
     with open_tensors(base_path) as base, open_tensors(target_path) as target:
@@ -469,14 +469,14 @@ async def test_models_and_updates_in_other_encodings(
             decoded = write_tensors(tmp_path / "decoded", update.decode_to_arrays())
     scene.fake.offer((tmp_path / "wire").read_bytes())
     second = transfer_pb2.ModelReference(
-        sha256=decoded.sha256,
+        blake3=decoded.blake3,
         size=decoded.size,
         renditions=[
             transfer_pb2.Rendition(
-                sha256=wire.sha256,
+                blake3=wire.blake3,
                 size=wire.size,
                 encoding=number,
-                base_sha256=first.sha256 if delta else "",
+                base_blake3=first.blake3 if delta else "",
             )
         ],
     )
@@ -504,11 +504,11 @@ async def test_without_its_base_a_delta_is_passed_over(scene: Scene) -> None:
     whole = model.renditions.pop()
     model.renditions.append(
         transfer_pb2.Rendition(
-            sha256="1" * 64, size=10, encoding=transfer_pb2.ENCODING_INT8, base_sha256="2" * 64
+            blake3="1" * 64, size=10, encoding=transfer_pb2.ENCODING_INT8, base_blake3="2" * 64
         )
     )
     model.renditions.append(whole)
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
         await scene.fake.completed("a")
-    assert scene.fake.fetches == [(model.sha256, 0)]
+    assert scene.fake.fetches == [(model.blake3, 0)]

@@ -125,7 +125,7 @@ async def test_killed_with_an_update_on_its_way_it_delivers_after_a_restart(
         upload = await fake.completed("a")
         process.terminate()
         assert (await ended(process))[0] == 0
-    assert upload.header.sha256 == fake.headers[0].sha256
+    assert upload.header.blake3 == fake.headers[0].blake3
 
 
 async def test_killed_while_downloading_it_goes_on_after_a_restart(
@@ -140,14 +140,14 @@ async def test_killed_while_downloading_it_goes_on_after_a_restart(
         process.kill()
         await fake.until(lambda: fake.hosts == 0)
     fake.hold_downloads = None
-    (tmp_path / "state" / "fetched" / f"{model.sha256}.part").write_bytes(
-        fake.files[model.sha256][:5000]
+    (tmp_path / "state" / "fetched" / f"{model.blake3}.part").write_bytes(
+        fake.files[model.blake3][:5000]
     )
     async with host(tmp_path, federation, fake.port):
         await fake.until(lambda: fake.hosts == 1)
         fake.instruct(train_instruction("a", model))
         await fake.completed("a")
-    assert fake.fetches[1:] == [(model.sha256, 5000)]
+    assert fake.fetches[1:] == [(model.blake3, 5000)]
 
 
 async def test_a_full_disk_fails_the_work_not_the_process(

@@ -181,4 +181,4 @@ async def test_it_decides_itself_what_leaves(
     payload = json.loads(triplet.profile.payload_json)
     assert all(0 <= share <= 1 for share in payload["triplet"])
     assert payload["degenerate"] is None  # that would be told without noise
-    assert json.loads(triplet.profile.parameters_json)["model"] == model.sha256
+    assert json.loads(triplet.profile.parameters_json)["model"] == model.blake3

@@ -69,10 +69,10 @@ async def before_round_two(federation: Federation) -> str:
 async def first_round(federation: Federation, run_id: str) -> str:
     """The model of a run that has committed one round; it must be there, whole."""
     [entry] = await federation.history(run_id)
-    frames = federation.operator.fetch_model(run_id, round_number=1, sha256="", offset=0)
+    frames = federation.operator.fetch_model(run_id, round_number=1, blake3="", offset=0)
     size = sum([len(frame.chunk) async for frame in frames])
     assert size > 2_000_000
-    return entry.model_sha256
+    return entry.model_blake3
 
 
 async def refuses_to_start(federation: Federation) -> str:
@@ -143,14 +143,14 @@ async def test_a_damaged_update_is_sent_again(federation: Federation, undisturbe
 
 async def test_a_damaged_model_fails_its_run(federation: Federation, undisturbed: str) -> None:
     run_id = await before_round_two(federation)
-    sha256 = await first_round(federation, run_id)
+    blake3 = await first_round(federation, run_id)
     await federation.kill_coordinator()
     federation.points.release()
-    with damaged(federation.state / "models" / f"{sha256}.safetensors"):
+    with damaged(federation.state / "models" / f"{blake3}.safetensors"):
         await federation.restart_coordinator()
         failed = await federation.ended(run_id)
         assert failed.state == operator_pb2.RUN_STATE_FAILED
-        assert f"{sha256}.safetensors is damaged" in failed.reason
+        assert f"{blake3}.safetensors is damaged" in failed.reason
         assert failed.committed_rounds == 1
     await federation.operator.resume_run(run_id)
     assert await federation.finished(run_id) == undisturbed

@@ -150,7 +150,7 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
         other_header(version=99),
         (Status.FAILED_PRECONDITION, "PROTOCOL_VERSION_UNSUPPORTED"),
     ),
-    "no digest": (other_header(sha256="../../../etc/passwd"), VIOLATED),
+    "no digest": (other_header(blake3="../../../etc/passwd"), VIOLATED),
     "2^60 bytes": (other_header(size=1 << 60), TOO_LARGE),
     "too many bytes": (other_header(size=10), TOO_LARGE),
     "offset in nowhere": (other_header(offset=7), VIOLATED),
@@ -174,7 +174,7 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
     ),
     "no trailer": (lambda name, content: whole(name, ME, content)[:-1], TRUNCATED),
     "another digest": (
-        other_header(sha256="0" * 64),
+        other_header(blake3="0" * 64),
         (Status.ABORTED, "DIGEST_MISMATCH"),
     ),
     "another's client": (
@@ -443,7 +443,7 @@ async def test_a_download_nobody_reads_does_not_hold_a_place(
 ) -> None:
     large = "task.parameters=16000000"
     async with selected(federation, hostile, large) as (run_id, instruction, _):
-        request = rpc.CoordinatorServiceFetchModelRequest(sha256=instruction.train.model.sha256)
+        request = rpc.CoordinatorServiceFetchModelRequest(blake3=instruction.train.model.blake3)
         calls = [hostile.stub.FetchModel(request) for _ in range(8)]
         for call in calls:  # each has begun, so all of this host's places are taken
             await asyncio.wait_for(call.initial_metadata(), 30)

@@ -73,7 +73,7 @@ async def test_a_federation_trains_with_it(installed: Path, tmp_path: Path) -> N
         run_id = await federation.start_run('strategy.name="fair"', "strategy.warm_up=2")
         await federation.finished(run_id)
         [first, second] = await federation.history(run_id)
-        assert first.model_sha256 != second.model_sha256
+        assert first.model_blake3 != second.model_blake3
         with pytest.raises(PluginError, match="its options: q, warm_up"):
             await federation.start_run('strategy.name="fair"', "strategy.nap=1")
         with pytest.raises(ConfigurationError, match=r"'q' is 11; give a number in \[0, 10\]"):

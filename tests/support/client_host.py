@@ -54,10 +54,10 @@ def digits_model(folder: Path, seed: int = 0) -> bytes:
     return content
 
 
-def reference(sha256: str, size: int) -> transfer_pb2.ModelReference:
+def reference(blake3: str, size: int) -> transfer_pb2.ModelReference:
     """A model to be had as its float32 file."""
-    whole = transfer_pb2.Rendition(sha256=sha256, size=size, encoding=transfer_pb2.ENCODING_FLOAT32)
-    return transfer_pb2.ModelReference(sha256=sha256, size=size, renditions=[whole])
+    whole = transfer_pb2.Rendition(blake3=blake3, size=size, encoding=transfer_pb2.ENCODING_FLOAT32)
+    return transfer_pb2.ModelReference(blake3=blake3, size=size, renditions=[whole])
 
 
 def train_instruction(

@@ -74,9 +74,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def offer(self, content: bytes) -> str:
         """Let a file be fetched."""
-        sha256 = digest_of(content)
-        self.files[sha256] = content
-        return sha256
+        blake3 = digest_of(content)
+        self.files[blake3] = content
+        return blake3
 
     def instruct(self, instruction: rpc.Instruction) -> None:
         """Send an instruction to the host that came last."""
@@ -163,13 +163,13 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def FetchModel(  # noqa: N802
         self, request: rpc.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[rpc.CoordinatorServiceFetchModelResponse]:
-        self.fetches.append((request.sha256, request.offset))
+        self.fetches.append((request.blake3, request.offset))
         await self._note()
-        if request.sha256 not in self.files:
+        if request.blake3 not in self.files:
             await refuse(context, NotFoundError("there is no such file"))
-        content = self.files[request.sha256]
+        content = self.files[request.blake3]
         header = transfer_pb2.FileHeader(
-            version=1, sha256=request.sha256, size=len(content), offset=request.offset
+            version=1, blake3=request.blake3, size=len(content), offset=request.offset
         )
         yield _down(transfer_pb2.ModelFrame(header=header))
         if self.hold_downloads is not None:
@@ -183,7 +183,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
             yield _down(transfer_pb2.ModelFrame(chunk=content[begin : begin + _CHUNK]))
         yield _down(
-            transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(sha256=request.sha256))
+            transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(blake3=request.blake3))
         )
 
     async def SubmitUpdate(  # noqa: N802
@@ -213,7 +213,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self.mismatches -= 1
             del self.uploads[header.update_id]
             await refuse(context, DigestMismatchError("the digest does not match, says the test"))
-        assert digest_of(upload.content) == header.sha256
+        assert digest_of(upload.content) == header.blake3
         upload.complete = True
         await self._note()
         return rpc.SubmitUpdateResponse()
@@ -222,7 +222,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: rpc.LocateUploadRequest, context: Context
     ) -> rpc.LocateUploadResponse:
         upload = self.uploads.get(request.update_id)
-        if upload is None or upload.header.sha256 != request.sha256:
+        if upload is None or upload.header.blake3 != request.blake3:
             return rpc.LocateUploadResponse()
         return rpc.LocateUploadResponse(offset=len(upload.content), complete=upload.complete)
 

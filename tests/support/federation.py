@@ -184,7 +184,7 @@ class Federation:
         status = await self.ended(run_id)
         assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
         assert status.committed_rounds == status.rounds
-        return status.model_sha256
+        return status.model_blake3
 
     async def history(self, run_id: str) -> list[operator_pb2.CommittedRound]:
         """The committed rounds of a run, as a watcher is told them."""

@@ -81,7 +81,7 @@ def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Ev
             seconds=1.5,
             bytes_down=1_200_000,
             bytes_up=800_000,
-            model_sha256=digest_of(bytes([number])),
+            model_blake3=digest_of(bytes([number])),
         )
     )
 
@@ -183,19 +183,19 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.OperatorServiceFetchModelRequest,
         context: Context,
     ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
-        sha256 = digest_of(self.model)
-        offset = request.offset if request.sha256 == sha256 else 0
+        blake3 = digest_of(self.model)
+        offset = request.offset if request.blake3 == blake3 else 0
         self.offsets.append(offset)
         end = self.model_breaks.pop(0) if self.model_breaks else len(self.model)
         header = transfer_pb2.FileHeader(
-            version=1, sha256=sha256, size=len(self.model), offset=offset
+            version=1, blake3=blake3, size=len(self.model), offset=offset
         )
         yield _frame(transfer_pb2.ModelFrame(header=header))
         for start in range(offset, end, 1000):
             yield _frame(transfer_pb2.ModelFrame(chunk=self.model[start : min(start + 1000, end)]))
         if end < len(self.model):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        yield _frame(transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(sha256=sha256)))
+        yield _frame(transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(blake3=blake3)))
 
 
 def _frame(frame: transfer_pb2.ModelFrame) -> operator_pb2.OperatorServiceFetchModelResponse:

@@ -96,10 +96,10 @@ class RawHost:
 
     async def fetch(self, reference: transfer_pb2.ModelReference) -> bytes:
         """A model's float32 file."""
-        request = rpc.CoordinatorServiceFetchModelRequest(sha256=reference.sha256)
+        request = rpc.CoordinatorServiceFetchModelRequest(blake3=reference.blake3)
         frames = [response.frame async for response in self.stub.FetchModel(request)]
         content = b"".join(frame.chunk for frame in frames)
-        assert digest_of(content) == reference.sha256
+        assert digest_of(content) == reference.blake3
         return content
 
     async def submit(self, messages: Iterable[bytes]) -> rpc.SubmitUpdateResponse | Refusal:
@@ -139,7 +139,7 @@ def header(update_id: str, client: str, content: bytes, **changes: Any) -> bytes
         "version": FRAMING_VERSION,
         "update_id": update_id,
         "client_id": client,
-        "sha256": digest_of(content),
+        "blake3": digest_of(content),
         "size": len(content),
         "encoding": transfer_pb2.ENCODING_FLOAT32,
         "report": transfer_pb2.TrainingReport(samples=32, steps=1, seconds=0.1, loss=1.0),
@@ -157,7 +157,7 @@ def chunks(content: bytes, size: int = 1 << 18) -> Sequence[bytes]:
 
 
 def trailer(content: bytes) -> bytes:
-    part = transfer_pb2.FileTrailer(sha256=digest_of(content))
+    part = transfer_pb2.FileTrailer(blake3=digest_of(content))
     return _message(transfer_pb2.UpdateFrame(trailer=part))
 
 

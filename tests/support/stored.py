@@ -30,7 +30,7 @@ RUN = Run(
     strategy="fedavg",
 )
 UPDATE = UpdateRow(
-    sha256="e" * 64,
+    blake3="e" * 64,
     size=1234,
     encoding="int8",
     delta=True,
@@ -46,7 +46,7 @@ COHORT = [("a", "h1", "because"), ("b", "h1", "complement of a"), ("c", "h2", "e
 
 
 def digest(number: int) -> str:
-    """A SHA-256 as it might be, different for each number."""
+    """A BLAKE3 digest as it might be, different for each number."""
     return f"{number:064x}"
 
 
@@ -61,8 +61,8 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
     """A commit whose every field follows from the round."""
     return RoundCommit(
         key=key,
-        model_sha256=digest(key.round),
-        state_sha256=digest(1000 + key.round),
+        model_blake3=digest(key.round),
+        state_blake3=digest(1000 + key.round),
         selector_scalars={"turn": key.round, "share": 1 / 3, "done": False, "none": None},
         strategy_scalars={"name": "fedavg", "limit": float("inf")},
         metrics=Metrics(loss=2.0**-key.round, accuracy=0.75, weighted_f1=0.5),

@@ -71,7 +71,7 @@ class Rounds:
         names = sorted(sent.auxiliaries)
         digest = write_tensors(path, arrays, layout=update_layout(layout, Encoding.FLOAT32, names))
         row = UpdateRow(
-            sha256=digest.sha256,
+            blake3=digest.blake3,
             size=digest.size,
             encoding="float32",
             delta=False,

@@ -38,7 +38,7 @@ def blueprint(more: str = "", *, selector: str = "fedentopt") -> Blueprint:
 
 def committed(number: int, clients: list[str]) -> RoundRow:
     update = UpdateRow(
-        sha256="0" * 64,
+        blake3="0" * 64,
         size=1,
         encoding="float32",
         delta=False,
@@ -61,8 +61,8 @@ def committed(number: int, clients: list[str]) -> RoundRow:
     ]
     return RoundRow(
         key=AttemptKey("r", number, 1),
-        model_sha256="0" * 64,
-        state_sha256=None,
+        model_blake3="0" * 64,
+        state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
         metrics=Metrics(),

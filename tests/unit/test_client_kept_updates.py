@@ -16,7 +16,7 @@ def make(name: str = "a", **changes: Any) -> KeptUpdate:
         "client_id": "client-0",
         "run_id": "run",
         "round": 1,
-        "sha256": "0" * 64,
+        "blake3": "0" * 64,
         "size": 4,
         "encoding": 1,
         "delta": False,

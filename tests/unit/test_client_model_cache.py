@@ -26,11 +26,11 @@ def test_the_longest_unused_go(by_use: str, in_use: str, keep: int, expected: st
 
 
 def put(folder: Path, content: bytes, *, age: int = 0) -> str:
-    sha256 = digest_of(content)
-    path = folder / sha256
+    blake3 = digest_of(content)
+    path = folder / blake3
     path.write_bytes(content)
     os.utime(path, ns=(10**18 - age, 10**18 - age))
-    return sha256
+    return blake3
 
 
 def test_a_restarted_process_finds_its_models_and_believes_none(tmp_path: Path) -> None:
@@ -62,5 +62,5 @@ def test_a_pinned_model_stays_until_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_path_is_only_made_of_a_digest(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="SHA-256"):
+    with pytest.raises(ProtocolError, match="BLAKE3 digest"):
         ModelCache(tmp_path, keep=1).path("../../etc/passwd")

@@ -165,7 +165,7 @@ def result(selection: str, alpha: str, seed: int, *accuracies: float | None) -> 
     return CellResult(
         labels={"task.alpha": alpha, "selection": selection, "seed": str(seed)},
         digest=f"{selection}{alpha}{seed}", run_file="", clients=6, hosts=2, rounds=found,
-        model_sha256="", timings=Timings(rounds=[0.5] * len(found), total=3.0),
+        model_blake3="", timings=Timings(rounds=[0.5] * len(found), total=3.0),
     )  # fmt: skip
 
 

@@ -36,8 +36,8 @@ def test_we_read_protobufs_chunks(chunk: bytes) -> None:
     "message",
     [
         Up(),
-        Up(frame=transfer_pb2.UpdateFrame(header=transfer_pb2.UpdateHeader(size=7, sha256="a"))),
-        Up(frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(sha256="b" * 64))),
+        Up(frame=transfer_pb2.UpdateFrame(header=transfer_pb2.UpdateHeader(size=7, blake3="a"))),
+        Up(frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(blake3="b" * 64))),
     ],
 )
 def test_other_messages_pass_through_protobuf(message: Message) -> None:

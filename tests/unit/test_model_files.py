@@ -18,12 +18,12 @@ OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}
 def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     old, new = files.write(OTHERS), files.write(ARRAYS)
-    files.keep_only({old.sha256})  # by a run that does not know the new one
-    assert files.existing(new.sha256).is_file()
-    files.keep_only({old.sha256, new.sha256})  # now it is needed
-    files.keep_only({new.sha256})
+    files.keep_only({old.blake3})  # by a run that does not know the new one
+    assert files.existing(new.blake3).is_file()
+    files.keep_only({old.blake3, new.blake3})  # now it is needed
+    files.keep_only({new.blake3})
     with pytest.raises(NotFoundError):
-        files.existing(old.sha256)
+        files.existing(old.blake3)
     files.keep_only(set())
     assert list(tmp_path.iterdir()) == []
 
@@ -33,12 +33,12 @@ def test_runs_may_write_the_same_model_at_once(tmp_path: Path) -> None:
 
     def write(_: int) -> str:
         digest = files.write(ARRAYS)
-        return files.publish(digest, [Rendition.whole(digest)]).sha256
+        return files.publish(digest, [Rendition.whole(digest)]).blake3
 
     with ThreadPoolExecutor(8) as pool:
-        [sha256] = set(pool.map(write, range(64)))
-    files.verify(sha256)
-    assert {path.name for path in tmp_path.iterdir()} == {f"{sha256}.safetensors", f"{sha256}.json"}
+        [blake3] = set(pool.map(write, range(64)))
+    files.verify(blake3)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{blake3}.safetensors", f"{blake3}.json"}
 
 
 def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
@@ -46,13 +46,13 @@ def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
     digest = files.write(ARRAYS)
     (tmp_path / ".abc").write_bytes(b"half")
     ModelFiles(tmp_path).clear_leftovers()
-    assert [path.stem for path in tmp_path.iterdir()] == [digest.sha256]
+    assert [path.stem for path in tmp_path.iterdir()] == [digest.blake3]
 
 
 def test_a_damaged_model_is_told(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     digest = files.write(ARRAYS)
-    path = files.existing(digest.sha256)
+    path = files.existing(digest.blake3)
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(StorageError, match="is damaged, its SHA-256 is not its name any more"):
-        files.verify(digest.sha256)
+    with pytest.raises(StorageError, match="its BLAKE3 digest is not its name any more"):
+        files.verify(digest.blake3)

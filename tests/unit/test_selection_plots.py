@@ -36,7 +36,8 @@ def test_clients_are_grouped_by_what_dominates() -> None:
 
 
 def test_clients_are_grouped_by_their_label_where_nothing_else_is_known() -> None:
-    counts: list[list[float]] = [[5.0, 1, 0], [1, 1, 7], [2, 2, 0], [0, 0, 0], [np.nan] * 3, [-4, -2, -1]]
+    counts: list[list[float]] = [[5.0, 1, 0], [1, 1, 7], [2, 2, 0]]
+    counts += [[0, 0, 0], [np.nan] * 3, [-4, -2, -1]]
     groups, named = client_groups(labelled(counts))
     names = [named[group][0] for group in groups]
     assert names[:3] == ["mostly class 0", "mostly class 2", "mostly class 0"]

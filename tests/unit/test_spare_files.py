@@ -23,7 +23,7 @@ def spare_file(tmp_path: Path, size: int = 1000) -> Path:
 def receiver(path: Path, content: bytes, *, over: Path | None, offset: int = 0) -> FileReceiver:
     return FileReceiver(
         path,
-        sha256=digest_of(content),
+        blake3=digest_of(content),
         size=len(content),
         offset=offset,
         maximum=10_000,

@@ -23,12 +23,12 @@ from potluck.common.transfer import FileReceiver, held_bytes, part_path
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 
 CONTENT = bytes(range(256)) * 3
-SHA256 = digest_of(CONTENT)
+BLAKE3 = digest_of(CONTENT)
 MAXIMUM = 4096
 
 
 def receiver(path: Path, *, offset: int = 0, size: int = len(CONTENT)) -> FileReceiver:
-    return FileReceiver(path, sha256=SHA256, size=size, offset=offset, maximum=MAXIMUM)
+    return FileReceiver(path, blake3=BLAKE3, size=size, offset=offset, maximum=MAXIMUM)
 
 
 def test_a_transfer_goes_on_where_it_broke_off(tmp_path: Path) -> None:
@@ -36,12 +36,12 @@ def test_a_transfer_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     first = receiver(path)
     first.write(CONTENT[:500])
     with pytest.raises(TruncatedError, match="500 of 768 bytes arrived"):
-        first.finish(SHA256)
+        first.finish(BLAKE3)
     first.close()
     assert held_bytes(path) == 500
     second = receiver(path, offset=300)
     second.write(memoryview(CONTENT)[300:])
-    assert second.finish(SHA256).read_bytes() == CONTENT
+    assert second.finish(BLAKE3).read_bytes() == CONTENT
     assert not part_path(path).exists()
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
     wrong = receiver(path)
     wrong.write(CONTENT[::-1])
     with pytest.raises(DigestMismatchError):
-        wrong.finish(SHA256)
+        wrong.finish(BLAKE3)
     wrong.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -83,7 +83,7 @@ FRAMES = st.one_of(
     PIECES.map(encode_chunk),
     st.just(
         coordinator_pb2.SubmitUpdateRequest(
-            frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(sha256=SHA256))
+            frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(blake3=BLAKE3))
         ).SerializeToString()
     ),
     st.binary(max_size=60),
@@ -129,7 +129,7 @@ def feed(path: Path, offset: int, messages: list[object]) -> None:
             if isinstance(message, memoryview):
                 into.write(message)
             elif isinstance(message, coordinator_pb2.SubmitUpdateRequest):
-                into.finish(message.frame.trailer.sha256)
+                into.finish(message.frame.trailer.blake3)
                 return
             else:
                 assert message is None

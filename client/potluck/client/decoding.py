@@ -41,7 +41,7 @@ def decode_model(
     source: Path,
     target: Path,
     *,
-    sha256: str,
+    blake3: str,
     encoding: int,
     compressed: bool,
     base: Path | None,
@@ -52,7 +52,7 @@ def decode_model(
 
     `base`: the model that it is a difference from. `layout`: the model's, if there is no base.
     A compressed file that holds more than `maximum_bytes` is refused with TooLargeError.
-    Raises DigestMismatchError unless the result is the model announced as `sha256`, LayoutError,
+    Raises DigestMismatchError unless the result is the model announced as `blake3`, LayoutError,
     ProtocolError or StorageError.
     """
     with contextlib.ExitStack() as stack:
@@ -67,13 +67,13 @@ def decode_model(
             raise ProtocolError("a whole model can't be decoded without its layout")
         encoded = EncodedUpdate(file, model_layout, encoding_of(encoding), base_file)
         written = write_tensors(target, encoded.decode_to_arrays(), layout=model_layout)
-    if written.sha256 != sha256:
+    if written.blake3 != blake3:
         target.unlink(missing_ok=True)
         raise DigestMismatchError(
-            f"the decoded model has SHA-256 {written.sha256[:12]}…, {sha256[:12]}… was announced; "
+            f"the decoded model is {written.blake3[:12]}…, {blake3[:12]}… was announced; "
             "both sides must have the same version of the task",
-            announced=sha256,
-            actual=written.sha256,
+            announced=blake3,
+            actual=written.blake3,
         )
 
 

@@ -78,7 +78,7 @@ class Discloser:
         parameters = terms(
             self.policy, client, signal, request,
             task=_task(work.task),
-            model=work.model.sha256 if signal == TRIPLET else None,
+            model=work.model.blake3 if signal == TRIPLET else None,
         )  # fmt: skip
         key = ReleaseKey(self.policy.data_epoch, signal, parameters.canonical())
         recipient = Recipient(

@@ -64,38 +64,38 @@ class Downloads:
         waits any more. Goes on trying for as long as the coordinator can't be reached. Raises
         DigestMismatchError, NotFoundError, TooLargeError, ProtocolError or StorageError.
         """
-        sha256 = check_digest(reference.sha256)
-        task = self._under_way.get(sha256)
+        blake3 = check_digest(reference.blake3)
+        task = self._under_way.get(blake3)
         if task is None:
             task = asyncio.create_task(self._obtain(reference, layout))
-            self._under_way[sha256] = task
-            task.add_done_callback(lambda done: self._forget(sha256, done))
-        self._waiting[sha256] += 1
+            self._under_way[blake3] = task
+            task.add_done_callback(lambda done: self._forget(blake3, done))
+        self._waiting[blake3] += 1
         try:
             return await asyncio.shield(task)
         finally:
-            self._waiting[sha256] -= 1
-            if not self._waiting[sha256]:
-                del self._waiting[sha256]
+            self._waiting[blake3] -= 1
+            if not self._waiting[blake3]:
+                del self._waiting[blake3]
                 if not task.done():
-                    self._forget(sha256, task)
+                    self._forget(blake3, task)
                     task.cancel()
 
-    def _forget(self, sha256: str, task: asyncio.Task[Path]) -> None:
-        if self._under_way.get(sha256) is task:
-            del self._under_way[sha256]
+    def _forget(self, blake3: str, task: asyncio.Task[Path]) -> None:
+        if self._under_way.get(blake3) is task:
+            del self._under_way[blake3]
 
     async def _obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
-        sha256 = reference.sha256
-        if await self._held(sha256):
-            self._cache.touch(sha256)
-            return self._cache.path(sha256)
+        blake3 = reference.blake3
+        if await self._held(blake3):
+            self._cache.touch(blake3)
+            return self._cache.path(blake3)
         if reference.size > self._maximum:
             raise _too_large(reference.size, self._maximum)
         trouble: TransferError | NotFoundError | None = None
         for rendition in reference.renditions:
-            base = rendition.base_sha256
-            with self._cache.pinned(base or sha256):
+            base = rendition.base_blake3
+            with self._cache.pinned(base or blake3):
                 if base and not await self._held(base):
                     continue
                 try:
@@ -103,21 +103,21 @@ class Downloads:
                 except (TransferError, NotFoundError) as error:
                     if isinstance(error, TooLargeError):
                         raise
-                    log.warning("model file unusable", model=sha256, error=error.message)
+                    log.warning("model file unusable", model=blake3, error=error.message)
                     trouble = error
         raise trouble or ProtocolError(
-            f"none of the {len(reference.renditions)} files offered for model {sha256[:12]}… can "
+            f"none of the {len(reference.renditions)} files offered for model {blake3[:12]}… can "
             "be used here; the last must be a whole model",
-            sha256=sha256,
+            blake3=blake3,
         )
 
-    async def _held(self, sha256: str) -> bool:
-        if not self._cache.holds(sha256):
+    async def _held(self, blake3: str) -> bool:
+        if not self._cache.holds(blake3):
             return False
-        if await asyncio.to_thread(self._cache.verified, sha256):
+        if await asyncio.to_thread(self._cache.verified, blake3):
             return True
-        log.warning("cached model is corrupt, deleting it", model=sha256)
-        self._cache.remove(sha256)
+        log.warning("cached model is corrupt, deleting it", model=blake3)
+        self._cache.remove(blake3)
         return False
 
     async def _fetch(
@@ -128,17 +128,17 @@ class Downloads:
     ) -> Path:
         """Fetch one rendition, decode it, verify the model, put it into the cache."""
         fetched = await self._fetch_file(rendition)
-        target = self._cache.path(reference.sha256)
+        target = self._cache.path(reference.blake3)
         try:
-            if rendition.sha256 == reference.sha256:
+            if rendition.blake3 == reference.blake3:
                 fetched.replace(target)
             else:
-                base = rendition.base_sha256
+                base = rendition.base_blake3
                 await asyncio.to_thread(
                     decode_model,
                     fetched,
                     target,
-                    sha256=reference.sha256,
+                    blake3=reference.blake3,
                     encoding=rendition.encoding,
                     compressed=rendition.compressed,
                     maximum_bytes=self._maximum,
@@ -147,11 +147,11 @@ class Downloads:
                 )
         finally:
             fetched.unlink(missing_ok=True)
-        self._cache.add(reference.sha256)
+        self._cache.add(reference.blake3)
         return target
 
     async def _fetch_file(self, rendition: transfer_pb2.Rendition) -> Path:
-        path = self._folder / check_digest(rendition.sha256)
+        path = self._folder / check_digest(rendition.blake3)
         backoff = self._link.backoff()
         mismatches = 0
         while True:
@@ -160,7 +160,7 @@ class Downloads:
                     with calling():
                         return await self._stream(rendition, path)
             except (UnreachableError, TruncatedError) as error:
-                log.info("download interrupted", file=rendition.sha256, error=error.message)
+                log.info("download interrupted", file=rendition.blake3, error=error.message)
             except DigestMismatchError:
                 mismatches += 1
                 if mismatches == _ATTEMPTS:
@@ -174,7 +174,7 @@ class Downloads:
     async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> Path:
         """One attempt, from where the last one broke off."""
         offset = min(held_bytes(path), rendition.size)
-        request = rpc.CoordinatorServiceFetchModelRequest(sha256=rendition.sha256, offset=offset)
+        request = rpc.CoordinatorServiceFetchModelRequest(blake3=rendition.blake3, offset=offset)
         call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
         try:
@@ -191,7 +191,7 @@ class Downloads:
                     part = frame.WhichOneof("part")
                     if part != "trailer":
                         raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
-                    return receiver.finish(frame.trailer.sha256)
+                    return receiver.finish(frame.trailer.blake3)
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
         finally:
             call.cancel()
@@ -201,7 +201,7 @@ class Downloads:
     def _receiver(self, path: Path, header: transfer_pb2.FileHeader) -> FileReceiver:
         return FileReceiver(
             path,
-            sha256=header.sha256,
+            blake3=header.blake3,
             size=header.size,
             offset=header.offset,
             maximum=self._maximum,
@@ -214,8 +214,8 @@ def _checked_header(
 ) -> transfer_pb2.FileHeader:
     """The first frame's header. Raises ProtocolError unless it announces what was asked for."""
     header = frame.header
-    announced = (header.version, header.sha256, header.size)
-    expected = (FRAMING_VERSION, rendition.sha256, rendition.size)
+    announced = (header.version, header.blake3, header.size)
+    expected = (FRAMING_VERSION, rendition.blake3, rendition.size)
     if frame.WhichOneof("part") != "header" or announced != expected:
         raise ProtocolError(
             f"the coordinator began a file with {announced}, expected a header with {expected}"

@@ -313,7 +313,7 @@ class Instructions:
             )
 
         with contextlib.ExitStack() as pins:
-            pins.enter_context(self._cache.pinned(work.model.sha256))
+            pins.enter_context(self._cache.pinned(work.model.blake3))
             model = await self._model(job, work.model, work.task)
             auxiliaries = await self._auxiliaries(job, pins)
             trained = await self._worker.run(compute)
@@ -328,7 +328,7 @@ class Instructions:
             client_id=instruction.client_id,
             run_id=instruction.run_id,
             round=instruction.round,
-            sha256=trained.file.sha256,
+            blake3=trained.file.blake3,
             size=trained.file.size,
             encoding=work.encoding,
             delta=work.delta,
@@ -356,10 +356,10 @@ class Instructions:
         )
         paths: list[Path | None] = []
         for reference in (sent.shared, sent.personal):
-            if not reference.sha256:
+            if not reference.blake3:
                 paths.append(None)
                 continue
-            pins.enter_context(self._cache.pinned(reference.sha256))
+            pins.enter_context(self._cache.pinned(reference.blake3))
             paths.append(await self._model(job, reference, instruction.train.task))
         shared, personal = paths
         if shared is None:
@@ -382,7 +382,7 @@ class Instructions:
             self._started(job)
             return bench.evaluate(work, client_id=ClientId(instruction.client_id), model=model)
 
-        with self._cache.pinned(work.model.sha256):
+        with self._cache.pinned(work.model.blake3):
             model = await self._model(job, work.model, work.task)
             counts = await self._worker.run(compute)
         evaluation = rpc.EvaluationCounts(
@@ -420,7 +420,7 @@ class Instructions:
                     cancelled=job.cancelled.is_set,
                 )
 
-            with self._cache.pinned(work.model.sha256):
+            with self._cache.pinned(work.model.blake3):
                 model = await self._model(job, work.model, work.task)
                 return await self._worker.run(estimate)
 
@@ -444,7 +444,7 @@ class Instructions:
             )
 
         if question.needs_model:
-            with self._cache.pinned(work.model.sha256):
+            with self._cache.pinned(work.model.blake3):
                 model: Path | None = await self._model(job, work.model, work.task)
                 values = await self._worker.run(compute)
         else:

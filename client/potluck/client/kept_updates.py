@@ -29,7 +29,7 @@ class KeptUpdate(BaseModel):
     client_id: str
     run_id: str
     round: int
-    sha256: str
+    blake3: str
     size: int
     encoding: int
     delta: bool

@@ -19,7 +19,7 @@ def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
     Models in use count, but are never deleted.
     """
     excess = len(by_use) - keep
-    return [sha256 for sha256 in by_use if sha256 not in in_use][: max(0, excess)]
+    return [blake3 for blake3 in by_use if blake3 not in in_use][: max(0, excess)]
 
 
 class ModelCache:
@@ -40,60 +40,60 @@ class ModelCache:
                 path.unlink()
         self._evict()
 
-    def path(self, sha256: str) -> Path:
+    def path(self, blake3: str) -> Path:
         """Where a model belongs. Raises ProtocolError for a digest that is none."""
-        return self._folder / check_digest(sha256)
+        return self._folder / check_digest(blake3)
 
-    def holds(self, sha256: str) -> bool:
+    def holds(self, blake3: str) -> bool:
         """Whether a model is here."""
-        return sha256 in self._by_use and self.path(sha256).is_file()
+        return blake3 in self._by_use and self.path(blake3).is_file()
 
-    def verified(self, sha256: str) -> bool:
+    def verified(self, blake3: str) -> bool:
         """Whether a model that is here still has its digest; read once per process. Blocks."""
-        if sha256 not in self._verified:
-            if file_digest(self.path(sha256)).sha256 != sha256:
+        if blake3 not in self._verified:
+            if file_digest(self.path(blake3)).blake3 != blake3:
                 return False
-            self._verified.add(sha256)
+            self._verified.add(blake3)
         return True
 
-    def add(self, sha256: str) -> None:
+    def add(self, blake3: str) -> None:
         """A verified model has been put at `path`; the ones used longest ago may go."""
-        self._verified.add(sha256)
-        self.touch(sha256)
+        self._verified.add(blake3)
+        self.touch(blake3)
         self._evict()
 
-    def touch(self, sha256: str) -> None:
+    def touch(self, blake3: str) -> None:
         """A model is used."""
-        if sha256 in self._by_use:
-            self._by_use.remove(sha256)
-        self._by_use.append(sha256)
+        if blake3 in self._by_use:
+            self._by_use.remove(blake3)
+        self._by_use.append(blake3)
         with contextlib.suppress(OSError):
-            os.utime(self.path(sha256))
+            os.utime(self.path(blake3))
 
-    def remove(self, sha256: str) -> None:
+    def remove(self, blake3: str) -> None:
         """Delete a model that is not what it should be."""
-        self._verified.discard(sha256)
-        if sha256 in self._by_use:
-            self._by_use.remove(sha256)
-        self.path(sha256).unlink(missing_ok=True)
+        self._verified.discard(blake3)
+        if blake3 in self._by_use:
+            self._by_use.remove(blake3)
+        self.path(blake3).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def pinned(self, sha256: str) -> Iterator[None]:
+    def pinned(self, blake3: str) -> Iterator[None]:
         """Keep a model, or the place for one, while the block runs."""
-        self._pins[sha256] += 1
+        self._pins[blake3] += 1
         try:
             yield
         finally:
-            self._pins[sha256] -= 1
-            if not self._pins[sha256]:
-                del self._pins[sha256]
+            self._pins[blake3] -= 1
+            if not self._pins[blake3]:
+                del self._pins[blake3]
                 self._evict()
 
     def _evict(self) -> None:
-        for sha256 in evictions(self._by_use, self._pins.keys(), self._keep):
-            self._by_use.remove(sha256)
-            self._verified.discard(sha256)
-            self.spare.give(self.path(sha256))
+        for blake3 in evictions(self._by_use, self._pins.keys(), self._keep):
+            self._by_use.remove(blake3)
+            self._verified.discard(blake3)
+            self.spare.give(self.path(blake3))
 
 
 def _is_digest(name: str) -> bool:

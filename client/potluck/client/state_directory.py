@@ -1,8 +1,8 @@
 """The folder in which a client process keeps what must survive it.
 
 lock                     held while the process runs
-models/SHA256            models, by the digest of their float32 file
-fetched/SHA256[.part]    files on their way down
+models/BLAKE3            models, by the digest of their float32 file
+fetched/BLAKE3[.part]    files on their way down
 updates/…                updates until their round is over; see `kept_updates`
 kept/…                   what clients keep from one training to the next; see `kept_states`
 ….spare/N                a model and an update to be written over; see `spare_files`

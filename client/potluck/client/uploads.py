@@ -84,7 +84,7 @@ def _require(path: Path) -> None:
 
 async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
     request = rpc.LocateUploadRequest(
-        update_id=update.update_id, client_id=update.client_id, sha256=update.sha256
+        update_id=update.update_id, client_id=update.client_id, blake3=update.blake3
     )
     return await link.stub.LocateUpload(request)
 
@@ -97,7 +97,7 @@ async def _frames(
     for message in file_messages(path, offset):
         link.metrics.moved(Direction.UP, len(message))
         yield message
-    trailer = transfer_pb2.FileTrailer(sha256=update.sha256)
+    trailer = transfer_pb2.FileTrailer(blake3=update.blake3)
     yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
 
 
@@ -110,7 +110,7 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
         version=FRAMING_VERSION,
         update_id=update.update_id,
         client_id=update.client_id,
-        sha256=update.sha256,
+        blake3=update.blake3,
         size=update.size,
         offset=offset,
         encoding=transfer_pb2.Encoding.ValueType(update.encoding),

@@ -103,7 +103,7 @@ class TransferError(PotluckError):
 
 
 class DigestMismatchError(TransferError):
-    """The bytes of a file have another SHA-256 than announced."""
+    """The bytes of a file have another BLAKE3 digest than announced."""
 
     reason = "DIGEST_MISMATCH"
 

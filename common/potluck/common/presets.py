@@ -180,9 +180,9 @@ def preset_run_file(preset: Preset) -> str:
             inner = tomlkit.table()
             for name, value in table.items():
                 _add(inner, name, value, reasons.pop(f"{key}.{name}", None))
-            for name, reason in list(reasons.items()):
-                if name.startswith(f"{key}."):
-                    inner.add(tomlkit.comment(f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"))
+            for name in [name for name in reasons if name.startswith(f"{key}.")]:
+                ours = f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"
+                inner.add(tomlkit.comment(ours))
             document.add(key, inner)
     return tomlkit.dumps(document)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1
-FRAMING_VERSION = 1
+FRAMING_VERSION = 2
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of a file on the wire; gRPC refuses messages over 4 MiB."""

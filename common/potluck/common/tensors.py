@@ -53,9 +53,9 @@ _BLOCK_ELEMENTS: Final = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """What identifies a file: SHA-256 (64 lower-case hexadecimal digits) and length in bytes."""
+    """What identifies a file: BLAKE3 digest (64 lower-case hexadecimal digits), bytes."""
 
-    sha256: str
+    blake3: str
     size: int
 
 
@@ -191,7 +191,7 @@ def write_tensors(
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-    return FileDigest(sha256=digest.hexdigest(), size=layout.file_bytes)
+    return FileDigest(blake3=digest.hexdigest(), size=layout.file_bytes)
 
 
 def file_digest(path: Path) -> FileDigest:
@@ -202,7 +202,7 @@ def file_digest(path: Path) -> FileDigest:
         raise StorageError(
             f"can't read {path}: {error.strerror}", path=path, errno=error.errno
         ) from error
-    return FileDigest(sha256=digest, size=size)
+    return FileDigest(blake3=digest, size=size)
 
 
 def check_finite(file: TensorFile) -> None:

@@ -22,14 +22,15 @@ from potluck.common.errors import (
 )
 from potluck.common.protocol import CHUNK_BYTES
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """`text` if it is a SHA-256 in lower-case hexadecimal. Raises ProtocolError otherwise."""
-    if _SHA256.fullmatch(text) is None:
+    """`text` if it may be a BLAKE3 digest, in lower-case hexadecimal. Raises ProtocolError."""
+    if _BLAKE3.fullmatch(text) is None:
         raise ProtocolError(
-            f"a SHA-256 is 64 lower-case hexadecimal digits, not {text[:80]!r}", sha256=text[:80]
+            f"a BLAKE3 digest is 64 lower-case hexadecimal digits, not {text[:80]!r}",
+            blake3=text[:80],
         )
     return text
 
@@ -45,7 +46,7 @@ class FileReceiver:
         self,
         path: Path,
         *,
-        sha256: str,
+        blake3: str,
         size: int,
         offset: int,
         maximum: int,
@@ -69,7 +70,7 @@ class FileReceiver:
             raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes")
         self._path = path
         self._part = part_path(path)
-        self._sha256 = check_digest(sha256)
+        self._blake3 = check_digest(blake3)
         self._size = size
         self._received = offset
         self._hash = hasher()
@@ -123,7 +124,7 @@ class FileReceiver:
             view = view[self._file.write(view) :]
         self._received += len(chunk)
 
-    def finish(self, sha256: str, *, sync: bool = False) -> Path:
+    def finish(self, blake3: str, *, sync: bool = False) -> Path:
         """Verify length and digest and give the file its name.
 
         `sync` waits until the bytes are on disk. Raises TruncatedError (the part is kept) or
@@ -136,12 +137,12 @@ class FileReceiver:
                 size=self._size,
             )
         actual = self._hash.hexdigest()
-        if actual != self._sha256 or check_digest(sha256) != self._sha256:
+        if actual != self._blake3 or check_digest(blake3) != self._blake3:
             self._writing.unlink(missing_ok=True)
             raise DigestMismatchError(
-                f"the file announced as {self._sha256[:12]}… has SHA-256 {actual[:12]}…; "
+                f"the file announced as {self._blake3[:12]}… has BLAKE3 digest {actual[:12]}…; "
                 "send it again from its start",
-                announced=self._sha256,
+                announced=self._blake3,
                 actual=actual,
             )
         self._cut()

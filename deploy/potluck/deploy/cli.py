@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,15 +98,17 @@ def config(
     typer.echo(text, nl=False)
 
 
+def _add(*groups: Mapping[str, Callable[..., Any]]) -> None:
+    for commands in groups:
+        for name, command in commands.items():
+            app.command(name)(command)
+
+
 app.command("demo")(demo)
 app.command("doctor")(doctor)
-for name, command in {**COMMANDS, **PROFILE_COMMANDS, **AUDIT_COMMANDS, **REPORT_COMMANDS}.items():
-    app.command(name)(command)
-for name, command in DISCLOSURE_AUDIT_COMMANDS.items():
-    app.command(name)(command)
+_add(COMMANDS, PROFILE_COMMANDS, AUDIT_COMMANDS, REPORT_COMMANDS, DISCLOSURE_AUDIT_COMMANDS)
 app.command("select")(select)
-for name, command in {**EXPERIMENT_COMMANDS, **PRETRAINED_COMMANDS}.items():
-    app.command(name)(command)
+_add(EXPERIMENT_COMMANDS, PRETRAINED_COMMANDS)
 app.add_typer(clients_app, name="clients")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -193,5 +194,5 @@ def preset(
     print_line(preset_run_file(preset_named(name)).rstrip())
 
 
-COMMANDS = {"experiment": experiment, "preset": preset}
+COMMANDS: dict[str, Callable[..., Any]] = {"experiment": experiment, "preset": preset}
 """The commands by name, for typer."""

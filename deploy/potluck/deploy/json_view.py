@@ -34,7 +34,7 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
         "count": status.count,
         "seed": status.seed,
         "created_at": _moment(status, "created_at"),
-        "model_sha256": status.model_sha256 or None,
+        "model_blake3": status.model_blake3 or None,
     }
 
 
@@ -61,7 +61,7 @@ def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
         "seconds": committed.seconds,
         "bytes_down": committed.bytes_down,
         "bytes_up": committed.bytes_up,
-        "model_sha256": committed.model_sha256,
+        "model_blake3": committed.model_blake3,
     }
 
 

@@ -1,6 +1,6 @@
 """Downloads of a run's model: verified, and going on where an earlier one stopped.
 
-What has arrived of FILE lies beside it as `.FILE.SHA256.part`, so that only bytes of the same model
+What has arrived of FILE lies beside it as `.FILE.BLAKE3.part`, so that only bytes of the same model
 are ever continued.
 """
 
@@ -35,7 +35,7 @@ class DownloadedModel:
     """A complete, verified file."""
 
     path: Path
-    sha256: str
+    blake3: str
     size: int
 
 
@@ -73,18 +73,18 @@ async def _receive(
     client: OperatorClient, run_id: str, path: Path, round_number: int, progress: Progress | None
 ) -> DownloadedModel:
     held = _partial_files(path)
-    sha256 = next(iter(held), "")
-    offset = held_bytes(held[sha256]) if sha256 else 0
-    frames = client.fetch_model(run_id, round_number=round_number, sha256=sha256, offset=offset)
+    blake3 = next(iter(held), "")
+    offset = held_bytes(held[blake3]) if blake3 else 0
+    frames = client.fetch_model(run_id, round_number=round_number, blake3=blake3, offset=offset)
     async with aclosing(frames):
         first = await anext(frames, None)
         if first is None or first.WhichOneof("part") != "header":
             raise ProtocolError("the coordinator sent a model that does not begin with its header")
         header = first.header
-        target = _hidden(path, check_digest(header.sha256))
+        target = _hidden(path, check_digest(header.blake3))
         receiver = FileReceiver(
             target,
-            sha256=header.sha256,
+            blake3=header.blake3,
             size=header.size,
             offset=header.offset,
             maximum=_LARGEST_FILE,
@@ -105,7 +105,7 @@ async def _receive(
     target.replace(path)
     for leftover in _partial_files(path).values():
         part_path(leftover).unlink(missing_ok=True)
-    return DownloadedModel(path=path, sha256=header.sha256, size=header.size)
+    return DownloadedModel(path=path, blake3=header.blake3, size=header.size)
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
@@ -115,18 +115,18 @@ def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
             receiver.write(frame.chunk)
             return False
         case "trailer":
-            receiver.finish(frame.trailer.sha256)
+            receiver.finish(frame.trailer.blake3)
             return True
         case other:
             raise ProtocolError(f"the coordinator sent {other or 'nothing'} in the midst of a file")
 
 
-def _hidden(path: Path, sha256: str) -> Path:
-    return path.with_name(f".{path.name}.{sha256}")
+def _hidden(path: Path, blake3: str) -> Path:
+    return path.with_name(f".{path.name}.{blake3}")
 
 
 def _partial_files(path: Path) -> dict[str, Path]:
-    """The files of which a part is here, by SHA-256, the latest first."""
+    """The files of which a part is here, by BLAKE3 digest, the latest first."""
     start, end = f".{path.name}.", ".part"
     parts = [
         part

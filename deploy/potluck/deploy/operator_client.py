@@ -119,15 +119,15 @@ class OperatorClient:
             call.cancel()
 
     async def fetch_model(
-        self, run_id: str, *, round_number: int, sha256: str, offset: int
+        self, run_id: str, *, round_number: int, blake3: str, offset: int
     ) -> AsyncGenerator[transfer_pb2.ModelFrame]:
         """The frames of a run's model; `round_number` 0 stands for the last committed round.
 
-        `offset` bytes of the file with digest `sha256` are here already. The stream's header
+        `offset` bytes of the file with digest `blake3` are here already. The stream's header
         says what file comes and from where.
         """
         request = operator_pb2.OperatorServiceFetchModelRequest(
-            run_id=run_id, round=round_number, sha256=sha256, offset=offset
+            run_id=run_id, round=round_number, blake3=blake3, offset=offset
         )
         call = self._stub.FetchModel(request)
         frames = aiter(call)

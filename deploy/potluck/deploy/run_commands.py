@@ -165,7 +165,7 @@ async def model(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Download a run's model as float32 safetensors, verified by its SHA-256.
+    """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
 
     A broken download goes on where it stopped when the command is given again.
 
@@ -190,11 +190,11 @@ async def model(
             progress=lambda here, total: bar.update(task, completed=here, total=total),
         )
     if as_json:
-        values = {"path": str(output), "sha256": downloaded.sha256, "size": downloaded.size}
+        values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
         print_line(to_line(values))
     else:
         size = readable_bytes(downloaded.size)
-        print_line(f"{output}: {size}, SHA-256 {downloaded.sha256}")
+        print_line(f"{output}: {size}, BLAKE3 digest {downloaded.blake3}")
 
 
 def print_line(line: str) -> None:

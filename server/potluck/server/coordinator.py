@@ -189,11 +189,11 @@ class Coordinator:
             if not lock.locked():
                 self._upload_locks.pop(update_id, None)
 
-    def count_down(self, sha256: str, sent: int) -> None:
+    def count_down(self, blake3: str, sent: int) -> None:
         """Bytes of a model file went out: to the account of the run that uses it."""
         for engine in self._engines.values():
-            if engine.serves(sha256):
-                engine.count_down(sha256, sent)
+            if engine.serves(blake3):
+                engine.count_down(blake3, sent)
                 return
 
     # Runs -------------------------------------------------------------------------------------
@@ -337,14 +337,14 @@ class Coordinator:
         """Digest and file of a run's model; round 0 means the last one. Raises NotFoundError."""
         row = await self.run(run_id)
         if round_number == 0:
-            sha256 = row.model_sha256
+            blake3 = row.model_blake3
         else:
             rounds = await self.committed_rounds(row.run_id)
-            sha256 = next((r.model_sha256 for r in rounds if r.key.round == round_number), None)
-        if sha256 is None:
+            blake3 = next((r.model_blake3 for r in rounds if r.key.round == round_number), None)
+        if blake3 is None:
             which = f"round {round_number}" if round_number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
-        return sha256, self.files.existing(sha256)
+        return blake3, self.files.existing(blake3)
 
     async def tidy(self, run_id: str) -> None:
         """Delete model files that no run needs any more, now that this one has moved on."""
@@ -359,16 +359,16 @@ class Coordinator:
         try:
             retention = parse_run_file(row.run_file, source="run file").retention
         except ConfigurationError:  # of another release; better too many than too few
-            return {reference.model_sha256 for reference in references}
+            return {reference.model_blake3 for reference in references}
         last = max((reference.round for reference in references), default=0)
         kept: set[str] = set()
         for reference in references:
             age = last - reference.round
             spared = retention.keep_every and reference.round % retention.keep_every == 0
             if age < retention.keep_last or spared:
-                kept.add(reference.model_sha256)
-            if age == 0 and reference.state_sha256 is not None:
-                kept.add(reference.state_sha256)
+                kept.add(reference.model_blake3)
+            if age == 0 and reference.state_blake3 is not None:
+                kept.add(reference.state_blake3)
         return kept
 
     # Driving ----------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Coordinator:
             row = await self.run(row.run_id)
         if row.state is RunState.FAILED:
             raise RunError(f"pre-training failed: {row.reason}", run=run_id)
-        return row.model_sha256 if row.state is RunState.FINISHED else None
+        return row.model_blake3 if row.state is RunState.FINISHED else None
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._engines.pop(run_id, None)
@@ -480,7 +480,7 @@ def _find_or_add(store: Store, *, run: Run, initial: str) -> RunRow:
     except NotFoundError:
         store.add_run(run)
         row = store.run(run.run_id)
-    if row.model_sha256 is None:
+    if row.model_blake3 is None:
         store.set_initial_model(run.run_id, initial, utc())
     if row.state in (RunState.STOPPED, RunState.FAILED):
         store.set_run_state(run.run_id, RunState.WAITING, "", utc())

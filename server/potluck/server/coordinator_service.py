@@ -127,15 +127,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
         """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
-        sha256 = check_digest(request.sha256)
-        path = self._coordinator.files.existing(sha256)
+        blake3 = check_digest(request.blake3)
+        path = self._coordinator.files.existing(blake3)
         peer = identity_of(context).name
-        moving = self._coordinator.moving(Direction.DOWN, peer, sha256, offset=request.offset)
+        moving = self._coordinator.moving(Direction.DOWN, peer, blake3, offset=request.offset)
         async with moving as transfer:
             reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
-            for message in send_file(path, sha256, request.offset, reply):
+            for message in send_file(path, blake3, request.offset, reply):
                 if isinstance(message, bytes):
-                    self._coordinator.count_down(sha256, len(message))
+                    self._coordinator.count_down(blake3, len(message))
                 elif isinstance(message, reply) and message.frame.HasField("trailer"):
                     transfer.complete()  # a host that has it may end the call at once
                 yield message
@@ -151,8 +151,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if engine.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         _check_expected(engine, request.client_id, request.update_id)
-        check_digest(request.sha256)
-        held = held_bytes(engine.spool_path(request.client_id, request.sha256))
+        check_digest(request.blake3)
+        held = held_bytes(engine.spool_path(request.client_id, request.blake3))
         return coordinator_pb2.LocateUploadResponse(offset=held)
 
     async def SubmitUpdate(
@@ -171,7 +171,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         _check_steps(header.report, engine.blueprint.training)
         _check_form(header, engine)
         moving = self._coordinator.moving(
-            Direction.UP, identity_of(context).name, header.sha256, offset=header.offset
+            Direction.UP, identity_of(context).name, header.blake3, offset=header.offset
         )
         async with self._coordinator.uploading(header.update_id), moving as transfer:
             model = engine.model
@@ -197,7 +197,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> Path:
         folder = engine.spool.folder
         try:
-            path = engine.spool_path(header.client_id, header.sha256)
+            path = engine.spool_path(header.client_id, header.blake3)
             engine.spool.clear_others(path)
             announced = min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes)
             over = engine.spool.take_spare()
@@ -226,7 +226,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 frame = require(request, "a chunk or a trailer").frame
                 if frame.WhichOneof("part") != "trailer":
                     raise ProtocolError("after an upload's header come chunks, then a trailer")
-                return receiver.finish(frame.trailer.sha256)
+                return receiver.finish(frame.trailer.blake3)
         raise TruncatedError(
             f"the upload ended without a trailer after {receiver.received} of {header.size} "
             "bytes; send the rest",
@@ -255,7 +255,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         report = header.report
         up = engine.blueprint.run_file.transport.up
         row = UpdateRow(
-            sha256=header.sha256,
+            blake3=header.blake3,
             size=header.size,
             encoding=up.encoding.value,
             delta=header.delta,
@@ -278,7 +278,7 @@ async def _receiver(
     begin = partial(
         FileReceiver,
         path,
-        sha256=header.sha256,
+        blake3=header.blake3,
         size=header.size,
         offset=header.offset,
         maximum=maximum,
@@ -318,7 +318,7 @@ def _header(first: Any) -> transfer_pb2.UpdateHeader:
             f"{FRAMING_VERSION}",
             version=header.version,
         )
-    check_digest(header.sha256)
+    check_digest(header.blake3)
     return header
 
 

@@ -128,15 +128,15 @@ class RunEngine:
         """A client can't deliver an update in the round under way."""
         self._collecting.fail(client, message, reason)
 
-    def spool_path(self, client: str, sha256: str) -> Path:
+    def spool_path(self, client: str, blake3: str) -> Path:
         """Where the client's update of this attempt belongs."""
         machine = self._run.machine
-        return self.spool.path(machine.round, machine.attempt, client, sha256)
+        return self.spool.path(machine.round, machine.attempt, client, blake3)
 
-    def serves(self, sha256: str) -> bool:
+    def serves(self, blake3: str) -> bool:
         """Whether hosts fetch this file for this run."""
-        of_model = self.model is not None and sha256 in self.model.digests
-        return of_model or sha256 in self._collecting.auxiliaries.digests
+        of_model = self.model is not None and blake3 in self.model.digests
+        return of_model or blake3 in self._collecting.auxiliaries.digests
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
@@ -149,11 +149,11 @@ class RunEngine:
         }
         return of_models | self._collecting.auxiliaries.digests
 
-    def count_down(self, sha256: str, sent: int) -> None:
+    def count_down(self, blake3: str, sent: int) -> None:
         """Bytes of a file that belongs to the model went out."""
         self._run.facts.bytes_down += sent
         if self.model is not None:
-            self._environment.observer.sent(self.model.encoding_of(sha256), sent)
+            self._environment.observer.sent(self.model.encoding_of(blake3), sent)
 
     def upload_begins(self) -> None:
         """An update begins to arrive."""

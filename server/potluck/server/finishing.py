@@ -78,11 +78,11 @@ class Finishing:
         outcome = self._outcome(action)
         selector_state = run.blueprint.selector.observe(run.states.selector, outcome)
         states = States(selector=selector_state, strategy=facts.strategy_state)
-        state_sha256 = await asyncio.to_thread(run.work.write_states, states)
+        state_blake3 = await asyncio.to_thread(run.work.write_states, states)
         commit = RoundCommit(
             key=run.key,
-            model_sha256=facts.model.sha256,
-            state_sha256=state_sha256,
+            model_blake3=facts.model.blake3,
+            state_blake3=state_blake3,
             selector_scalars=states.selector.scalars,
             strategy_scalars=states.strategy.scalars,
             metrics=_metrics_row(facts.metrics),

@@ -25,16 +25,16 @@ class Rendition(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sha256: str
+    blake3: str
     size: int
     encoding: Encoding
-    base_sha256: str = ""
+    base_blake3: str = ""
     compressed: bool = False
 
     @classmethod
     def whole(cls, digest: FileDigest) -> Rendition:
         """The float32 file itself."""
-        return cls(sha256=digest.sha256, size=digest.size, encoding=Encoding.FLOAT32)
+        return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
 
 
 class Published(BaseModel):
@@ -42,40 +42,40 @@ class Published(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sha256: str
+    blake3: str
     size: int
     renditions: tuple[Rendition, ...]
 
     @property
     def digests(self) -> frozenset[str]:
         """Every file that belongs to it."""
-        return frozenset({self.sha256, *(rendition.sha256 for rendition in self.renditions)})
+        return frozenset({self.blake3, *(rendition.blake3 for rendition in self.renditions)})
 
-    def encoding_of(self, sha256: str) -> Encoding:
+    def encoding_of(self, blake3: str) -> Encoding:
         """How one of its files is encoded."""
-        encodings = (each.encoding for each in self.renditions if each.sha256 == sha256)
+        encodings = (each.encoding for each in self.renditions if each.blake3 == blake3)
         return next(encodings, Encoding.FLOAT32)
 
 
 class ModelFiles:
-    """A folder of tensor files named by their SHA-256. Blocking; call it from any thread."""
+    """A folder of tensor files named by their BLAKE3 digest. Blocking; call it from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
 
-    def path(self, sha256: str) -> Path:
+    def path(self, blake3: str) -> Path:
         """Where the file with this digest is, or would be."""
-        return self._folder / f"{check_digest(sha256)}.safetensors"
+        return self._folder / f"{check_digest(blake3)}.safetensors"
 
-    def existing(self, sha256: str) -> Path:
+    def existing(self, blake3: str) -> Path:
         """Where the file with this digest is. Raises NotFoundError."""
-        path = self.path(sha256)
+        path = self.path(blake3)
         if not path.is_file():
             raise NotFoundError(
-                f"there is no file {sha256[:12]}… (any more); ask for the round's present model",
-                sha256=sha256,
+                f"there is no file {blake3[:12]}… (any more); ask for the round's present model",
+                blake3=blake3,
             )
         return path
 
@@ -91,7 +91,7 @@ class ModelFiles:
 
     def compress(self, digest: FileDigest) -> FileDigest:
         """Compress a file that was just written; the file itself is not needed any more."""
-        source = self.existing(digest.sha256)
+        source = self.existing(digest.blake3)
         temporary = self._temporary()
         try:
             packed = compress_file(source, temporary)
@@ -99,7 +99,7 @@ class ModelFiles:
         finally:
             temporary.unlink(missing_ok=True)
         with self._lock:
-            self._fresh.discard(digest.sha256)
+            self._fresh.discard(digest.blake3)
         return packed
 
     def _temporary(self) -> Path:
@@ -107,8 +107,8 @@ class ModelFiles:
 
     def _name(self, temporary: Path, digest: FileDigest) -> None:
         with self._lock:
-            self._fresh.add(digest.sha256)
-            temporary.replace(self.path(digest.sha256))
+            self._fresh.add(digest.blake3)
+            temporary.replace(self.path(digest.blake3))
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)  # a row will name it, so the name must be on disk as well
@@ -117,8 +117,8 @@ class ModelFiles:
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
         """Note, on disk, which files a model can be had as."""
-        published = Published(sha256=digest.sha256, size=digest.size, renditions=tuple(renditions))
-        path = self._notes(digest.sha256)
+        published = Published(blake3=digest.blake3, size=digest.size, renditions=tuple(renditions))
+        path = self._notes(digest.blake3)
         temporary = self._temporary()
         try:
             temporary.write_text(published.model_dump_json())
@@ -127,31 +127,31 @@ class ModelFiles:
             temporary.unlink(missing_ok=True)
         return published
 
-    def published(self, sha256: str) -> Published:
+    def published(self, blake3: str) -> Published:
         """A model on disk with its files; only the whole one if no note of others is left."""
-        path = self.existing(sha256)
+        path = self.existing(blake3)
         try:
-            noted = Published.model_validate_json(self._notes(sha256).read_text())
+            noted = Published.model_validate_json(self._notes(blake3).read_text())
             for rendition in noted.renditions:
-                self.existing(rendition.sha256)
+                self.existing(rendition.blake3)
         except (OSError, ValueError, NotFoundError):
-            digest = FileDigest(sha256=sha256, size=path.stat().st_size)
-            return Published(sha256=sha256, size=digest.size, renditions=(Rendition.whole(digest),))
+            digest = FileDigest(blake3=blake3, size=path.stat().st_size)
+            return Published(blake3=blake3, size=digest.size, renditions=(Rendition.whole(digest),))
         return noted
 
-    def _notes(self, sha256: str) -> Path:
-        return self._folder / f"{check_digest(sha256)}.json"
+    def _notes(self, blake3: str) -> Path:
+        return self._folder / f"{check_digest(blake3)}.json"
 
-    def open(self, sha256: str, expected: Layout | None = None) -> TensorFile:
+    def open(self, blake3: str, expected: Layout | None = None) -> TensorFile:
         """Map a file by its digest."""
-        return open_tensors(self.existing(sha256), expected=expected)
+        return open_tensors(self.existing(blake3), expected=expected)
 
-    def verify(self, sha256: str) -> None:
+    def verify(self, blake3: str) -> None:
         """Read a file whole. Raises NotFoundError, or StorageError if it is not what it was."""
-        path = self.existing(sha256)
-        if file_digest(path).sha256 != sha256:
+        path = self.existing(blake3)
+        if file_digest(path).blake3 != blake3:
             raise StorageError(
-                f"{path} is damaged, its SHA-256 is not its name any more; restore it from a "
+                f"{path} is damaged, its BLAKE3 digest is not its name any more; restore it from a "
                 "backup, or start the run anew",
                 path=path,
             )

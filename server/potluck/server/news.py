@@ -6,8 +6,8 @@ import asyncio
 from datetime import datetime
 
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
-from potluck.server.round_work import SpooledUpdate
 from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
+from potluck.server.update_files import SpooledUpdate
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -100,7 +100,7 @@ def run_status(row: RunRow) -> operator_pb2.RunStatus:
         task=row.task,
         selector=row.selector,
         strategy=row.strategy,
-        model_sha256=row.model_sha256 or "",
+        model_blake3=row.model_blake3 or "",
         count=row.count,
         seed=row.seed,
     )
@@ -156,7 +156,7 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         seconds=row.seconds,
         bytes_down=row.bytes_down,
         bytes_up=row.bytes_up,
-        model_sha256=row.model_sha256,
+        model_blake3=row.model_blake3,
     )
 
 

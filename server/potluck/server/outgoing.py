@@ -21,7 +21,7 @@ Reply = TypeVar(
 
 
 def send_file(
-    path: Path, sha256: str, offset: int, reply: type[Reply]
+    path: Path, blake3: str, offset: int, reply: type[Reply]
 ) -> Iterator[Message | bytes]:
     """The messages that carry a model file from an offset; chunks come encoded.
 
@@ -31,9 +31,9 @@ def send_file(
     if offset > size:
         raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes", offset=offset)
     header = transfer_pb2.FileHeader(
-        version=FRAMING_VERSION, sha256=sha256, size=size, offset=offset
+        version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
     )
     yield reply(frame=transfer_pb2.ModelFrame(header=header))
     yield from file_messages(path, offset)
-    trailer = transfer_pb2.FileTrailer(sha256=sha256)
+    trailer = transfer_pb2.FileTrailer(blake3=blake3)
     yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))

@@ -29,8 +29,8 @@ class Preparing:
         run, run_id = self._run, self._run.row.run_id
         run.enrol(await self._in_store(lambda store: store.roster(run_id)))
         last: RoundRow | None = await self._in_store(lambda store: store.last_round(run_id))
-        if run.row.model_sha256 is not None:
-            run.model = await asyncio.to_thread(run.work.load, run.row.model_sha256)
+        if run.row.model_blake3 is not None:
+            run.model = await asyncio.to_thread(run.work.load, run.row.model_blake3)
         elif not await self._begin_with_a_model():
             run.post(rounds.StopRequested())
             return
@@ -42,7 +42,7 @@ class Preparing:
         else:
             run.states = await asyncio.to_thread(
                 run.work.read_states,
-                last.state_sha256,
+                last.state_blake3,
                 last.selector_scalars,
                 last.strategy_scalars,
             )
@@ -57,32 +57,32 @@ class Preparing:
         for remark in run.blueprint.remarks:
             run.say(remark, warning=True)
         initial = await asyncio.to_thread(run.work.initial_model)
-        sha256: str | None = initial.sha256
+        blake3: str | None = initial.blake3
         triplet = run.blueprint.run_file.profiles.triplet
         if run.profiling.needs_model and triplet.pretraining_rounds:
             run.say("pre-training a model for triplets")
-            sha256 = await run.environment.pretrain(initial.sha256)
-        if sha256 is None:
+            blake3 = await run.environment.pretrain(initial.blake3)
+        if blake3 is None:
             return False
-        run.model = await asyncio.to_thread(run.work.load, sha256)
-        await self._in_store(lambda store: store.set_initial_model(run_id, sha256, utc()))
+        run.model = await asyncio.to_thread(run.work.load, blake3)
+        await self._in_store(lambda store: store.set_initial_model(run_id, blake3, utc()))
         return True
 
     async def _find_profile_model(self) -> None:
         """Triplets of late joiners too are estimated with the model before round 1."""
         run, run_id = self._run, self._run.row.run_id
         references = await self._in_store(lambda store: store.model_references(run_id))
-        [sha256] = [each.model_sha256 for each in references if each.round == 0]
+        [blake3] = [each.model_blake3 for each in references if each.round == 0]
         try:
-            model = await asyncio.to_thread(run.environment.files.published, sha256)
+            model = await asyncio.to_thread(run.environment.files.published, blake3)
         except NotFoundError:  # who has disclosed is known by it, but nobody can any more
-            model = Published(sha256=sha256, size=0, renditions=())
+            model = Published(blake3=blake3, size=0, renditions=())
         run.profiling.use_model(model)
 
     def _initial_states(self) -> States:
         run = self._run
         assert run.model is not None  # noqa: S101  # prepare has just loaded it
-        with run.environment.files.open(run.model.sha256) as file:
+        with run.environment.files.open(run.model.blake3) as file:
             strategy = run.blueprint.strategy.init(file.arrays)
         return States(selector=run.blueprint.selector.init(run.population()), strategy=strategy)
 
@@ -133,7 +133,7 @@ class Preparing:
             state = member.state
             if state is MemberState.RECEIVED and member.update is not None:
                 path = run.spool.path(
-                    key.round, key.attempt, member.client_id, member.update.sha256
+                    key.round, key.attempt, member.client_id, member.update.blake3
                 )
                 update = SpooledUpdate(client=member.client_id, path=path, row=member.update)
                 if await asyncio.to_thread(spooled_intact, update):

@@ -310,7 +310,7 @@ class Profiling:
         )
 
     def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
-        model = self._model.sha256 if profile.signal == TRIPLET and self._model else None
+        model = self._model.blake3 if profile.signal == TRIPLET and self._model else None
         if not (
             parameters.satisfies(self._requests[profile.signal])
             and parameters.task == self._task
@@ -350,7 +350,7 @@ async def stored_profiles(
     references = await in_store(lambda store: store.model_references(run_id))
     for reference in references:
         if reference.round == 0:
-            profiling.use_model(Published(sha256=reference.model_sha256, size=0, renditions=()))
+            profiling.use_model(Published(blake3=reference.model_blake3, size=0, renditions=()))
     await profiling.admit(roster)
     samples: dict[str, int] = {}
     for row in await in_store(lambda store: store.rounds(run_id)):

@@ -83,12 +83,12 @@ class RoundWork:
         self._layout, self._buffer_names = Layout.of(arrays), _buffers_of(network)
         return self._publish(arrays, base=None, round_number=0)
 
-    def load(self, sha256: str) -> Published:
+    def load(self, blake3: str) -> Published:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
-        self._files.verify(sha256)
-        with self._files.open(sha256) as file:
+        self._files.verify(blake3)
+        with self._files.open(blake3) as file:
             self._layout = file.layout
-        return self._files.published(sha256)
+        return self._files.published(blake3)
 
     def _new_model(self) -> nn.Module:
         with _TORCH, torch.random.fork_rng(devices=[]):
@@ -105,7 +105,7 @@ class RoundWork:
         if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
             digest = self._files.write(arrays, self.layout)
             return self._files.publish(digest, [Rendition.whole(digest)])
-        base_file = self._files.open(base.sha256) if with_base and base is not None else None
+        base_file = self._files.open(base.blake3) if with_base and base is not None else None
         try:
             return self._publish_encoded(arrays, down, base_file, base, round_number)
         finally:
@@ -130,17 +130,17 @@ class RoundWork:
         encoded_digest = self._files.write(encoded, encoded_layout(self.layout, down.encoding))
         del encoded
         layout = encoded_layout(self.layout, down.encoding)
-        with self._files.open(encoded_digest.sha256, layout) as file:
+        with self._files.open(encoded_digest.blake3, layout) as file:
             update = EncodedUpdate(file, self.layout, down.encoding, base_file)
             digest = self._files.write(update.decode_to_arrays(), self.layout)
         if down.compress:
             encoded_digest = self._files.compress(encoded_digest)
         renditions = [
             Rendition(
-                sha256=encoded_digest.sha256,
+                blake3=encoded_digest.blake3,
                 size=encoded_digest.size,
                 encoding=down.encoding,
-                base_sha256="" if base_file is None or base is None else base.sha256,
+                base_blake3="" if base_file is None or base is None else base.blake3,
                 compressed=down.compress,
             )
         ]
@@ -166,7 +166,7 @@ class RoundWork:
         """
         files = self._updates
         with contextlib.ExitStack() as stack:
-            base = stack.enter_context(self._files.open(model.sha256)) if files.delta else None
+            base = stack.enter_context(self._files.open(model.blake3)) if files.delta else None
             files.check(path, base, compressed=compressed)
 
     def next_model(
@@ -189,7 +189,7 @@ class RoundWork:
             round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
         )
         with (
-            self._files.open(model.sha256, self.layout) as current,
+            self._files.open(model.blake3, self.layout) as current,
             opened(updates, files, current if files.delta else None) as these,
         ):
             arrays, state = move(strategy, state, current, these, numbers)
@@ -215,7 +215,7 @@ class RoundWork:
             raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
         digest = self._files.write(arrays, wanted)
         return Published(
-            sha256=digest.sha256, size=digest.size, renditions=(Rendition.whole(digest),)
+            blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
         )
 
     def _note_bias(
@@ -236,8 +236,8 @@ class RoundWork:
         """The Euclidean distance of two models' floating-point tensors."""
         total, layout = 0.0, self.layout
         with (
-            self._files.open(before.sha256, layout) as old,
-            self._files.open(after.sha256, layout) as new,
+            self._files.open(before.blake3, layout) as old,
+            self._files.open(after.blake3, layout) as new,
         ):
             for name, array in new.arrays.items():
                 if np.issubdtype(array.dtype, np.floating):
@@ -258,7 +258,7 @@ class RoundWork:
         network = self._network
         with _TORCH:
             torch.set_num_threads(self._threads)
-            with self._files.open(model.sha256, self.layout) as file:
+            with self._files.open(model.blake3, self.layout) as file:
                 load_arrays(network, file.arrays)
             return evaluate(
                 network,
@@ -277,19 +277,19 @@ class RoundWork:
             for owner, state in (("selector", states.selector), ("strategy", states.strategy))
             for name, array in state.arrays.items()
         }
-        return self._files.write(arrays).sha256 if arrays else None
+        return self._files.write(arrays).blake3 if arrays else None
 
     def read_states(
         self,
-        sha256: str | None,
+        blake3: str | None,
         selector_scalars: Mapping[str, Any],
         strategy_scalars: Mapping[str, Any],
     ) -> States:
         """Both states as they were written."""
         arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
-        if sha256 is not None:
-            self._files.verify(sha256)
-            with self._files.open(sha256) as file:
+        if blake3 is not None:
+            self._files.verify(blake3)
+            with self._files.open(blake3) as file:
                 for name, array in file.arrays.items():
                     owner, _, own_name = name.partition("/")
                     arrays[owner][own_name] = array.copy()

@@ -26,11 +26,11 @@ class Spool:
         """Where it is."""
         return self._folder
 
-    def path(self, round_number: int, attempt: int, client: str, sha256: str) -> Path:
+    def path(self, round_number: int, attempt: int, client: str, blake3: str) -> Path:
         """Where a client's update with this digest is, or would be."""
         folder = self._folder / f"{round_number}.{attempt}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder / f"{client}@{sha256[:16]}.safetensors"
+        return folder / f"{client}@{blake3[:16]}.safetensors"
 
     def clear_others(self, path: Path) -> None:
         """Forget what a client sent of other files than this one in the same attempt."""

@@ -104,6 +104,6 @@ class OneUpdate:
 def spooled_intact(update: SpooledUpdate) -> bool:
     """Whether a spooled file still is what was verified; a crash of the machine may tear it."""
     try:
-        return file_digest(update.path).sha256 == update.row.sha256
+        return file_digest(update.path).blake3 == update.row.blake3
     except StorageError:
         return False

@@ -28,14 +28,14 @@ WEIGHTINGS = {
 def model_reference(model: Published) -> transfer_pb2.ModelReference:
     """A model and the files it may be fetched as."""
     return transfer_pb2.ModelReference(
-        sha256=model.sha256,
+        blake3=model.blake3,
         size=model.size,
         renditions=[
             transfer_pb2.Rendition(
-                sha256=rendition.sha256,
+                blake3=rendition.blake3,
                 size=rendition.size,
                 encoding=ENCODINGS[rendition.encoding],
-                base_sha256=rendition.base_sha256,
+                base_blake3=rendition.base_blake3,
                 compressed=rendition.compressed,
             )
             for rendition in model.renditions

@@ -142,8 +142,8 @@ def test_garbage_in_a_column_is_named(filled: str, table: str, column: str, valu
         ("attempts", "available"),
         ("exchanges", "question"),
         ("members", "host_id"),
-        ("members", "size"),  # must be there where there is a sha256
-        ("rounds", "model_sha256"),
+        ("members", "size"),  # must be there where there is a blake3
+        ("rounds", "model_blake3"),
         ("rounds", "selector_scalars"),
         ("rounds", "seconds"),
         ("clients", "device"),

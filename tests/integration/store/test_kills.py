@@ -65,7 +65,7 @@ def test_no_committed_round_is_lost_to_a_kill(sqlite_url: str) -> None:
             AttemptKey("run", number, 1) for number in range(1, len(rounds) + 1)
         ]
         for row in rounds:
-            assert row.model_sha256 == commit(row.key, []).model_sha256
+            assert row.model_blake3 == commit(row.key, []).model_blake3
             assert row.selector_scalars == commit(row.key, []).selector_scalars
             assert [member.state for member in row.members] == ["included", "late", "included"]
         if attempt is not None:
@@ -181,7 +181,7 @@ class Remembering(RuleBasedStateMachine):
     @invariant()
     def remembers(self) -> None:
         rounds = self.store.rounds(self.run_id)
-        assert [(row.key.attempt, row.model_sha256) for row in rounds] == [
+        assert [(row.key.attempt, row.model_blake3) for row in rounds] == [
             (attempt, digest(number)) for number, (attempt, _) in enumerate(self.committed, start=1)
         ]
         for row, (_, included) in zip(rounds, self.committed, strict=True):

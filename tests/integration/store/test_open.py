@@ -16,6 +16,7 @@ from support.stored import AT, RUN, begun_run
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.server.store import MIGRATIONS, Migration, Store
+from potluck.server.store.records import RunState
 from potluck.server.store.schema import metadata
 
 OPEN_AND_WAIT = """
@@ -185,11 +186,19 @@ def test_a_migration_keeps_what_is_there(url: str) -> None:
 
 
 def test_a_database_of_the_first_release_opens(url: str) -> None:
-    with Store.open(url, migrations=MIGRATIONS[:1]) as store:
-        store.add_run(RUN)
-        before = store.runs()
+    Store.open(url, migrations=MIGRATIONS[:1]).close()
+    run_sql(
+        url,
+        "INSERT INTO runs (run_id, number, name, run_file, created_at, rounds, count, seed, task, "
+        "selector, strategy, state, reason, changed_at, initial_model_sha256, initial_model_at) "
+        "VALUES ('ab12', 1, 'digits', 'rounds = 3', '2026-11-20T10:00:00.000000+00:00', 3, 2, '7', "
+        "'digits', 'uniform', 'fedavg', 'running', '', '2026-11-20T10:00:01.000000+00:00', "
+        "'0123', '2026-11-20T10:00:02.000000+00:00')",
+    )
     with Store.open(url) as store:
-        assert store.runs() == before
+        [run] = store.runs()
+        assert (run.run_id, run.seed, run.state) == ("ab12", 7, RunState.RUNNING)
+        assert run.model_blake3 == "0123"
 
 
 def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:

@@ -286,13 +286,13 @@ def test_every_file_a_round_names_is_known(begun: Store) -> None:
     begun_run(begun, "other")
     committed(begun, FIRST)
     expected = [
-        FileReference(run_id=RUN.run_id, round=0, model_sha256=digest(0), state_sha256=None),
+        FileReference(run_id=RUN.run_id, round=0, model_blake3=digest(0), state_blake3=None),
         FileReference(
-            run_id=RUN.run_id, round=1, model_sha256=digest(1), state_sha256=digest(1001)
+            run_id=RUN.run_id, round=1, model_blake3=digest(1), state_blake3=digest(1001)
         ),
     ]
     assert begun.model_references(RUN.run_id) == expected
-    other = FileReference(run_id="other", round=0, model_sha256=digest(0), state_sha256=None)
+    other = FileReference(run_id="other", round=0, model_blake3=digest(0), state_blake3=None)
     assert begun.model_references() == [*expected, other]
 
 

@@ -25,7 +25,7 @@ def test_a_run_comes_back_as_it_was_added(store: Store) -> None:
     assert {name: getattr(row, name) for name in vars(widest)} == vars(widest)
     assert row.created_at.tzinfo is UTC
     assert (row.state, row.reason, row.changed_at) == (RunState.WAITING, "", AT)
-    assert (row.committed_rounds, row.model_sha256) == (0, None)
+    assert (row.committed_rounds, row.model_blake3) == (0, None)
 
 
 def test_the_same_instant_in_another_zone_is_the_same_instant(store: Store) -> None:
@@ -66,11 +66,11 @@ def test_state_and_reason_are_kept(store: Store, state: RunState) -> None:
 
 def test_progress_shows_in_the_run(store: Store) -> None:
     begun_run(store)
-    assert store.run(RUN.run_id).model_sha256 == digest(0)
+    assert store.run(RUN.run_id).model_blake3 == digest(0)
     committed(store, AttemptKey(RUN.run_id, 1, 1))
     committed(store, AttemptKey(RUN.run_id, 2, 1))
     row = store.run(RUN.run_id)
-    assert (row.committed_rounds, row.model_sha256) == (2, digest(2))
+    assert (row.committed_rounds, row.model_blake3) == (2, digest(2))
     assert store.runs() == [row]
 
 
@@ -119,7 +119,7 @@ def test_the_initial_model_is_set_once(store: Store) -> None:
     store.set_initial_model(RUN.run_id, digest(0), LATER)
     with pytest.raises(StorageError, match="began with model"):
         store.set_initial_model(RUN.run_id, digest(9), LATER)
-    assert store.run(RUN.run_id).model_sha256 == digest(0)
+    assert store.run(RUN.run_id).model_blake3 == digest(0)
 
 
 def test_a_roster_only_grows_at_its_end(store: Store) -> None:

@@ -55,7 +55,7 @@ class Coordinators:
             key = AttemptKey(RUN.run_id, self.round, 1)
             written = self.work().write_states(States(selector=state, strategy=State()))
             row = replace(
-                commit(key, ["a"]), state_sha256=written, selector_scalars=dict(state.scalars)
+                commit(key, ["a"]), state_blake3=written, selector_scalars=dict(state.scalars)
             )
             with Store.open(self.url) as store:
                 store.begin_attempt(key, [0], AT)
@@ -67,7 +67,7 @@ class Coordinators:
             assert last is not None
             state = (
                 self.work()
-                .read_states(last.state_sha256, last.selector_scalars, last.strategy_scalars)
+                .read_states(last.state_blake3, last.selector_scalars, last.strategy_scalars)
                 .selector
             )
         self.round += 1

@@ -1001,21 +1001,21 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
-    sha256: _builtins.str
-    """SHA-256 of the file, 64 lower-case hexadecimal digits."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the file, 64 lower-case hexadecimal digits."""
     offset: _builtins.int
     """Where to begin; bytes before it are already there."""
     def __init__(
         self,
         *,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1099,23 +1099,23 @@ class LocateUploadRequest(_message.Message):
 
     UPDATE_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     update_id: _builtins.str
     """The update."""
     client_id: _builtins.str
     """The client that trained."""
-    sha256: _builtins.str
-    """SHA-256 of the whole file; bytes of another file don't count."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the whole file; bytes of another file don't count."""
     def __init__(
         self,
         *,
         update_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "sha256", b"sha256", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

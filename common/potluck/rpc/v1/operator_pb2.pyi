@@ -259,7 +259,7 @@ class RunStatus(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
-    MODEL_SHA256_FIELD_NUMBER: _builtins.int
+    MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -280,8 +280,8 @@ class RunStatus(_message.Message):
     """The selector's name."""
     strategy: _builtins.str
     """The strategy's name."""
-    model_sha256: _builtins.str
-    """SHA-256 of the last committed model."""
+    model_blake3: _builtins.str
+    """BLAKE3 digest of the last committed model."""
     count: _builtins.int
     """Clients selected in each round."""
     seed: _builtins.int
@@ -303,13 +303,13 @@ class RunStatus(_message.Message):
         selector: _builtins.str = ...,
         strategy: _builtins.str = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
-        model_sha256: _builtins.str = ...,
+        model_blake3: _builtins.str = ...,
         count: _builtins.int = ...,
         seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "model_sha256", b"model_sha256", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,7 +426,7 @@ class CommittedRound(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
-    MODEL_SHA256_FIELD_NUMBER: _builtins.int
+    MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -435,8 +435,8 @@ class CommittedRound(_message.Message):
     """Model bytes sent to hosts."""
     bytes_up: _builtins.int
     """Update bytes received from hosts."""
-    model_sha256: _builtins.str
-    """SHA-256 of the new model."""
+    model_blake3: _builtins.str
+    """BLAKE3 digest of the new model."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The cohort in the order it was chosen."""
@@ -454,11 +454,11 @@ class CommittedRound(_message.Message):
         seconds: _builtins.float = ...,
         bytes_down: _builtins.int = ...,
         bytes_up: _builtins.int = ...,
-        model_sha256: _builtins.str = ...,
+        model_blake3: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_sha256", b"model_sha256", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1168,14 +1168,14 @@ class OperatorServiceFetchModelRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run; a unique beginning of its id suffices."""
     round: _builtins.int
     """The round; 0 for the last committed one."""
-    sha256: _builtins.str
-    """SHA-256 of a file that has arrived in part, and how much of it is there: the download goes on
+    blake3: _builtins.str
+    """BLAKE3 digest of a file that has arrived in part, and how much of it is there: the download goes on
     from that offset if this still is the file asked for, and starts at 0 otherwise.
     """
     offset: _builtins.int
@@ -1185,12 +1185,12 @@ class OperatorServiceFetchModelRequest(_message.Message):
         *,
         run_id: _builtins.str = ...,
         round: _builtins.int = ...,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "round", b"round", "run_id", b"run_id", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "offset", b"offset", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

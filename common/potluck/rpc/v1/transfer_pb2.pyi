@@ -57,33 +57,33 @@ class Rendition(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
-    BASE_SHA256_FIELD_NUMBER: _builtins.int
+    BASE_BLAKE3_FIELD_NUMBER: _builtins.int
     COMPRESSED_FIELD_NUMBER: _builtins.int
-    sha256: _builtins.str
-    """SHA-256 of the file, 64 lower-case hexadecimal digits. The file is fetched by it."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the file, 64 lower-case hexadecimal digits. The file is fetched by it."""
     size: _builtins.int
     """Length of the file in bytes."""
     encoding: Global___Encoding.ValueType
     """Encoding of its tensors."""
-    base_sha256: _builtins.str
-    """SHA-256 of the model this one is a difference from; empty for a whole model."""
+    base_blake3: _builtins.str
+    """BLAKE3 digest of the model this one is a difference from; empty for a whole model."""
     compressed: _builtins.bool
     """Whether the file is compressed with Zstandard."""
     def __init__(
         self,
         *,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         size: _builtins.int = ...,
         encoding: Global___Encoding.ValueType = ...,
-        base_sha256: _builtins.str = ...,
+        base_blake3: _builtins.str = ...,
         compressed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sha256", b"base_sha256", "compressed", b"compressed", "encoding", b"encoding", "sha256", b"sha256", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_blake3", b"base_blake3", "blake3", b"blake3", "compressed", b"compressed", "encoding", b"encoding", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,11 +95,11 @@ class ModelReference(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     RENDITIONS_FIELD_NUMBER: _builtins.int
-    sha256: _builtins.str
-    """SHA-256 of the model as float32 safetensors: what every client trains from."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the model as float32 safetensors: what every client trains from."""
     size: _builtins.int
     """Length of that file in bytes."""
     @_builtins.property
@@ -109,13 +109,13 @@ class ModelReference(_message.Message):
     def __init__(
         self,
         *,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         size: _builtins.int = ...,
         renditions: _abc.Iterable[Global___Rendition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["renditions", b"renditions", "sha256", b"sha256", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "renditions", b"renditions", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -128,13 +128,13 @@ class FileHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the framing; 1."""
-    sha256: _builtins.str
-    """SHA-256 of the whole file, 64 lower-case hexadecimal digits."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the whole file, 64 lower-case hexadecimal digits."""
     size: _builtins.int
     """Length of the whole file in bytes."""
     offset: _builtins.int
@@ -143,13 +143,13 @@ class FileHeader(_message.Message):
         self,
         *,
         version: _builtins.int = ...,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         size: _builtins.int = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "sha256", b"sha256", "size", b"size", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "offset", b"offset", "size", b"size", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,17 +161,17 @@ class FileTrailer(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SHA256_FIELD_NUMBER: _builtins.int
-    sha256: _builtins.str
-    """SHA-256 of the whole file, 64 lower-case hexadecimal digits."""
+    BLAKE3_FIELD_NUMBER: _builtins.int
+    blake3: _builtins.str
+    """BLAKE3 digest of the whole file, 64 lower-case hexadecimal digits."""
     def __init__(
         self,
         *,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,7 +288,7 @@ class UpdateHeader(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     UPDATE_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
@@ -301,8 +301,8 @@ class UpdateHeader(_message.Message):
     """The instruction this update answers; a second upload with the same id is a repeat."""
     client_id: _builtins.str
     """The client that trained."""
-    sha256: _builtins.str
-    """SHA-256 of the whole file, 64 lower-case hexadecimal digits."""
+    blake3: _builtins.str
+    """BLAKE3 digest of the whole file, 64 lower-case hexadecimal digits."""
     size: _builtins.int
     """Length of the whole file in bytes."""
     offset: _builtins.int
@@ -323,7 +323,7 @@ class UpdateHeader(_message.Message):
         version: _builtins.int = ...,
         update_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
-        sha256: _builtins.str = ...,
+        blake3: _builtins.str = ...,
         size: _builtins.int = ...,
         offset: _builtins.int = ...,
         encoding: Global___Encoding.ValueType = ...,
@@ -333,7 +333,7 @@ class UpdateHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "offset", b"offset", "report", b"report", "sha256", b"sha256", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "offset", b"offset", "report", b"report", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

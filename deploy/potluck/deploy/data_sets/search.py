@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -28,8 +28,8 @@ def missing(folder: Path, wanted: str) -> ConfigurationError:
 @contextmanager
 def unpacked(path: Path) -> Iterator[BinaryIO]:
     """A file's bytes, unpacked as they are read where it ends in .gz or .bz2."""
-    opener = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with opener(path, "rb") as file:
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+    with openers.get(path.suffix, open)(path, "rb") as file:
         yield cast(BinaryIO, file)
 
 

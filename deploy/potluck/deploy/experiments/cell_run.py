@@ -128,7 +128,7 @@ def _result(cell: Cell, view: RunView, label_mix: LabelMix, seconds: float) -> C
         clients=cell.clients,
         hosts=cell.hosts,
         rounds=[_round(each, label_mix) for each in rounds],
-        model_sha256=rounds[-1].model_sha256 if rounds else "",
+        model_blake3=rounds[-1].model_blake3 if rounds else "",
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
     )
 

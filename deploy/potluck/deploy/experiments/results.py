@@ -42,7 +42,7 @@ class Timings(BaseModel):
 
 
 class CellResult(BaseModel):
-    """A finished cell. model_sha256: of the last model, for telling whether two runs agree."""
+    """A finished cell. model_blake3: of the last model, for telling whether two runs agree."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class CellResult(BaseModel):
     clients: int
     hosts: int
     rounds: list[RoundResult]
-    model_sha256: str
+    model_blake3: str
     timings: Timings
 
 

@@ -285,7 +285,7 @@ def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
     """The last committed round and its model; (0, initial model), (0, None) before any."""
     rounds, runs = schema.rounds, schema.runs
     row = connection.execute(
-        select(rounds.c.round, rounds.c.model_sha256)
+        select(rounds.c.round, rounds.c.model_blake3)
         .where(rounds.c.run_id == run_id)
         .order_by(rounds.c.round.desc())
         .limit(1)
@@ -293,7 +293,7 @@ def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
     if row is not None:
         return row[0], row[1]
     initial = connection.execute(
-        select(runs.c.initial_model_sha256).where(runs.c.run_id == run_id)
+        select(runs.c.initial_model_blake3).where(runs.c.run_id == run_id)
     ).scalar_one_or_none()
     return 0, initial
 

@@ -53,7 +53,7 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     if change.update is not None:
         sent = change.update
         values |= {
-            "sha256": sent.sha256,
+            "blake3": sent.blake3,
             "size": sent.size,
             "encoding": sent.encoding,
             "delta": int(sent.delta),
@@ -69,5 +69,5 @@ def member_values(change: MemberChange) -> dict[str, Any]:
 
 
 def _member(row: Row) -> MemberRow:
-    update = None if row["sha256"] is None else _read_update(row)
+    update = None if row["blake3"] is None else _read_update(row)
     return _read_member(row, update=update)

@@ -175,7 +175,17 @@ _QUOTAS = Migration(
     statements=["ALTER TABLE members ADD COLUMN quotas TEXT"],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS, _QUOTAS)
+_DIGESTS = Migration(
+    summary="digests are BLAKE3's",
+    statements=[
+        "ALTER TABLE runs RENAME COLUMN initial_model_sha256 TO initial_model_blake3",
+        "ALTER TABLE members RENAME COLUMN sha256 TO blake3",
+        "ALTER TABLE rounds RENAME COLUMN model_sha256 TO model_blake3",
+        "ALTER TABLE rounds RENAME COLUMN state_sha256 TO state_blake3",
+    ],
+)
+
+MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS, _QUOTAS, _DIGESTS)
 
 _VERSIONS = "potluck_schema"
 

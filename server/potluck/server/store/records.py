@@ -76,7 +76,7 @@ class Run:
 class RunRow(Run):
     """A run and where it stands.
 
-    reason: why it is in this state; empty where there is nothing to say. model_sha256: the last
+    reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
     committed model's, the initial one's before round 1; None before there is any.
     """
 
@@ -84,7 +84,7 @@ class RunRow(Run):
     reason: str
     changed_at: datetime
     committed_rounds: int
-    model_sha256: str | None
+    model_blake3: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class UpdateRow:
     know besides, finite, by name.
     """
 
-    sha256: str
+    blake3: str
     size: int
     encoding: str
     delta: bool
@@ -167,11 +167,11 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCommit:
-    """What makes a round committed. state_sha256: the file with the arrays of both states."""
+    """What makes a round committed. state_blake3: the file with the arrays of both states."""
 
     key: AttemptKey
-    model_sha256: str
-    state_sha256: str | None = None
+    model_blake3: str
+    state_blake3: str | None = None
     selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
@@ -187,8 +187,8 @@ class RoundRow:
     """A committed round. members: the whole cohort in the order chosen."""
 
     key: AttemptKey
-    model_sha256: str
-    state_sha256: str | None
+    model_blake3: str
+    state_blake3: str | None
     selector_scalars: Mapping[str, Scalar]
     strategy_scalars: Mapping[str, Scalar]
     metrics: Metrics
@@ -205,8 +205,8 @@ class FileReference:
 
     run_id: str
     round: int
-    model_sha256: str
-    state_sha256: str | None
+    model_blake3: str
+    state_blake3: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

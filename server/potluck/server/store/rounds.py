@@ -97,18 +97,18 @@ class Rounds(Part):
     def model_references(self, run_id: str | None = None) -> list[FileReference]:
         """The files that rounds of a run, or of all runs, name; by run, then round, from 0."""
         runs, rounds = schema.runs, schema.rounds
-        initial = select(runs.c.run_id, runs.c.initial_model_sha256.label("model_sha256")).where(
-            runs.c.initial_model_sha256.is_not(None)
+        initial = select(runs.c.run_id, runs.c.initial_model_blake3.label("model_blake3")).where(
+            runs.c.initial_model_blake3.is_not(None)
         )
         committed = select(
-            rounds.c.run_id, rounds.c.round, rounds.c.model_sha256, rounds.c.state_sha256
+            rounds.c.run_id, rounds.c.round, rounds.c.model_blake3, rounds.c.state_blake3
         ).order_by(rounds.c.run_id, rounds.c.round)
         if run_id is not None:
             initial = initial.where(runs.c.run_id == run_id)
             committed = committed.where(rounds.c.run_id == run_id)
         with self._database.transaction() as connection:
             first = [
-                _read_reference(row, round=0, state_sha256=None)
+                _read_reference(row, round=0, state_blake3=None)
                 for row in read_rows(connection, initial)
             ]
             others = [_read_reference(row) for row in read_rows(connection, committed)]
@@ -145,8 +145,8 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
     metrics = commit.metrics
     return {
         **commit.key._asdict(),
-        "model_sha256": commit.model_sha256,
-        "state_sha256": commit.state_sha256,
+        "model_blake3": commit.model_blake3,
+        "state_blake3": commit.state_blake3,
         "selector_scalars": encode_json(commit.selector_scalars),
         "strategy_scalars": encode_json(commit.strategy_scalars),
         "loss": encode_float(metrics.loss),

@@ -60,23 +60,23 @@ class Runs(Part):
             if connection.execute(change).rowcount != 1:
                 raise _no_run(connection, run_id)
 
-    def set_initial_model(self, run_id: str, model_sha256: str, at: datetime) -> None:
+    def set_initial_model(self, run_id: str, model_blake3: str, at: datetime) -> None:
         """Record the model before round 1, once. Raises StorageError for another one, later."""
         runs = schema.runs
         with self._database.transaction() as connection:
             row = connection.execute(
-                select(runs.c.initial_model_sha256).where(runs.c.run_id == run_id)
+                select(runs.c.initial_model_blake3).where(runs.c.run_id == run_id)
             ).one_or_none()
             if row is None:
                 raise _no_run(connection, run_id)
-            if row[0] not in (None, model_sha256):
+            if row[0] not in (None, model_blake3):
                 raise self._refusal(
-                    f"run {run_id} began with model {row[0]}, not {model_sha256}", run=run_id
+                    f"run {run_id} began with model {row[0]}, not {model_blake3}", run=run_id
                 )
             connection.execute(
                 update(runs)
-                .where(runs.c.run_id == run_id, runs.c.initial_model_sha256.is_(None))
-                .values(initial_model_sha256=model_sha256, initial_model_at=encode_time(at))
+                .where(runs.c.run_id == run_id, runs.c.initial_model_blake3.is_(None))
+                .values(initial_model_blake3=model_blake3, initial_model_at=encode_time(at))
             )
 
     def runs(self) -> list[RunRow]:
@@ -179,14 +179,14 @@ def _rows() -> Select[tuple[object, ...]]:
     of_run: ColumnElement[bool] = rounds.c.run_id == runs.c.run_id
     committed = select(func.coalesce(func.max(rounds.c.round), 0)).where(of_run).scalar_subquery()
     model = (
-        select(rounds.c.model_sha256)
+        select(rounds.c.model_blake3)
         .where(of_run)
         .order_by(rounds.c.round.desc())
         .limit(1)
         .scalar_subquery()
     )
-    model_sha256 = func.coalesce(model, runs.c.initial_model_sha256).label("model_sha256")
-    return select(runs, committed.label("committed_rounds"), model_sha256)
+    model_blake3 = func.coalesce(model, runs.c.initial_model_blake3).label("model_blake3")
+    return select(runs, committed.label("committed_rounds"), model_blake3)
 
 
 def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[RunRow]:
