@@ -41,8 +41,9 @@ from potluck.server.guard import Guard
 from potluck.server.limits import Limits
 from potluck.server.operator_service import OperatorService
 from potluck.server.revoking import Revoking
-from potluck.server.secure_sums import Outcome, SecureSums, SumTerms
+from potluck.server.secure_sums import Outcome, SecureSums
 from potluck.server.store import RunRow, SecureSum
+from potluck.server.sum_session import SumTerms
 
 PATIENCE_SECONDS = 90.0
 

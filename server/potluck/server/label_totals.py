@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import TaskReference, canonical_json
 from potluck.common.errors import RunError
-from potluck.server.secure_sums import Outcome, SumTerms
+from potluck.server.secure_sums import Outcome
 from potluck.server.standing import Standing
 from potluck.server.store import SecureSum
+from potluck.server.sum_session import SumTerms
 from potluck.server.wire import task_plugin
 
 TOTAL = "total"
