@@ -131,7 +131,7 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
         }
         task = ColoredDigits(clients=6)
         for row, quotas in zip(selection.rows.tolist(), selection.quotas, strict=True):
-            client = population.ids[row]
+            client = str(population.ids[row])
             labels = task.client_data(ClientId(client), None).train.labels.numpy()
             counts = np.bincount(labels, minlength=task.classes)
             assert members[client].samples == np.minimum(counts, np.floor(quotas)).sum()

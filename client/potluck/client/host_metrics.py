@@ -100,7 +100,7 @@ class HostMetrics:
 
     def worked(self, work: str | None, outcome: WorkOutcome) -> None:
         """An instruction has ended; kinds of work that are not known are not counted."""
-        if work in _WORK:
+        if work is not None and work in _WORK:
             self.instruments.count(metrics.WORK, work=work, outcome=outcome)
 
     def failed(self, reason: str) -> None:

@@ -228,8 +228,9 @@ def test_what_colluders_see_depends_on_the_sum_alone() -> None:
 
     one, other = seen(0, 1), seen(1000, 2)
     for name in "ab":
-        samples = [run.uploads[name]["counts"].astype(np.float64) for run in (one, other)]
-        assert stats.ks_2samp(*samples).pvalue > 1e-4
+        first, second = (run.uploads[name]["counts"].astype(np.float64) for run in (one, other))
+        alike: Any = stats.ks_2samp(first, second)
+        assert alike.pvalue > 1e-4
     assert np.array_equal(one.total()["counts"], other.total()["counts"])
 
 
