@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from potluck.common.digest import digest_of
 from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
-from potluck.common.protocol import PROTOCOL_VERSION
+from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
 from potluck.common.tls import SERVER_OPTIONS, TlsFiles, server_credentials
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
@@ -169,7 +169,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             await refuse(context, NotFoundError("there is no such file"))
         content = self.files[request.blake3]
         header = transfer_pb2.FileHeader(
-            version=1, blake3=request.blake3, size=len(content), offset=request.offset
+            version=FRAMING_VERSION, blake3=request.blake3, size=len(content), offset=request.offset
         )
         yield _down(transfer_pb2.ModelFrame(header=header))
         if self.hold_downloads is not None:

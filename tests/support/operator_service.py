@@ -14,6 +14,7 @@ from support.pki import TestFederation
 
 from potluck.common.digest import digest_of
 from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
+from potluck.common.protocol import FRAMING_VERSION
 from potluck.common.runfile import parse_run_file
 from potluck.common.tls import SERVER_OPTIONS, server_credentials
 from potluck.deploy.operator_config import OperatorConfig
@@ -188,7 +189,7 @@ class FakeOperatorService(OperatorServiceServicer):
         self.offsets.append(offset)
         end = self.model_breaks.pop(0) if self.model_breaks else len(self.model)
         header = transfer_pb2.FileHeader(
-            version=1, blake3=blake3, size=len(self.model), offset=offset
+            version=FRAMING_VERSION, blake3=blake3, size=len(self.model), offset=offset
         )
         yield _frame(transfer_pb2.ModelFrame(header=header))
         for start in range(offset, end, 1000):
