@@ -55,8 +55,10 @@ async def test_a_host_killed_while_it_trains(federation: Federation) -> None:
 
 async def test_a_host_killed_while_files_are_on_their_way(federation: Federation) -> None:
     undisturbed = await federation.finished(await federation.start_run(LARGE, ONE_ROUND))
-    for path in federation.files.folder.glob("host-*/models/*"):
-        path.unlink()  # what a host holds, it would not fetch again
+    # What a host holds, it would not fetch again; what it writes over, it does not go on with.
+    for folder in ("models", "models.spare"):
+        for path in federation.files.folder.glob(f"host-*/{folder}/*"):
+            path.unlink()
 
     def downloading() -> bool:
         return has_bytes(federation.files.folder / "host-2", "fetched/*.part")

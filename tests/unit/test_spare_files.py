@@ -48,6 +48,18 @@ def test_gives_what_it_was_given_and_no_more_than_it_may_keep(tmp_path: Path) ->
     assert spare.take() is None
 
 
+def test_does_not_give_what_somebody_deleted(tmp_path: Path) -> None:
+    spare = SpareFiles(tmp_path / "spare", keep=2)
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+        spare.give(tmp_path / name)
+    (tmp_path / "spare" / "1").unlink()
+    taken = spare.take()
+    assert taken is not None
+    assert taken.read_text() == "first"
+    assert spare.take() is None
+
+
 def test_believes_nothing_that_an_earlier_process_left(tmp_path: Path) -> None:
     folder = tmp_path / "spare"
     folder.mkdir()

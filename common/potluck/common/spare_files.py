@@ -39,7 +39,11 @@ class SpareFiles:
 
     def take(self) -> Path | None:
         """A file to be written over and renamed; None if there is none."""
-        return self._files.pop() if self._files else None
+        while self._files:
+            path = self._files.pop()
+            if path.is_file():  # somebody may have tidied up
+                return path
+        return None
 
     def clear(self) -> None:
         """Delete them all."""
