@@ -91,9 +91,16 @@ def last_line(federation: Federation) -> str:
     return text.splitlines()[-1]
 
 
+def filled(federation: Federation, *, leave_bytes: int) -> Path:
+    """A file that fills the disk, on which nothing waits to be written over."""
+    for spare in federation.state.glob("spool/*/spare/*"):
+        spare.unlink()
+    return mounts.fill(federation.state, leave_bytes=leave_bytes)
+
+
 async def test_no_room_for_the_database(federation: Federation, undisturbed: str) -> None:
     run_id = await before_round_two(federation)
-    filler = mounts.fill(federation.state, leave_bytes=0)
+    filler = filled(federation, leave_bytes=0)
     federation.points.release()
     assert await federation.coordinator.ended() == 1
     said = last_line(federation)
@@ -106,7 +113,7 @@ async def test_no_room_for_the_database(federation: Federation, undisturbed: str
 
 async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> None:
     run_id = await before_round_two(federation)
-    filler = mounts.fill(federation.state, leave_bytes=3 * MEGABYTE)  # one update, not two
+    filler = filled(federation, leave_bytes=3 * MEGABYTE)  # one update, not two
     federation.points.release()
     failed = await federation.ended(run_id)
     assert failed.state == operator_pb2.RUN_STATE_FAILED
@@ -122,7 +129,7 @@ async def test_no_room_for_the_model(federation: Federation, undisturbed: str) -
     federation.points.hold("weigh")
     run_id = await federation.start_run()
     await until(lambda: federation.points.reached("weigh"))
-    filler = mounts.fill(federation.state, leave_bytes=MEGABYTE)
+    filler = filled(federation, leave_bytes=MEGABYTE)
     federation.points.release()
     failed = await federation.ended(run_id)
     assert failed.state == operator_pb2.RUN_STATE_FAILED

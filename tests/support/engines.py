@@ -45,6 +45,9 @@ def why_no_engines() -> str | None:
     for program in ("dockerd", "ip", "ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
+    written = {"etc", "tmp", "var", "proc", "sys", "dev", "data"}
+    if taken := [place for place in _PLACES if place.parts[1] in written]:
+        return f"{taken[0]} lies where an engine writes in a container: move the checkout"
     if not Path("/usr/sbin/sshd").exists():
         return "sshd is not installed"
     try:
