@@ -253,7 +253,7 @@ async def hosts_that_go(federation: Scene) -> set[str]:
     await federation.start_run()
     await watcher.until("potluck_run_committed_rounds >= 2")
     quiet = {"PotluckHostDown", "PotluckHostsLost", "PotluckNoRoundCommitted"}
-    assert not await watcher.alerts() & {*quiet, "PotluckQuorumMissed"}
+    await watcher.until_resolved(*quiet, "PotluckQuorumMissed")  # hosts may have come slowly
     for number in (0, 1):
         await kill(processes.hosts[number])
     await watcher.until_firing("PotluckHostDown", "PotluckHostsLost", "PotluckQuorumMissed")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
 from potluck.server.strategy import RoundContext, Weights
 
 
 class Strategy(FedAvg):
-    """FedAvg, with every weight's sign turned round."""
+    """FedAvg, or a model of zeros."""
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
@@ -19,5 +21,5 @@ class Strategy(FedAvg):
         """As FedAvg does, or worse."""
         weights, state = super().apply(state, model, combined, context)
         if Path(os.environ["POTLUCK_SPOIL"]).exists():
-            weights = {name: -array for name, array in weights.items()}
+            weights = {name: np.zeros_like(array) for name, array in weights.items()}
         return weights, state
