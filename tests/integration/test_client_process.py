@@ -209,7 +209,7 @@ async def test_mistakes_end_it_with_one_line(tmp_path: Path) -> None:
     cases = {
         (): "pass --config FILE",
         ("--config", str(tmp_path / "none.toml")): "can't read the configuration file",
-        ("--config", str(path), "--device", "gpu"): "auto, cpu or cuda:N",
+        ("--config", str(path), "--device", "gpu"): "auto, cpu, cuda:N",
         ("--config", str(path), "--log-level", "error"): "can't be read",  # no certificates
     }
     results = await asyncio.gather(*(run_command(*arguments) for arguments in cases))
