@@ -477,8 +477,12 @@ async def test_ten_thousand_streams(federation: Federation) -> None:
             while len(refusals) < len(calls) - 300:  # noqa: ASYNC110  # counted by many tasks
                 await asyncio.sleep(0.02)
         await honest_round(federation)
-        # The others may stay open for a while, then each is told that it says nothing.
-        assert refusals.count((Status.RESOURCE_EXHAUSTED, "OVERLOADED")) > 0.9 * len(calls)
+        # The others may stay open for a while, then each is told that it says nothing, and one that
+        # comes later takes its place: the more, the slower the machine.
+        overloaded = (Status.RESOURCE_EXHAUSTED, "OVERLOADED")
+        silent = (Status.INVALID_ARGUMENT, "PROTOCOL_VIOLATED")
+        assert set(refusals) <= {overloaded, silent}
+        assert refusals.count(overloaded) > 0.5 * len(calls)
         for call in calls:
             call.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
