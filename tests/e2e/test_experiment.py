@@ -51,6 +51,7 @@ def under_way(output: Path) -> bool:
     return bool(cells(output)) and any((output / "running").glob("*/coordinator/potluck.sqlite3"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_the_same(
     tmp_path: Path,
