@@ -36,7 +36,9 @@ class Instruments:
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
         }
-        self._set: set[tuple[Metric, tuple[str, ...]]] = set()
+        # By name: a metric's own hash is that of its help text and all else.
+        self._set: set[tuple[str, tuple[str, ...]]] = set()
+        self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
         self._refreshers: list[Callable[[], None]] = []
         # Memory, CPU seconds, open files, start of the process: names as everywhere else.
         ProcessCollector(registry=self._registry)
@@ -58,7 +60,7 @@ class Instruments:
         family = self._labelled(metric, labels)
         assert isinstance(family, Gauge)  # noqa: S101
         family.set(value)
-        self._set.add((metric, tuple(labels[label.name] for label in metric.labels)))
+        self._set.add((metric.name, tuple(labels[label.name] for label in metric.labels)))
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """A histogram gets one more value."""
@@ -71,10 +73,14 @@ class Instruments:
         names = [label.name for label in metric.labels]
         for key in list(self._set):
             values = key[1]
-            if key[0] is metric and labels.items() <= dict(zip(names, values, strict=True)).items():
+            if (
+                key[0] == metric.name
+                and labels.items() <= dict(zip(names, values, strict=True)).items()
+            ):
                 self._set.discard(key)
                 if values:
                     self._metrics[metric].remove(*values)
+        self._children.clear()
 
     def refresh_with(self, refresh: Callable[[], None]) -> None:
         """Have `refresh` called whenever somebody looks, in any thread; it must be quick."""
@@ -87,19 +93,21 @@ class Instruments:
         return generate_latest(_Shown(self._registry, self._unset))
 
     def _labelled(self, metric: Metric, labels: Mapping[str, str]) -> _Family:
-        family = self._metrics[metric]
-        if not metric.labels:
-            return family
-        labelled: _Family = family.labels(**labels)
-        return labelled
+        key = (metric.name, tuple(labels.items()))
+        child = self._children.get(key)
+        if child is None:
+            family = self._metrics[metric]
+            child = family.labels(**labels) if metric.labels else family
+            self._children[key] = child
+        return child
 
     def _unset(self) -> frozenset[str]:
         """Gauges that nobody has set yet; they would show 0."""
-        known = {metric for metric, _ in tuple(self._set)}
+        known = {name for name, _ in tuple(self._set)}
         return frozenset(
             metric.name
             for metric in self._metrics
-            if metric.kind is Kind.GAUGE and metric not in known
+            if metric.kind is Kind.GAUGE and metric.name not in known
         )
 
 
