@@ -148,7 +148,8 @@ class Finishing:
 
     async def _after_commit(self, round_number: int, attempt: int) -> None:
         run, run_id = self._run, self._run.row.run_id
-        await asyncio.to_thread(run.spool.clear, round_number, attempt)
+        spent = [update.path for update in run.facts.updates.values()]
+        await asyncio.to_thread(run.spool.clear, round_number, attempt, spent)
         await run.environment.tidy()
         row: RoundRow = await self._in_store(lambda store: store.last_round(run_id))
         run.row = await self._in_store(lambda store: store.run(run_id))

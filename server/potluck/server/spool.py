@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from potluck.common.spare_files import SpareFiles
@@ -43,12 +44,15 @@ class Spool:
         """A file of an earlier round to be written over, if there is one."""
         return self._spare.take()
 
-    def clear(self, round_number: int, attempt: int) -> None:
-        """Forget an attempt's updates; the next one's are written over them."""
+    def clear(self, round_number: int, attempt: int, spent: Iterable[Path] = ()) -> None:
+        """Forget an attempt's updates; the next one's are written over the `spent` ones.
+
+        Others may still be mapped, by a check of one that came late: those are only deleted.
+        """
         self._spare.clear()
         folder = self._folder / f"{round_number}.{attempt}"
         with contextlib.suppress(FileNotFoundError):
-            for path in folder.iterdir():
+            for path in spent:
                 self._spare.give(path)
             shutil.rmtree(folder)
 
