@@ -121,6 +121,18 @@ def test_a_reward_is_credited_one_round_late_to_the_context_it_was_chosen_by() -
     assert again.response.tolist() == credited.response.tolist()
 
 
+@pytest.mark.parametrize("first", [0.0, 5e-324, 1e308])
+@pytest.mark.parametrize("second", [0.0, 5e-324, 1e308])
+def test_losses_of_any_size_stay_numbers(first: float, second: float) -> None:
+    """The smallest and the largest doubles, and nothing overflows between them."""
+    memory = Memory.empty(2, 1.0).heard(told([first, 1.0], [first, 1.0], [0.0, 1.0]), 1, RAW)
+    ended = replace(outcome(1, of([0, 1])), seconds=np.array([5e-324, 1.0]))
+    memory = memory.trained(ended, RAW).heard(told([second, 1.0], [second, 1.0]), 2, RAW)
+    assert np.isfinite(memory.contexts(RAW)).all()
+    assert np.isfinite(memory.rewards).all()
+    assert np.isfinite(memory.response).all()
+
+
 def test_rewards_with_and_without_sign() -> None:
     """Client 0 gets better by 1, client 1 worse by 1."""
     rewards = {}

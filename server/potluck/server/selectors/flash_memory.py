@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.server.selection import Answers, RoundOutcome
 from potluck.server.selectors.linear_thompson import Posterior
-from potluck.server.selectors.reported import column, plausible
+from potluck.server.selectors.reported import LARGEST, column, plausible
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
@@ -107,6 +107,7 @@ class Memory:
         clients = len(self.seconds)
         told = np.stack([column(answers, name, clients) for name in ("robust", "validation")], 1)
         told[~(np.isfinite(told) & (told >= 0)).all(axis=1)] = np.nan
+        told = np.minimum(told, LARGEST)  # so that no ratio and no reward overflows
         heard = ~np.isnan(told[:, 0])
         estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
         estimated[estimated == 0] = np.nan  # on a real clock nobody knows before it has trained

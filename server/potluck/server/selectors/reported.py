@@ -13,7 +13,7 @@ from potluck.server.selection import Answers
 
 Floats = NDArray[np.float64]
 
-_LARGEST = 1e9
+LARGEST = 1e9
 """No loss per sample and no duration in seconds is larger; squares of it are still exact enough."""
 
 
@@ -34,5 +34,5 @@ def plausible(values: Floats, *, factor: float) -> Floats:
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
     positive = result[result > 0]
     if len(positive):
-        np.minimum(result, min(factor * float(np.median(positive)), _LARGEST), out=result)
+        np.minimum(result, min(factor * float(np.median(positive)), LARGEST), out=result)
     return result
