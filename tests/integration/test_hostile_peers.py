@@ -481,8 +481,12 @@ async def test_ten_thousand_streams(federation: Federation) -> None:
         # comes later takes its place: the more, the slower the machine.
         overloaded = (Status.RESOURCE_EXHAUSTED, "OVERLOADED")
         silent = (Status.INVALID_ARGUMENT, "PROTOCOL_VIOLATED")
-        assert set(refusals) <= {overloaded, silent}
-        assert refusals.count(overloaded) > 0.5 * len(calls)
+        # gRPC itself cancels calls that wait too long, or too many at once, for the coordinator to
+        # look at them.
+        shed = (Status.CANCELLED, "")
+        assert set(refusals) <= {overloaded, silent, shed}
+        assert refusals.count(overloaded) + refusals.count(shed) > 0.5 * len(calls)
+        assert refusals.count(overloaded)
         for call in calls:
             call.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
