@@ -68,6 +68,16 @@ def test_every_combination_is_a_cell_with_its_settings() -> None:
     assert cells[5].disclosure["simulation_seed"] == 1
 
 
+def test_a_busy_machine_changes_no_result() -> None:
+    run = merged(GRID["run"], {"round": {"question_deadline_seconds": 3.0}})
+    cell = cells_of(experiment(run=run), hosts=2, source=Path("grid.toml"))[0]
+    parsed = parse_run_file(cell.run_file, source="cell")
+    assert parsed.round.question_deadline_seconds == 3.0, "what the experiment sets holds"
+    waits = (parsed.round.deadline_seconds, parsed.round.grace_seconds,
+             parsed.profiles.deadline_seconds, parsed.roster_timeout_seconds)  # fmt: skip
+    assert min(waits) >= 3600
+
+
 def test_what_decides_on_a_result_decides_on_the_digest() -> None:
     def digest(**changes: Any) -> str:
         return cells_of(experiment(**changes), hosts=2, source=Path("grid.toml"))[0].digest

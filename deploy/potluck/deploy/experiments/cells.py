@@ -20,8 +20,16 @@ from potluck.deploy.experiments.definition import SEED, ExperimentFile, get, put
 from potluck.server.blueprint import draw_up
 
 PATIENCE_SECONDS = 86_400.0
-"""Deadline of a round, and patience with a host that does not answer, unless the experiment sets
-them: a busy machine must not change results. A host that ends is noticed at once."""
+"""How long a coordinator waits for clients, in everything that the experiment does not set itself:
+a busy or sleeping machine must not change results. A host that ends is noticed at once."""
+
+_WAITS = (
+    "round.deadline_seconds",
+    "round.question_deadline_seconds",
+    "round.grace_seconds",
+    "profiles.deadline_seconds",
+    "roster_timeout_seconds",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,7 @@ def _cell(
     complete: dict[str, Any] = json.loads(json.dumps(table))
     complete["seed"] = seed
     complete.setdefault("name", experiment.name)
-    for key in ("round.deadline_seconds", "round.grace_seconds"):
+    for key in _WAITS:
         if get(complete, key) is None:
             put(complete, key, PATIENCE_SECONDS)
     if get(complete, "task.name") is None:
