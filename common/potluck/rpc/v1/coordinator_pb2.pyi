@@ -646,6 +646,7 @@ class Train(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    NORMALIZED_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -662,6 +663,8 @@ class Train(_message.Message):
     """On a virtual clock: seconds that the training takes for each of the client's samples, which are
     reported instead of those measured. 0 on a real one.
     """
+    normalized: _builtins.bool
+    """Of a masked update: whether it is divided by what the client's steps amount to."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model to begin with."""
@@ -704,10 +707,11 @@ class Train(_message.Message):
         reports: _abc.Iterable[_builtins.str] | None = ...,
         pace: _builtins.float = ...,
         quotas: _abc.Iterable[_builtins.float] | None = ...,
+        normalized: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -896,8 +900,11 @@ class SecureStep(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """The session it belongs to, 16 bytes."""
+    update_id: _builtins.str
+    """With an invitation to a sum of updates: the training whose update goes into it."""
     @_builtins.property
     def envelope(self) -> _secure_aggregation_pb2.SecureEnvelope:
         """The message."""
@@ -912,10 +919,11 @@ class SecureStep(_message.Message):
         session_id: _builtins.bytes = ...,
         envelope: _secure_aggregation_pb2.SecureEnvelope | None = ...,
         task: Global___Plugin | None = ...,
+        update_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "session_id", b"session_id", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "session_id", b"session_id", "task", b"task", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

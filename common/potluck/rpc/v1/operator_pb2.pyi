@@ -1341,6 +1341,7 @@ class AuditedSum(_message.Message):
     NEED_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Of the session, hexadecimal."""
     run_id: _builtins.str
@@ -1371,6 +1372,8 @@ class AuditedSum(_message.Message):
     """When it ended, ISO 8601."""
     attempt: _builtins.int
     """1 for the first attempt."""
+    round: _builtins.int
+    """Of a sum of model updates: the round they were for; 0 otherwise."""
     @_builtins.property
     def hosts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The host of each client in it, or invited to it where there is no sum."""
@@ -1399,10 +1402,11 @@ class AuditedSum(_message.Message):
         need: _builtins.int = ...,
         at: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "colluding_hosts", b"colluding_hosts", "disclosure", b"disclosure", "epsilon", b"epsilon", "have", b"have", "hosts", b"hosts", "least_hosts", b"least_hosts", "need", b"need", "quorum", b"quorum", "refusals", b"refusals", "released", b"released", "rule", b"rule", "run_id", b"run_id", "session_id", b"session_id", "stage", b"stage", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "colluding_hosts", b"colluding_hosts", "disclosure", b"disclosure", "epsilon", b"epsilon", "have", b"have", "hosts", b"hosts", "least_hosts", b"least_hosts", "need", b"need", "quorum", b"quorum", "refusals", b"refusals", "released", b"released", "round", b"round", "rule", b"rule", "run_id", b"run_id", "session_id", b"session_id", "stage", b"stage", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

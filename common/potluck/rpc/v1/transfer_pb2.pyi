@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from potluck.rpc.v1 import secure_aggregation_pb2 as _secure_aggregation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -295,6 +296,7 @@ class UpdateHeader(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     COMPRESSED_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    MASKED_INPUT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the framing; 1."""
     update_id: _builtins.str
@@ -315,7 +317,11 @@ class UpdateHeader(_message.Message):
     """Whether the file is compressed with Zstandard."""
     @_builtins.property
     def report(self) -> Global___TrainingReport:
-        """What the client says of its training."""
+        """What the client says of its training; nothing where the update is masked."""
+
+    @_builtins.property
+    def masked_input(self) -> _secure_aggregation_pb2.SecureEnvelope:
+        """With a masked update: the client's signed word that this file is its input to the sum."""
 
     def __init__(
         self,
@@ -330,10 +336,11 @@ class UpdateHeader(_message.Message):
         delta: _builtins.bool = ...,
         compressed: _builtins.bool = ...,
         report: Global___TrainingReport | None = ...,
+        masked_input: _secure_aggregation_pb2.SecureEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["masked_input", b"masked_input", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "offset", b"offset", "report", b"report", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "offset", b"offset", "report", b"report", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
