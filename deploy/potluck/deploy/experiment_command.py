@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from potluck.deploy.experiments.running import Outcome
 
 _FOLDERS = Path("potluck-experiments")
+_DATA = Path("data")
 
 
 def experiment(
@@ -42,8 +43,13 @@ def experiment(
         ),
     ] = None,
     data: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the tasks find their data.")
-    ] = Path("data"),
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the tasks find their data; ./data if left out.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N."),
@@ -98,7 +104,7 @@ def experiment(
     if report_only:
         outcome = Outcome(results=folder.finished(cells), failures={})
     else:
-        outcome = _run(cells, folder, console, data, device, jobs)
+        outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
     _write(plan, cells, outcome.results, folder)
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
@@ -106,6 +112,13 @@ def experiment(
             f"{readable_count(len(outcome.failures), 'cell')} failed, the first because "
             f"{first.message}; the same command tries them again"
         )
+
+
+def _data_folder(named: Path | None) -> Path | None:
+    """The folder that was named, else ./data where there is one."""
+    if named is None and _DATA.is_dir():
+        return _DATA
+    return named
 
 
 def _list(cells: list[Cell], folder: ResultsFolder) -> None:
@@ -121,7 +134,7 @@ def _run(
     cells: list[Cell],
     folder: ResultsFolder,
     console: Console,
-    data: Path,
+    data: Path | None,
     device: str,
     jobs: int | None,
 ) -> Outcome:
@@ -140,7 +153,7 @@ def _run(
         processors=available_processors(),
         memory=available_memory(),
     )
-    place = Place(device=device, data=data if data.exists() else None, jobs=most)
+    place = Place(device=device, data=data, jobs=most)
     with Board(console) as board:
         return run_interruptibly(run_missing(cells, folder, place, board))
 

@@ -73,7 +73,7 @@ def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
     if data is None:
         raise ConfigurationError(
             f"task {form.name} reads {form.file_name} from a data directory, and none is set; set "
-            "data_directory in the configuration file (or --data), and put the file there: "
+            "data_directory in the configuration file (or --data), and put the file there. "
             f"{_recipe(form)}",
             task=form.name,
         )
