@@ -103,6 +103,7 @@ def played(
     try:
         ask = next(choosing)
         while True:
+            assert isinstance(ask, Ask)
             answers.append(answering(ask))
             ask = choosing.send(answers[-1])
     except StopIteration as ended:

@@ -74,3 +74,17 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
             check_maskable(name, strategy)
     else:
         check_maskable(name, strategy)
+
+
+PROTOCOL = '[profiles]\ndisclosure = "protocol"\n'
+
+
+def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
+    text = f'count = 12\n{TASK}[selector]\nname = "dc-balanced"\n{PROTOCOL}'
+    blueprint = draw_up(text, source="run file")
+    assert not blueprint.selector.needs
+    assert any("a client that tells 0 is selected every time" in each for each in blueprint.remarks)
+    with pytest.raises(ConfigurationError, match="selector fedentopt has no procedure of sums"):
+        draw_up(text.replace("dc-balanced", "fedentopt"), source="run file")
+    with pytest.raises(ConfigurationError, match="4 of 9 clients are drawn at random"):
+        draw_up(text.replace("count = 12", "count = 9"), source="run file")

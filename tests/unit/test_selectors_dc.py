@@ -10,8 +10,9 @@ from support.populations import labelled, population, rounds
 
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Population, Selection, Selector
-from potluck.server.selectors.dc import DcBalanced, DcRandom, DcReal, distance
+from potluck.server.selectors.dc import DcBalanced, DcRandom, DcReal
 from potluck.server.selectors.dc_exhaustive import DcExhaustive, nearest_subset
+from potluck.server.selectors.dc_parts import distance
 
 Floats = NDArray[np.float64]
 

@@ -43,6 +43,7 @@ from potluck.common.identity import Role
 from potluck.common.memory import spare_what_is_loaded
 from potluck.common.names import ClientId
 from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES, PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.step_by_step import LEAKS
 from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
@@ -157,6 +158,13 @@ class Agent:
                 "noise follows from simulation_seed in [disclosure] and protects nobody; remove it "
                 "unless this is an experiment"
             )
+        if config.disclosure.by_protocol:
+            log.warning(
+                'sums in [disclosure] allows "protocol": whoever runs the coordinator can learn '
+                "the exact label counts of these clients"
+            )
+            for leak in LEAKS:
+                log.warning(f"protocol: {leak}")
         return Discloser(
             policy=config.disclosure,
             ledger=DisclosureLedger(self._state.disclosures),

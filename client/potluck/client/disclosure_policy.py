@@ -22,8 +22,10 @@ from potluck.common.disclosure import (
     Weighting,
 )
 from potluck.common.errors import DisclosureRefusedError
+from potluck.common.masking import UPDATE
 from potluck.common.secagg import ClientPolicy
 from potluck.common.secagg.policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.step_by_step import LABEL_DISTANCE, PROTOCOL
 
 MOST_RELEASES = 1000
 """Disclosures of a client, all together: a bound on its ledger, whatever is asked."""
@@ -70,6 +72,12 @@ class DisclosurePolicy(Settings):
         description="How exactly the number of samples is told with an update: exact, bucketed (a\n"
         "power of two) or equal (not at all). A run that asks for more is refused.",
     )
+    updates: Literal["open", "masked"] = Field(
+        default="open",
+        description="How what training makes of the model leaves a client: open (the update\n"
+        "itself, or masked where a run wants that) or masked (only as part of a secure sum over\n"
+        "at least sum_hosts hosts; runs without secure_aggregation are refused).",
+    )
     held_out_counts: bool = Field(
         default=True,
         description="Whether models may be evaluated on held-out samples, where a task has\n"
@@ -81,11 +89,14 @@ class DisclosurePolicy(Settings):
         "model that the coordinator sends); unset: all kinds installed here, []: none. Answers\n"
         "have no noise, and whoever chooses the model can learn much from them.",
     )
-    sums: tuple[Literal["total", "cells"], ...] = Field(
+    sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
         default=("total", "cells"),
         description="Secure sums of label counts that the clients take part in: total (over the\n"
         "federation), cells (over groups drawn by a public coin). The coordinator learns the sum\n"
-        "and no client's counts. Needs member_key, members and federation_root.",
+        "and no client's counts. Needs member_key, members and federation_root.\n"
+        "protocol: sums over any group, one after the other, and the question label-distance, as\n"
+        "DC selection has them in its paper. These give each client's exact counts away; only for\n"
+        "data that nobody needs to protect.",
     )
     sum_hosts: int = Field(
         default=LEAST_HOSTS,
@@ -119,9 +130,15 @@ class DisclosurePolicy(Settings):
         return ClientPolicy(
             least_hosts=self.sum_hosts,
             colluding_hosts=self.sum_colluding_hosts,
-            disclosures=frozenset(self.sums),
+            disclosures=frozenset({*self.sums, UPDATE}),  # masked is never worse than open
+            unprotected=frozenset({PROTOCOL}),
             largest_epsilon=self.epsilon,
         )
+
+    @property
+    def by_protocol(self) -> bool:
+        """Whether the clients take part in what gives their label counts away."""
+        return PROTOCOL in self.sums
 
     @property
     def undermined(self) -> bool:
@@ -213,6 +230,16 @@ def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> 
         )
 
 
+def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
+    """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
+    if policy.updates == "masked" and not masked:
+        raise DisclosureRefusedError(
+            f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; set "
+            "secure_aggregation = true in the run file",
+            client=client,
+        )
+
+
 def check_held_out(policy: DisclosurePolicy, client: str) -> None:
     """Raises DisclosureRefusedError where nothing may be told of held-out samples."""
     if not policy.held_out_counts:
@@ -225,6 +252,13 @@ def check_held_out(policy: DisclosurePolicy, client: str) -> None:
 
 def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
     """Raises DisclosureRefusedError where a kind of question is not answered."""
+    if kind == LABEL_DISTANCE and PROTOCOL not in policy.sums:
+        raise DisclosureRefusedError(
+            f"client '{client}' does not answer '{kind}', which gives its label counts away: "
+            f'"{PROTOCOL}" is not among `sums` in {_TABLE}',
+            client=client,
+            question=kind,
+        )
     if policy.questions is not None and kind not in policy.questions:
         allowed = ", ".join(policy.questions) or "none"
         raise DisclosureRefusedError(

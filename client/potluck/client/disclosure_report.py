@@ -14,6 +14,7 @@ from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.state_directory import DISCLOSURES, SUMS
 from potluck.client.sum_ledger import SumLedger
 from potluck.common.secagg.ledger import Release as Summed
+from potluck.common.step_by_step import LEAKS, PROTOCOL
 
 
 class Records:
@@ -56,6 +57,9 @@ class Records:
             yield f"{client}: ε = {self._spent(client):g} of {budget:g} spent"
             yield from self._disclosed(client)
             yield from self._summed(client)
+        if any(self._by_protocol(client) for client in self._clients):
+            yield f"sums as `{PROTOCOL}`, and the distances told with them, hide nothing:"
+            yield from (f"  {leak}" for leak in LEAKS)
         if any(self._sums.of(client).uploads for client in self._clients):
             yield f"sums hide the clients' own counts from {self._holds_against}"
 
@@ -67,6 +71,9 @@ class Records:
             "an honest-but-curious coordinator; set independent_root if somebody else than who "
             "runs the coordinator keeps the federation root"
         )
+
+    def _by_protocol(self, client: str) -> bool:
+        return any(each.disclosure == PROTOCOL for each in self._sums.of(client).releases)
 
     def _spent(self, client: str) -> float:
         return float(self._disclosures.of(client).spent + self._sums.of(client).spent)

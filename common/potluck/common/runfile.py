@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from potluck.common.configuration import RECOMMENDED, Settings, annotated_example, parse
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.encoding import Encoding
+from potluck.common.masking import Masking
 from potluck.common.triplet import TripletSettings
 from potluck.common.virtual_clock import VirtualClock
 
@@ -149,11 +150,12 @@ class Profiles(Settings):
         description="How long to wait for an answer; who has not answered by then is not\n"
         "available in this round, and asked again before the next.",
     )
-    disclosure: Literal["dp-once", "cells", "exact"] = Field(
+    disclosure: Literal["dp-once", "cells", "protocol", "exact"] = Field(
         default="dp-once",
         description="How label counts are disclosed: dp-once (with noise, once), cells (as secure\n"
-        "sums over groups of at least sum_hosts hosts) or exact (the counts themselves; only\n"
-        "clients whose owner allows it).",
+        "sums over groups of at least sum_hosts hosts), protocol (sums and distances at each step\n"
+        "of dc-real or dc-balanced, as in their paper: in effect the counts themselves) or exact\n"
+        "(the counts themselves). protocol and exact: only clients whose owner allows it.",
     )
     epsilon: float | None = Field(
         default=None,
@@ -281,6 +283,14 @@ class RunFile(Settings):
         default=Weighting.EXACT,
         description="How exactly clients tell their number of samples, by which updates are\n"
         "weighted: exact, bucketed (a power of two) or equal (all count the same).",
+    )
+    secure_aggregation: bool = Field(
+        default=False,
+        description="Whether updates are masked, so that the coordinator learns their sum over a\n"
+        "round's cohort and nothing else. Needs a federation root and a strategy that averages.",
+    )
+    masking: Masking = Field(
+        default=Masking(), description="How updates are masked, with secure_aggregation."
     )
     profiles: Profiles = Field(
         default=Profiles(),

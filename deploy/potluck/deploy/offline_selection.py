@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import (
-    Answers,
     Ask,
+    Interview,
     Population,
     RoundOutcome,
     Selection,
@@ -58,7 +58,7 @@ def select_offline(
         state = selector.observe(state, outcome)
 
 
-def _asks(selecting: Generator[Ask, Answers, Selection]) -> str:
+def _asks(selecting: Interview) -> str:
     """Why a selector that asks can't select offline."""
     try:
         question = next(selecting)
@@ -66,8 +66,9 @@ def _asks(selecting: Generator[Ask, Answers, Selection]) -> str:
         return "this selector may ask clients before it chooses, which needs a federation"
     finally:
         selecting.close()
+    what = f"'{question.kind}'" if isinstance(question, Ask) else "for a sum"
     return (
-        f"this selector asks {len(question.rows)} clients '{question.kind}' before it chooses, and "
+        f"this selector asks {len(question.rows)} clients {what} before it chooses, and "
         "profiles don't answer that: start a run with it, or choose one that selects by profile"
     )
 

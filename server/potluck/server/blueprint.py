@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from potluck.common import plugins
 from potluck.common.errors import ConfigurationError
 from potluck.common.runfile import RunFile, parse_run_file
+from potluck.common.step_by_step import PROTOCOL
 from potluck.common.task import Task
 from potluck.common.task_loading import make_task
 from potluck.common.training import LocalTraining, training_for
 from potluck.common.triplet import triplet_settings_for
 from potluck.common.virtual_clock import pace
-from potluck.server.composition import check_composition
+from potluck.server.composition import by_protocol, check_composition
 from potluck.server.round import Plan
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
@@ -88,6 +89,8 @@ def draw_up(
     )
     selector = run_file.selector
     choosing: Selector = plugins.create(plugins.SELECTORS, selector.name, selector.options)
+    if run_file.profiles.disclosure == PROTOCOL:
+        choosing = by_protocol(choosing, run_file, source=source)
     recommended: Mapping[str, object] = getattr(choosing, "training", {})
     chosen = {**recommended, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")

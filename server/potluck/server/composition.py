@@ -7,12 +7,14 @@ clients' settings (`Strategy.review`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from potluck.common import plugins
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.runfile import PluginTable, RunFile
+from potluck.common.step_by_step import LEAKS, PROTOCOL
 from potluck.common.training import LocalTraining
+from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
 
@@ -28,9 +30,16 @@ def check_composition(
         check_installed(plugins.CORRECTIONS, correction.name)
     check_objective(run_file.objective, source=source)
     try:
-        return tuple(strategy.review(training, run_file.weighting))
+        return (*strategy.review(training, run_file.weighting), *_leaks(run_file))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
+
+
+def _leaks(run_file: RunFile) -> Sequence[str]:
+    """What the run's way of disclosing gives away, where that is more than it seems."""
+    if run_file.profiles.disclosure != PROTOCOL:
+        return ()
+    return tuple(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS)
 
 
 def check_maskable(name: str, strategy: Strategy) -> None:
@@ -42,6 +51,33 @@ def check_maskable(name: str, strategy: Strategy) -> None:
             "that averages (fedavg, fedavgm, fedadam, fednova, …), or unmasked updates",
             strategy=name,
         )
+
+
+def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
+    """The selector that does the same from sums and questions.
+
+    Raises ConfigurationError where there is none, or where its first sum is over too few clients.
+    """
+    make: Callable[[], Selector] | None = getattr(selector, "by_protocol", None)
+    if make is None:
+        raise ConfigurationError(
+            f"{source}: selector {run_file.selector.name} has no procedure of sums and questions "
+            'at every step, which profiles.disclosure = "protocol" asks for; choose dc-real or '
+            "dc-balanced, or another disclosure",
+            selector=run_file.selector.name,
+        )
+    found = make()
+    first = run_file.count - int(getattr(found, "added", 0))
+    least = run_file.profiles.sum_hosts
+    if first < least:
+        raise ConfigurationError(
+            f"{source}: {first} of {run_file.count} clients are drawn at random, and secure sums "
+            f"are over {least} hosts (profiles.sum_hosts) or more; raise `count` or lower "
+            "selector.added",
+            count=run_file.count,
+            first=first,
+        )
+    return found
 
 
 def check_objective(table: PluginTable, *, source: str) -> None:

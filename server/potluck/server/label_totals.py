@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import TaskReference, canonical_json
 from potluck.common.errors import RunError
+from potluck.common.step_by_step import PROTOCOL
 from potluck.server.secure_sums import Outcome
 from potluck.server.standing import Standing
 from potluck.server.store import SecureSum
@@ -36,10 +37,13 @@ class LabelTotals:
     @property
     def _wanted(self) -> bool:
         wants: bool = getattr(self._run.blueprint.selector, "wants_label_totals", False)
-        return wants and self._profiles.disclosure == "dp-once"
+        return wants and self._profiles.disclosure in ("dp-once", PROTOCOL)
 
     async def find(self, clients: Sequence[str]) -> None:
-        """Have the sum over these clients ready, once in a run; without one, say why."""
+        """Have the sum over these clients ready, once in a run; without one, say why.
+
+        Raises RunError where the run can't go on without.
+        """
         if self._tried or not self._wanted:
             return
         self._tried = True
@@ -107,6 +111,12 @@ class LabelTotals:
             self._run.say(f"not in the sum: {told}", warning=True)
 
     def _do_without(self, why: str) -> None:
+        """Raises RunError where there is nothing else to steer by."""
+        if self._profiles.disclosure == PROTOCOL:
+            raise RunError(
+                f"no secure sum of label counts, and the target is nothing else: {why}; start a "
+                "run with dc-balanced, whose target is the same number of samples of each class"
+            )
         self._run.say(
             f"no secure sum of label counts, the target is the sum of noisy ones: {why}",
             warning=True,

@@ -16,8 +16,9 @@ import numpy as np
 
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server import step_sums
 from potluck.server.evaluating import gather
-from potluck.server.selection import Answers, Ask, Selection, SelectionContext
+from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.selection_checks import check_ask, check_selection
 from potluck.server.standing import Standing
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
@@ -66,7 +67,7 @@ class Questioning:
     ) -> Any:
         """Lead the generator to what it returns."""
         stored: Sequence[Exchange] = await self._in_store(lambda store: store.answers(key))
-        answers: Answers | None = None
+        answers: Answers | Summed | None = None
         try:
             for step in range(1, MOST_QUESTIONS + 2):
                 over, said = await asyncio.to_thread(
@@ -76,6 +77,9 @@ class Questioning:
                     return said
                 check_ask(said, context, self._name)
                 found = stored[step - 1] if step <= len(stored) else None
+                if isinstance(said, AskSum):
+                    answers = await self._summed(said, step, key, found)
+                    continue
                 answers = await self._answers(said, step, key, found)
                 self._run.facts.answers.append(answers)
         finally:
@@ -109,8 +113,7 @@ class Questioning:
     ) -> Answers:
         """The answers to a question: those that are stored, or else those clients give."""
         question = _question(ask)
-        if found is not None and (found.step, found.question) != (step, question):
-            raise ReplayError(f"question {step} of {key} was another before the restart")
+        _check_replayed(question, step, key, found)
         if found is not None and found.answers is not None:
             return stored_answers(found.answers, key)
         await self._in_store(lambda store: store.add_question(key, step, question))
@@ -119,6 +122,21 @@ class Questioning:
         record = _record(answers)
         await self._in_store(lambda store: store.add_answers(key, step, question, record))
         return answers
+
+    async def _summed(
+        self, ask: AskSum, step: int, key: AttemptKey, found: Exchange | None
+    ) -> Summed | None:
+        """The sum that is asked for: the one that is stored, or else a new one."""
+        question = step_sums.question_record(ask)
+        _check_replayed(question, step, key, found)
+        if found is not None and found.answers is not None:
+            return step_sums.stored_sum(found.answers, key)
+        await self._in_store(lambda store: store.add_question(key, step, question))
+        with self._run.environment.observer.asking():
+            summed = await step_sums.sum_at_step(self._run, ask)
+        record = step_sums.sum_record(summed)
+        await self._in_store(lambda store: store.add_answers(key, step, question, record))
+        return summed
 
     async def _ask(self, ask: Ask, step: int, key: AttemptKey) -> Answers:
         run = self._run
@@ -165,7 +183,9 @@ class Questioning:
         )
 
 
-def _advance(generator: Generator[Any, Any, Any], answers: Answers | None) -> tuple[bool, Any]:
+def _advance(
+    generator: Generator[Any, Any, Any], answers: Answers | Summed | None
+) -> tuple[bool, Any]:
     """(whether the generator is over, what it returned or else yields)."""
     try:
         return False, generator.send(answers)
@@ -196,6 +216,14 @@ def _columns(told: Mapping[int, Sequence[float]], names: Sequence[str]) -> Answe
         rows=np.array(list(told), dtype=np.int64),
         values={name: table[:, column] for column, name in enumerate(names)},
     )
+
+
+def _check_replayed(
+    question: JsonObject, step: int, key: AttemptKey, found: Exchange | None
+) -> None:
+    """Raises ReplayError where another question is stored."""
+    if found is not None and (found.step, found.question) != (step, question):
+        raise ReplayError(f"question {step} of {key} was another before the restart")
 
 
 # What is stored ---------------------------------------------------------------------------------

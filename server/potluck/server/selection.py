@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,31 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AskSum:
+    """A secure sum of clients' label counts, of the kind that is called `protocol`.
+
+    Clients take part only where their owner allows it: sums over groups that a selector chooses
+    can be told apart. rows: over whom, without repeats, all available.
+    """
+
+    rows: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed:
+    """A secure sum. rows: who is in it; some of those asked may have been lost. total: classes,
+    int64; below 0 only with noise."""
+
+    rows: Rows
+    total: NDArray[np.int64]
+
+
+Interview = Generator[Ask | AskSum, Any, "Selection"]
+"""What asks before it selects. An `Ask` is answered with `Answers`, an `AskSum` with a `Summed`, or
+None where there can be no sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """The cohort in the order chosen, and for each of its clients why it was chosen.
 
@@ -146,8 +171,10 @@ class RoundOutcome:
 class Selector(Protocol):
     """Chooses each round's cohort.
 
-    One more attribute is read where a selector has it: `reports`, a frozenset of the names of
-    numbers that are to come with every update, e.g. "utility".
+    Three more attributes are read where a selector has them. `reports`: a frozenset of the names of
+    numbers that are to come with every update, e.g. "utility". `wants_label_totals`: whether it
+    wants `Population.label_totals`. `by_protocol`: a method that gives the selector which does the
+    same from sums and questions (`disclosure = "protocol"`).
     """
 
     @property
@@ -159,9 +186,7 @@ class Selector(Protocol):
         """The state before round 1."""
         ...
 
-    def select(
-        self, state: State, context: SelectionContext
-    ) -> Selection | Generator[Ask, Answers, Selection]:
+    def select(self, state: State, context: SelectionContext) -> Selection | Interview:
         """The cohort of a round, or a generator that asks before it returns one."""
         ...
 

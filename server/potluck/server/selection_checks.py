@@ -8,7 +8,7 @@ import numpy as np
 
 from potluck.common.errors import RunError
 from potluck.common.names import is_name
-from potluck.server.selection import Ask, Selection, SelectionContext
+from potluck.server.selection import Ask, AskSum, Selection, SelectionContext
 
 MOST_NAMES = 64
 """Numbers in one answer."""
@@ -50,7 +50,7 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
 
 def check_ask(ask: object, context: SelectionContext, name: str) -> None:
     """Raises RunError, naming the selector, unless it asks available clients something askable."""
-    if not isinstance(ask, Ask):
+    if not isinstance(ask, Ask | AskSum):
         raise RunError(
             f"selector '{name}' yielded a {type(ask).__name__}, not an Ask", selector=name
         )
@@ -72,6 +72,11 @@ def check_ask(ask: object, context: SelectionContext, name: str) -> None:
         raise RunError(
             f"selector '{name}' asks row {strangers[0]}, which is not available", selector=name
         )
+    if isinstance(ask, Ask):
+        _check_wanted(ask, name)
+
+
+def _check_wanted(ask: Ask, name: str) -> None:
     wanted = ask.wanted
     if not all(isinstance(each, str) and is_name(each) for each in (ask.kind, *wanted)):
         raise RunError(

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Rows, Selection, SelectionContext, Signal
 from potluck.server.selectors.choosing import TIE
-from potluck.server.selectors.dc import balanced, begin, candidates, distance, federation_total
+from potluck.server.selectors.dc_parts import (
+    balanced,
+    begin,
+    candidates,
+    distance,
+    federation_total,
+)
 from potluck.server.selectors.options import choice, whole
 from potluck.server.selectors.stateless import Stateless
 from potluck.server.state import State

@@ -1,0 +1,34 @@
+"""The DC selection procedure as its paper has it, and what it gives away.
+
+Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
+Strategies", §3: at every step the label counts of the cohort so far are summed securely, and every
+other client tells how near it would bring that sum to the target. Run files and owners call it
+`protocol`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL: Final = "protocol"
+"""The mode's name in a run file's and an owner's configuration, and the kind of its sums."""
+
+LABEL_DISTANCE: Final = "label-distance"
+"""The question that clients answer at every step."""
+
+LEAKS: Final = (
+    (
+        "each sum is over the cohort before and one client more, so the difference is that "
+        "client's exact label counts; every other client is told the sums as well"
+    ),
+    (
+        "sums over clients drawn at random add up over the rounds: after about as many rounds as "
+        "there are clients, everybody's exact label counts follow from them"
+    ),
+    (
+        "a distance is an equation about the label counts of the client that tells it, selected or "
+        "not: a few more distances than there are classes give them exactly"
+    ),
+    "distances can't be checked: a client that tells 0 is selected every time",
+)
+"""In plain words, for those who choose it and those who agree to it."""

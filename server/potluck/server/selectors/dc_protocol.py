@@ -1,0 +1,102 @@
+"""The DC procedure as its paper has it: sums and distances at every step (ALGORITHMS §1.11, §4).
+
+Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
+Strategies", §3. `potluck.common.step_by_step` says what it gives away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import RunError
+from potluck.common.step_by_step import LABEL_DISTANCE
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    AskSum,
+    Population,
+    Selection,
+    SelectionContext,
+    Signal,
+    Summed,
+)
+from potluck.server.selectors.choosing import TIE, largest
+from potluck.server.selectors.dc_parts import begin, distance
+from potluck.server.selectors.stateless import Stateless
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+
+class StepByStep(Stateless):
+    """Uniform clients, then one by one whoever says it brings the cohort nearest to the target.
+
+    target: the label distribution to come near to. wants_label_totals: whether it is that of the
+    federation. added, stop_early: as of the selector that does the same from label counts, which
+    this one, telling the same numbers, chooses alike. Every step is a secure sum over the cohort so
+    far and a question to everybody else. Where there is no sum, or nobody answers, the rest of the
+    cohort is drawn uniformly.
+    """
+
+    needs: frozenset[Signal] = frozenset()
+
+    def __init__(
+        self,
+        target: Callable[[Population], Floats],
+        *,
+        added: int,
+        stop_early: bool,
+        wants_label_totals: bool,
+    ) -> None:
+        self.wants_label_totals = wants_label_totals
+        self.added = added
+        self._target = target
+        self._stop_early = stop_early
+
+    def select(
+        self, state: State, context: SelectionContext
+    ) -> Generator[Ask | AskSum, Any, Selection]:
+        """`count` clients, of them `added` by what clients tell."""
+        if self.wants_label_totals and context.population.label_totals is None:
+            raise RunError("there is no sum of the federation's label counts to steer by")
+        cohort, generator = begin(context, self.added)
+        target = np.rint(self._target(context.population))
+        why = "drawn uniformly: there is nobody else"
+        while cohort.missing:
+            others = np.setdiff1d(context.available, cohort.rows)
+            if not len(others):
+                break
+            summed = yield AskSum(rows=np.sort(np.array(cohort.rows, dtype=np.int64)))
+            if not isinstance(summed, Summed):
+                why = "drawn uniformly: the cohort's label counts could not be summed"
+                break
+            active = summed.total.clip(min=0)
+            parameters = {"active": _text(active), "target": _text(target)}
+            answers = yield Ask(rows=others, kind=LABEL_DISTANCE, parameters=parameters)
+            told = _plausible(answers)
+            if not len(told.rows):
+                why = "drawn uniformly: nobody told a distance"
+                break
+            distances = told.values[LABEL_DISTANCE]
+            place = largest(-distances, generator)
+            before, after = distance(active.astype(np.float64), target), float(distances[place])
+            if self._stop_early and after >= before - TIE:
+                return cohort.selection()
+            cohort.add(int(told.rows[place]), f"says distance to target {before:.4f} → {after:.4f}")
+        cohort.draw(cohort.missing, why)
+        return cohort.selection()
+
+
+def _plausible(answers: Answers) -> Answers:
+    """Those that can be distances: from 0 to 1, as counts are never negative."""
+    values = answers.values[LABEL_DISTANCE]
+    good = (values >= -TIE) & (values <= 1 + TIE)
+    return Answers(rows=answers.rows[good], values={LABEL_DISTANCE: values[good]})
+
+
+def _text(numbers: NDArray[Any]) -> str:
+    return " ".join(str(int(number)) for number in numbers)

@@ -1,0 +1,212 @@
+"""The four leaks of DC selection with secure sums, as attacks on what a real coordinator received.
+
+Each succeeds against `protocol` and fails against `cells`. Against `dp-once` none learns more than
+the noisy counts that clients disclosed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.label_attacks import (
+    Counts,
+    Received,
+    by_differencing,
+    by_distances,
+    by_intersection,
+)
+from support.sum_federation import Members, SumFederation, sum_federation
+
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure_report import Records
+from potluck.client.question import QuestionContext
+from potluck.client.questions.label_distance import LabelDistance
+from potluck.common.step_by_step import LABEL_DISTANCE, LEAKS
+from potluck.server.store import RunState
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
+
+CLIENTS = 10
+ROUNDS = 16
+RUN_FILE = """
+rounds = {rounds}
+count = 7
+roster = 10
+task = {{name = "digits", clients = 10}}
+selector = {{name = "{selector}", added = 2}}
+training = {{steps = 1}}
+evaluation = {{every = 0}}
+[profiles]
+disclosure = "{disclosure}"
+"""
+WILLING = DisclosurePolicy(sums=("total", "cells", "protocol"), simulation_seed=1)
+
+
+@dataclass
+class Played:
+    """A federation after a run, what its coordinator received, and the cohorts of each round."""
+
+    federation: SumFederation
+    received: Received
+    cohorts: list[list[str]]
+
+    @property
+    def truth(self) -> Counts:
+        names = self.federation.members.names
+        return {name: self.federation.counts([name]).tolist() for name in names}
+
+
+async def play(federation: SumFederation, disclosure: str, **changes: Any) -> Played:
+    values = {"rounds": ROUNDS, "selector": "dc-balanced", **changes}
+    row = await federation.finished(RUN_FILE.format(disclosure=disclosure, **values))
+    assert row.state is RunState.FINISHED, row.reason
+    rounds = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
+    cohorts = [[member.client_id for member in each.members] for each in rounds if each.members]
+    return Played(federation, await Received.by(federation), cohorts)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def by_protocol(
+    members: Members, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Played]:
+    folder = tmp_path_factory.mktemp("protocol")
+    async with sum_federation(members, folder) as federation:
+        await federation.start(disclosure=WILLING)
+        yield await play(federation, "protocol")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def by_cells(
+    members: Members, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Played]:
+    folder = tmp_path_factory.mktemp("cells")
+    async with sum_federation(members, folder) as federation:
+        await federation.start(disclosure=WILLING)
+        await play(federation, "cells", rounds=4, selector="dc-real")
+        yield await play(federation, "cells", rounds=4)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def with_noise(
+    members: Members, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Played]:
+    folder = tmp_path_factory.mktemp("noise")
+    async with sum_federation(members, folder) as federation:
+        await federation.start(disclosure=WILLING)
+        await play(federation, "dp-once", rounds=4, selector="dc-real")
+        yield await play(federation, "dp-once", rounds=4)
+
+
+async def test_differences_of_sums_give_whoever_was_added(by_protocol: Played) -> None:
+    found = by_differencing(by_protocol.received)
+    added = {client for cohort in by_protocol.cohorts for client in cohort[5:6]}
+    assert found.keys() == added
+    assert found == {client: by_protocol.truth[client] for client in added}
+
+
+async def test_random_sums_give_everybody_in_the_end(by_protocol: Played) -> None:
+    sums = by_protocol.received.first
+    assert all(len(clients) == 5 for clients, _ in sums)
+    assert by_intersection(sums) == by_protocol.truth
+    early = by_intersection(sums[:4])
+    assert early == {}
+
+
+async def test_distances_give_clients_who_were_not_selected(by_protocol: Played) -> None:
+    asked = {each.client for each in by_protocol.received.told}
+    found = by_distances(by_protocol.received)
+    assert found == {client: by_protocol.truth[client] for client in found}
+    assert len(found) >= len(asked) // 2
+    # Only what a client told while it was outside of the cohort was used, and no sum with it.
+    assert set(found) <= asked
+
+
+async def test_whoever_tells_zero_is_always_selected(
+    by_protocol: Played,
+    by_cells: Played,
+    with_noise: Played,
+    members: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    liar = members.names[3]
+    honest = LabelDistance.answer
+
+    def lie(question: LabelDistance, context: QuestionContext) -> Any:
+        return {LABEL_DISTANCE: 0.0} if context.client == liar else honest(question, context)
+
+    monkeypatch.setattr(LabelDistance, "answer", lie)
+    played = {}
+    for mode in ("protocol", "cells", "dp-once"):
+        async with sum_federation(members, tmp_path / mode) as federation:
+            await federation.start(disclosure=WILLING)
+            played[mode] = (await play(federation, mode, rounds=4)).cohorts
+    assert all(liar in cohort for cohort in played["protocol"])
+    assert not all(liar in cohort for cohort in by_protocol.cohorts[:4])
+    # Elsewhere nobody is asked, so there is nothing to lie about.
+    assert played["cells"] == by_cells.cohorts
+    assert played["dp-once"] == with_noise.cohorts
+
+
+async def test_cells_give_nobody(by_cells: Played) -> None:
+    received = by_cells.received
+    assert received.sums
+    assert received.told == []
+    assert received.profiles == {}
+    assert by_differencing(received) == {}
+    assert by_intersection(received.sums) == {}
+    assert all(len(clients) >= 5 for clients, _ in received.sums)
+
+
+async def test_noisy_counts_are_all_there_is_to_learn(with_noise: Played) -> None:
+    received, truth = with_noise.received, with_noise.truth
+    assert [len(clients) for clients, _ in received.sums] == [CLIENTS]
+    assert received.told == []
+    assert by_differencing(received) == {}
+    assert by_intersection(received.sums) == {}
+    assert received.profiles.keys() == truth.keys()
+    noise = np.array([np.subtract(received.profiles[name], truth[name]) for name in truth])
+    assert (noise != 0).any(axis=1).all()  # what was given is nobody's own counts
+    # With the exact total, the most that the sums add: one's own noise for that of nine others.
+    [(_, total)] = received.sums
+    for place, name in enumerate(truth):
+        others = np.sum([received.profiles[each] for each in truth if each != name], axis=0)
+        assert np.subtract(total, others).tolist() != truth[name]
+        apart = np.subtract(np.subtract(total, others), truth[name])
+        assert apart.tolist() == (-np.delete(noise, place, axis=0).sum(axis=0)).tolist()
+
+
+async def test_nobody_takes_part_without_being_asked(members: Members, tmp_path: Path) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:3], disclosure=WILLING)
+        await federation.start(members.names[3:])
+        row = await federation.coordinator.start_run(
+            RUN_FILE.format(rounds=1, selector="dc-balanced", disclosure="protocol")
+        )
+        row = await federation.ended(row.run_id)
+        assert row.state is RunState.FINISHED, row.reason
+        stored = await federation.stored()
+        assert all(each.total is None for each in stored)
+        refusals = stored[0].record["refusals"]
+        assert isinstance(refusals, dict)
+        assert set(refusals.values()) == {"policy"}
+        assert set(refusals) <= set(members.names[3:])
+        for name in members.names:
+            assert federation.ledger(name).of(name).uploads == []
+
+
+async def test_owners_are_told_what_it_gives_away(by_protocol: Played) -> None:
+    folder = by_protocol.federation.folder / "host-3"
+    lines = list(Records(folder, WILLING).lines())
+    assert [line.strip() for line in lines if line.strip() in LEAKS] == list(LEAKS)
