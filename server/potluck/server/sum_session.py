@@ -22,6 +22,7 @@ from potluck.common.secagg import (
     CoordinatorStep,
     Envelope,
     MessageType,
+    Purpose,
     coordinator,
     decode,
     encode,
@@ -48,7 +49,7 @@ class SumTerms:
     """What a sum is of, and how it is protected.
 
     kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
-    name. classes: how many counts. least_hosts, colluding_hosts (a third if None): of distinct
+    name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts (a third if None): of distinct
     hosts. epsilon, sensitivity: of noise that the clients make together; exact if None.
     """
 
@@ -100,6 +101,7 @@ class SumSession:
                 step = await self._next(session, deadline - clock())
                 session = step.session
                 await self._carry_out(step)
+                self._went_on(session)
                 if type(session.state) is not before:
                     remain = expected if session.unmasking else len(session.awaited)
                     dropped = max(0, expected - remain)
@@ -165,10 +167,17 @@ class SumSession:
             log_entry=step.log_entry or before.log_entry,
         )
 
+    def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002
+        """Say with an invitation what is summed."""
+        work.task.CopyFrom(self._terms.task)
+
+    def _went_on(self, session: CoordinatorSession) -> None:
+        """Something has happened in the session."""
+
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session
         session_id = session.session_id.hex()
-        if step.log_entry is not None:
+        if step.log_entry is not None and session.setting.header.purpose is Purpose.HISTOGRAM:
             entry = step.log_entry
             await self._in_store(lambda store: store.append_query_log(session_id, entry))
         self._send(step)
@@ -184,7 +193,7 @@ class SumSession:
                 envelope=wire.SecureEnvelope.FromString(encode(envelope)),
             )
             if kind is MessageType.INVITATION:
-                work.task.CopyFrom(self._terms.task)
+                self._introduce(work, client)
             instruction = coordinator_pb2.Instruction(
                 id=f"{self._terms.run_id}/sum/{session_id}/{kind.name.lower()}/{client}",
                 client_id=client,
