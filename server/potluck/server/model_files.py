@@ -83,7 +83,8 @@ class ModelFiles:
         """Write arrays under their digest, synced to disk."""
         temporary = self._temporary()
         try:
-            digest = write_tensors(temporary, arrays, layout=layout, sync=True)
+            digest = write_tensors(temporary, arrays, layout=layout)
+            _sync(temporary)
             self._name(temporary, digest)
         finally:
             temporary.unlink(missing_ok=True)
@@ -109,11 +110,7 @@ class ModelFiles:
         with self._lock:
             self._fresh.add(digest.blake3)
             temporary.replace(self.path(digest.blake3))
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # a row will name it, so the name must be on disk as well
-        finally:
-            os.close(folder)
+        _sync(self._folder)  # a row will name it, so the name must be on disk as well
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
         """Note, on disk, which files a model can be had as."""
@@ -171,3 +168,16 @@ class ModelFiles:
                 known = path.stem in digests or path.stem in self._fresh
                 if path.suffix in (".safetensors", ".json") and not known:
                     path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Return only when what `path` holds is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StorageError(
+            f"can't write {path}: {error.strerror}", path=path, errno=error.errno
+        ) from error
+    finally:
+        os.close(descriptor)

@@ -172,14 +172,14 @@ class Profiling:
 
     def lacks(self, client: str) -> list[str]:
         """Needed signals that a client has not disclosed, of its present data."""
-        held = self._held.get(client, {})
+        return [signal for signal in self.needs if self._lacks(client, signal)]
+
+    def _lacks(self, client: str, signal: str) -> bool:
+        held = self._held.get(client)
+        if held is None or signal not in held:
+            return True
         session = self._attendance.session_of(client)
-        epoch = None if session is None else session.data_epoch
-        return [
-            signal
-            for signal in self.needs
-            if signal not in held or epoch not in (None, held[signal].data_epoch)
-        ]
+        return session is not None and session.data_epoch != held[signal].data_epoch
 
     def _shape(self, signal: str) -> tuple[int, ...]:
         classes = self._blueprint.task.classes
@@ -220,7 +220,7 @@ class Profiling:
         """
         collected = Collected()
         for signal in self.needs:
-            lacking = [client for client in clients if signal in self.lacks(client)]
+            lacking = [client for client in clients if self._lacks(client, signal)]
             if lacking:
                 log.info("asking for profiles", run=self._run_id, signal=signal, asked=len(lacking))
             answers = await gather(

@@ -20,8 +20,12 @@ TIE_DECIMALS = 12
 
 def largest(scores: Floats, generator: np.random.Generator) -> int:
     """The position of the largest score, ties broken uniformly. At least one score, none NaN."""
-    tied = np.flatnonzero(scores >= scores.max() - TIE)
-    return int(tied[0] if len(tied) == 1 else tied[generator.integers(len(tied))])
+    best = int(scores.argmax())
+    near = scores >= scores[best] - TIE
+    if np.count_nonzero(near) == 1:
+        return best
+    tied = np.flatnonzero(near)
+    return int(tied[generator.integers(len(tied))])
 
 
 def weighted(weights: Floats, generator: np.random.Generator) -> int | None:

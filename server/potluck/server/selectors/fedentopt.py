@@ -75,7 +75,7 @@ class FedEntOpt:
         generator: np.random.Generator,
     ) -> None:
         table = context.population.label_counts
-        rows = disclosed(table, context.available)
+        rows = _reachable(disclosed(table, context.available), buffer, cohort.missing)
         if table is None or not len(rows):
             return
         counts = profiles(table, rows).clip(min=0.0)
@@ -86,11 +86,11 @@ class FedEntOpt:
         with passes(len(rows)) as run:
             while cohort.missing and pool.is_open():
                 scores = entropies.with_each(pool.sums, run)
-                scores[pool.closed] = -np.inf
+                scores += pool.closed
                 place = largest(scores, generator)
-                after = float(scores[place])
-                cohort.add(int(rows[place]), f"entropy {after - before:+.2f} bit")
-                pool.choose(int(rows[place]))
+                row, after = int(rows[place]), float(scores[place])
+                cohort.add(row, f"entropy {after - before:+.2f} bit")
+                pool.choose(row)
                 before = after
 
 
@@ -101,14 +101,19 @@ class Buffer:
         self.rows = dict.fromkeys(rows)
         self.capacity = capacity
 
+    def array(self) -> Rows:
+        """The rows as an array."""
+        return np.fromiter(self.rows, dtype=np.int64, count=len(self.rows))
+
     def enter(self, row: int) -> list[int]:
         """Puts a row last; returns those that fall out."""
         self.rows.pop(row, None)
         self.rows[row] = None
-        surplus = max(len(self.rows) - self.capacity, 0)
-        fallen = [row for row, _ in zip(self.rows, range(surplus), strict=False)]
-        for each in fallen:
-            del self.rows[each]
+        fallen = []
+        while len(self.rows) > self.capacity:
+            oldest = next(iter(self.rows))
+            del self.rows[oldest]
+            fallen.append(oldest)
         return fallen
 
     def release(self, among: Rows) -> int | None:
@@ -120,41 +125,64 @@ class Buffer:
 
 
 class _Pool:
-    """The clients with label counts: who can be chosen next, and what the chosen hold together."""
+    """The clients with label counts: who can be chosen next, and what the chosen hold together.
+
+    closed: added to a client's score, 0 for who can be chosen and −∞ for others.
+    """
 
     def __init__(self, rows: Rows, counts: Floats, buffer: Buffer) -> None:
         self._rows = rows
         self._counts = counts
         self._buffer = buffer
         self._chosen: set[int] = set()
+        self._places = dict(zip(rows.tolist(), range(len(rows)), strict=True))
         self.sums = np.zeros(counts.shape[1])
-        self.closed = np.isin(rows, np.fromiter(buffer.rows, dtype=np.int64))
+        resting = np.isin(rows, buffer.array())
+        self.closed = np.where(resting, -np.inf, 0.0)
+        self._open = len(rows) - int(np.count_nonzero(resting))
 
     def choose(self, row: int) -> None:
         """Adds a client to the chosen and to the buffer; who falls out of it can be chosen."""
         self._chosen.add(row)
-        place = _place(self._rows, row)
+        place = self._places.get(row)
         if place is not None:
-            self.sums = self.sums + self._counts[place]
-            self.closed[place] = True
+            self.sums += self._counts[place]
+            self._close(place)
         for fallen in self._buffer.enter(row):
-            self._set_closed(fallen, closed=fallen in self._chosen)
+            if fallen not in self._chosen:
+                self._reopen(fallen)
 
     def is_open(self) -> bool:
         """Whether anybody can be chosen, letting out the oldest of the buffer if need be."""
-        if not self.closed.all():
+        if self._open:
             return True
         waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]
         released = self._buffer.release(waiting)
         if released is None:
             return False
-        self._set_closed(released, closed=False)
+        self._reopen(released)
         return True
 
-    def _set_closed(self, row: int, *, closed: bool) -> None:
-        place = _place(self._rows, row)
+    def _close(self, place: int) -> None:
+        self._open -= self.closed[place] == 0
+        self.closed[place] = -np.inf
+
+    def _reopen(self, row: int) -> None:
+        place = self._places.get(row)
         if place is not None:
-            self.closed[place] = closed
+            self._open += self.closed[place] != 0
+            self.closed[place] = 0.0
+
+
+def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
+    """Those of `rows` (sorted) that may be chosen in the next picks.
+
+    Each pick lets out one of the buffer at most, the oldest first; the others need no scores.
+    """
+    resting = buffer.array()
+    out_of_reach = resting[np.isin(resting, rows)][picks:]
+    reachable: Rows = rows[~np.isin(rows, out_of_reach)]
+    return reachable
 
 
 def _place(rows: Rows, row: int) -> int | None:
@@ -171,5 +199,4 @@ def _buffer(state: State) -> Buffer:
 
 
 def _state(buffer: Buffer) -> State:
-    rows = np.fromiter(buffer.rows, dtype=np.int64, count=len(buffer.rows))
-    return State(scalars={"capacity": buffer.capacity}, arrays={"buffer": rows})
+    return State(scalars={"capacity": buffer.capacity}, arrays={"buffer": buffer.array()})
