@@ -118,7 +118,7 @@ class SecureSums:
                     header = coordinator.retry_header(
                         header, random=os.urandom, issued_at=int(time.time())
                     )
-                    _check_invited(invited, header)
+                    check_invited(invited, header)
                 except (ConfigurationError, RunError):
                     return outcome
                 await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
@@ -167,7 +167,7 @@ class SecureSums:
             issued_at=issued_at,
             expires_at=issued_at + int(_STAGES * terms.stage_seconds + _SPARE_SECONDS),
         )
-        _check_invited(invited, header)
+        check_invited(invited, header)
         if terms.epsilon is None:
             return header
         honest = thresholds.quorum - colluding_clients(hosts, colluding)
@@ -208,7 +208,7 @@ class SecureSums:
         return Outcome(record=record, total=total, troubles=drive.troubles)
 
 
-def _check_invited(invited: Mapping[str, str], header: Header) -> None:
+def check_invited(invited: Mapping[str, str], header: Header) -> None:
     """Raises RunError for a group that can't have a sum."""
     hosts = len(set(invited.values()))
     needed = max(header.quorum, header.threshold)

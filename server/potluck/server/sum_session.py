@@ -123,7 +123,7 @@ class SumSession:
                 client, answer = await self._events.get()
         except TimeoutError:
             absent = [client for client in session.awaited if not self._present(client)]
-            return await asyncio.to_thread(_without, session, absent)
+            return await asyncio.to_thread(without, session, absent)
         return await asyncio.to_thread(self._hear, session, client, answer)
 
     def _hear(
@@ -215,7 +215,7 @@ class SumSession:
         self._events.put_nowait((client, answer))
 
 
-def _without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
+def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
     """The session without some clients: one step, unless a stage ends before all are left out."""
     step = CoordinatorStep(session=session)
     for client in absent:
