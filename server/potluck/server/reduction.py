@@ -83,7 +83,7 @@ def reduce(
 
         return one_block
 
-    _for_each_block(result.size, block, combiner, threads)
+    for_each_block(result.size, block, combiner, threads)
     carried = {name: array.copy() for name, array in decoders[0].carried.items()}
     return unflatten(result, carried, model.layout)
 
@@ -118,7 +118,7 @@ def update_norms(
 
         return one_block
 
-    _for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
+    for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
     norms: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
     return norms
 
@@ -153,7 +153,7 @@ def tensor_norms(
 
         return one_block
 
-    _for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
+    for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
     totals = {t.name: np.zeros(len(decoders)) for t in model.layout.tensors if t.floating}
     for block in found:  # in their order, whichever thread took which
         for name, squares in block:
@@ -203,7 +203,7 @@ def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
 
 
-def _for_each_block(
+def for_each_block(
     size: int,
     block: int,
     combiner: Callable[[], Callable[[int, int], None]],
