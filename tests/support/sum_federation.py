@@ -197,7 +197,13 @@ class SumFederation:
 
 @contextlib.asynccontextmanager
 async def sum_federation(
-    members: Members, folder: Path, *, port: int = 0, **coordinator: Any
+    members: Members,
+    folder: Path,
+    *,
+    port: int = 0,
+    instruments: Instruments | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    **coordinator: Any,
 ) -> AsyncIterator[SumFederation]:
     """A coordinator that serves; its hosts are started by `start`."""
     values: dict[str, Any] = {
@@ -208,10 +214,10 @@ async def sum_federation(
         "tls": members.tls.coordinator,
     }
     config = CoordinatorConfig.model_validate(values | coordinator)
-    async with Coordinator.opened(config, Instruments(Party.COORDINATOR)) as opened:
-        server = grpc.aio.server(
-            interceptors=[Guard(Limits(), lambda _: None, lambda *_: None)], options=SERVER_OPTIONS
-        )
+    measuring = instruments or Instruments(Party.COORDINATOR)
+    async with Coordinator.opened(config, measuring) as opened:
+        guard = Guard(Limits(), lambda _: None, lambda *_: None)
+        server = grpc.aio.server(interceptors=[*interceptors, guard], options=SERVER_OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(opened), server
         )

@@ -1,0 +1,160 @@
+"""Clients' counts are in nothing that a coordinator receives, sends, logs, measures or keeps.
+
+Each count is a number of 40 bits that occurs nowhere else; the messages that are searched are the
+coordinator's own, inside TLS. The same search finds counts that are sent without masks, or plainly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sum_federation import Members, holding, sum_federation
+from support.wire_recording import Recording, forms, traces
+
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.workbench import Workbench
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import Party
+from potluck.common.secagg import Masking
+from potluck.server.store import RunState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENTS = 8
+RUN_FILE = """
+rounds = 1
+count = 4
+roster = 8
+task = {{name = "digits", clients = 8}}
+selector = {{name = "{selector}"}}
+training = {{steps = 1}}
+[profiles]
+disclosure = "{disclosure}"
+"""
+OPEN = DisclosurePolicy(exact_label_counts=True)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+def salted(names: Iterable[str]) -> dict[str, list[int]]:
+    """Counts that nobody else has: each uses all 40 bits that a count may have."""
+    generator = random.Random(40)
+    return {name: [generator.randrange(2**39, 2**40) for _ in range(10)] for name in names}
+
+
+@dataclass
+class Scan:
+    """What a run left where, the numbers to look for, and the sums the coordinator has learned."""
+
+    places: Mapping[str, bytes]
+    counts: Mapping[str, list[int]]
+    sums: list[tuple[int, ...]]
+
+    @property
+    def found(self) -> set[tuple[str, str]]:
+        return traces([n for counts in self.counts.values() for n in counts], self.places)
+
+
+async def scanned(
+    members: Members,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    selector: str = "kl",
+    disclosure: str = "cells",
+) -> Scan:
+    """A run over clients with salted counts, and all that its coordinator has to do with."""
+    counts = salted(members.names)
+    recording = Recording(spool=folder / "coordinator" / "spool")
+    instruments = Instruments(Party.COORDINATOR)
+    capfd.readouterr()
+    monkeypatch.setattr(Workbench, "label_counts", lambda _, __, client: counts[client])
+    async with sum_federation(
+        members, folder, instruments=instruments, interceptors=[recording]
+    ) as federation:
+        await federation.start(disclosure=OPEN)
+        with holding(monkeypatch, counts):
+            text = RUN_FILE.format(selector=selector, disclosure=disclosure)
+            row = await federation.finished(text)
+            metrics = instruments.exposition()
+        assert row.state is RunState.FINISHED, row.reason
+        sums = [each.total for each in await federation.stored() if each.total is not None]
+    places = {
+        "received": b"\0".join(each for some in recording.received.values() for each in some),
+        "sent": b"\0".join(each for some in recording.sent.values() for each in some),
+        "spool": b"\0".join(recording.spooled.values()),
+        "store": _files(folder / "coordinator"),
+        "hosts": b"".join(_files(folder / f"host-{number}") for number in range(CLIENTS)),
+        "metrics": metrics,
+        "logs": "".join(capfd.readouterr()).encode(),
+    }
+    assert {"Attend", "SubmitUpdate", "FetchModel"} <= recording.received.keys()
+    # An empty page would have nothing in it.
+    least = {"received": 20_000, "sent": 20_000, "spool": 10_000, "store": 20_000, "logs": 2_000}
+    assert {place: len(places[place]) >= size for place, size in least.items()} == dict.fromkeys(
+        least, True
+    )
+    assert b"potluck_" in metrics
+    return Scan(places, counts, sums)
+
+
+def _files(folder: Path) -> bytes:
+    return b"\0".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
+    members: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    scan = await scanned(members, tmp_path, monkeypatch, capfd)
+    assert scan.found == set()
+    columns = zip(*scan.counts.values(), strict=True)
+    assert scan.sums == [tuple(sum(column) for column in columns)]  # it works on these very counts
+    assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # and the sum is no secret
+
+
+async def test_counts_without_masks_are_found(
+    members: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
+        """The client forgets its masks."""
+
+    monkeypatch.setattr(Masking, "add_masks", unmasked)
+    scan = await scanned(members, tmp_path, monkeypatch, capfd)
+    assert scan.found == {("received", "little-endian")}
+    assert not np.array_equal(scan.sums, [np.sum(list(scan.counts.values()), axis=0)])
+
+
+async def test_counts_that_are_disclosed_are_found(
+    members: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    scan = await scanned(members, tmp_path, monkeypatch, capfd, disclosure="exact")
+    assert {("received", "decimal"), ("store", "decimal"), ("hosts", "decimal")} <= scan.found
+
+
+@pytest.mark.parametrize("place", ["received", "sent", "spool", "store", "metrics", "logs"])
+async def test_every_form_is_found_in_every_place(place: str) -> None:
+    number = 2**39 + 12_345_678_901
+    rest = random.Random(1).randbytes(1 << 16)
+    for form, written in forms(number).items():
+        places = {"received": rest, place: rest[:999] + written + rest[999:]}
+        assert (place, form) in traces([number], places)
+    assert traces([number], {place: rest}) == set()
