@@ -234,8 +234,8 @@ def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> Non
     """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
     if policy.updates == "masked" and not masked:
         raise DisclosureRefusedError(
-            f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; set "
-            "secure_aggregation = true in the run file",
+            f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; "
+            "set secure_aggregation = true in the run file",
             client=client,
         )
 

@@ -20,13 +20,19 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from potluck.client.disclosing import Discloser, noised, randomness
-from potluck.client.disclosure_policy import check_held_out, check_question, check_weighting
+from potluck.client.disclosure_policy import (
+    check_held_out,
+    check_question,
+    check_updates,
+    check_weighting,
+)
 from potluck.client.downloads import Downloads
 from potluck.client.host_metrics import HostMetrics
 from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdate, KeptUpdates
 from potluck.client.ledger import Entry, Ledger, Reception, Standing
 from potluck.client.link import Link
+from potluck.client.masked_updates import MASKED, HeadNumbers, write_masked
 from potluck.client.model_cache import ModelCache
 from potluck.client.secure_sums import SecureSums
 from potluck.client.state_directory import storage_error
@@ -52,6 +58,7 @@ from potluck.common.layout import Layout
 from potluck.common.metric_labels import DisclosureOutcome, WorkOutcome
 from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
+from potluck.common.secagg import encode
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -284,15 +291,19 @@ class Instructions:
         instruction = job.instruction
         kept = self._kept.find(instruction.id)
         fresh = kept is None
-        if kept is None:
-            kept = await self._make_update(job)
-        self.ledger.move(instruction.id, Standing.UPLOADING)
-        await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
+        try:
+            if kept is None:
+                kept = await self._make_update(job)
+            self.ledger.move(instruction.id, Standing.UPLOADING)
+            await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
+        finally:
+            self._sums.missed(instruction.id)
 
     async def _make_update(self, job: _Job) -> KeptUpdate:
         instruction, work = job.instruction, job.instruction.train
-        weighting = _weighting(work)
+        weighting, masked = _weighting(work), work.encoding == MASKED
         check_weighting(self._discloser.policy, instruction.client_id, weighting)
+        check_updates(self._discloser.policy, instruction.client_id, masked=masked)
         path = self._kept.path(instruction.id)
 
         def progress(fraction: float) -> None:
@@ -315,15 +326,29 @@ class Instructions:
         with contextlib.ExitStack() as pins:
             pins.enter_context(self._cache.pinned(work.model.blake3))
             model = await self._model(job, work.model, work.task)
+            if masked:
+                await self._sums.meet(instruction, model)
             auxiliaries = await self._auxiliaries(job, pins)
             trained = await self._worker.run(compute)
         if trained.kept:
             self._states.pend(instruction.run_id, instruction.client_id, instruction.id)
         result = trained.result
-        steps = trained.settings.planned_steps(weighting.tell(result.samples))
         seen = result.steps * trained.settings.batch_size
         self._metrics.trained(seen, result.seconds, result.loss)
-        update = KeptUpdate(
+        told = weighting.tell(result.samples)
+        update = (
+            self._open(instruction, trained, told)
+            if trained.file is not None
+            else await self._masked(instruction, trained, told)
+        )
+        self._kept.keep(update)
+        return update
+
+    def _open(self, instruction: rpc.Instruction, trained: Trained, told: int) -> KeptUpdate:
+        """The record of an update that is sent as it is. told: samples, as far as disclosed."""
+        work, steps = instruction.train, trained.settings.planned_steps(told)
+        assert trained.file is not None  # noqa: S101  # whoever calls has looked
+        return KeptUpdate(
             update_id=instruction.id,
             client_id=instruction.client_id,
             run_id=instruction.run_id,
@@ -333,16 +358,49 @@ class Instructions:
             encoding=work.encoding,
             delta=work.delta,
             compressed=work.compressed,
-            samples=weighting.tell(result.samples),
+            samples=told,
             steps=steps,
             normalizer=trained.normalizer(steps, instruction.round),
             seconds=trained.seconds,
-            loss=result.loss,
-            reports=trained.reports(weighting.tell(result.samples)),
-            expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
+            loss=trained.result.loss,
+            reports=trained.reports(told),
+            expires=_expires(instruction),
         )
-        self._kept.keep(update)
-        return update
+
+    async def _masked(
+        self, instruction: rpc.Instruction, trained: Trained, told: int
+    ) -> KeptUpdate:
+        """Mask an update and write it; of its training nothing is said but in the masked head."""
+        work, update = instruction.train, trained.differences
+        assert update is not None  # noqa: S101  # it has no file
+        numbers = HeadNumbers(
+            weight=told,
+            loss=trained.result.loss,
+            normalizer=trained.normalizer(trained.settings.planned_steps(told), instruction.round),
+        )
+        path = self._kept.path(instruction.id)
+        file, word = await self._sums.mask(
+            instruction.client_id,
+            instruction.id,
+            lambda masking: write_masked(path, update, numbers, masking),
+        )
+        return KeptUpdate(
+            update_id=instruction.id,
+            client_id=instruction.client_id,
+            run_id=instruction.run_id,
+            round=instruction.round,
+            blake3=file.blake3,
+            size=file.size,
+            encoding=work.encoding,
+            delta=work.delta,
+            compressed=False,
+            samples=0,
+            steps=0,
+            seconds=0.0,
+            loss=0.0,
+            expires=_expires(instruction),
+            masked_input=encode(word).hex(),
+        )
 
     async def _auxiliaries(
         self, job: _Job, pins: contextlib.ExitStack
@@ -523,6 +581,11 @@ def _deadline(instruction: rpc.Instruction) -> float | None:
         return None
     left = instruction.time_left.ToTimedelta().total_seconds()
     return asyncio.get_running_loop().time() + left
+
+
+def _expires(instruction: rpc.Instruction) -> float:
+    """When its deadline passes, in seconds since 1970."""
+    return time.time() + instruction.time_left.ToTimedelta().total_seconds()
 
 
 def _failure(instruction_id: str, error: PotluckError) -> rpc.Answer:

@@ -20,7 +20,8 @@ KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 class KeptUpdate(BaseModel):
     """The record of an update; fields as in `UpdateHeader` and `TrainingReport`.
 
-    `expires`: seconds since 1970 at which its round's deadline passes.
+    `expires`: seconds since 1970 at which its round's deadline passes. `masked_input`: of a masked
+    update, the serialised envelope that vouches for it, hexadecimal.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +42,7 @@ class KeptUpdate(BaseModel):
     expires: float
     normalizer: float = 0.0
     reports: dict[str, float] = {}
+    masked_input: str = ""
 
 
 class KeptUpdates:

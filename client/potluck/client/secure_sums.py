@@ -17,13 +17,20 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from potluck.client.disclosing import key_of
 from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.masked_updates import Appointment, expectation
 from potluck.client.sum_ledger import SumLedger
-from potluck.common.errors import ConfigurationError, DisclosureRefusedError, ProtocolError
+from potluck.common.errors import (
+    ConfigurationError,
+    DisclosureRefusedError,
+    ProtocolError,
+    RoundClosedError,
+)
 from potluck.common.membership import SignedRecord, load_public_key, read_member_file
 from potluck.common.secagg import (
     ClientSession,
@@ -36,6 +43,8 @@ from potluck.common.secagg import (
     Masking,
     Party,
     Purpose,
+    Refusal,
+    Rule,
     Situation,
     client,
     decode,
@@ -46,10 +55,12 @@ from potluck.common.secagg.histograms import encode_counts
 from potluck.common.secagg.messages import Invitation, MessageType
 from potluck.common.secagg.noise import noise_share
 from potluck.common.secagg.rules import BrokenRuleError
+from potluck.common.tensors import FileDigest
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 COUNTS = "counts"
 """The lane that label counts are in."""
@@ -105,13 +116,18 @@ class Membership:
         return FederationRoot(self.federation, load_public_key(self.federation_root))
 
 
+Write = Callable[[Masking], FileDigest]
+"""Masks an update and writes its file. Blocks."""
+
+
 @dataclass(kw_only=True)
 class _Live:
-    """A session under way, with the counts that go into it."""
+    """A session under way, with the counts that go into it, or the training whose update does."""
 
     session: ClientSession
     header: Header
-    counts: Sequence[int] = field(repr=False)
+    counts: Sequence[int] = field(default=(), repr=False)
+    appointment: Appointment | None = None
 
 
 @dataclass(kw_only=True)
@@ -128,6 +144,7 @@ class SecureSums:
     _used: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _parties: dict[str, Party] = field(default_factory=dict)
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _appointments: dict[str, Appointment] = field(default_factory=dict)
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
         """What a client says to a message of the coordinator; a refusal is part of it.
@@ -136,10 +153,17 @@ class SecureSums:
         `count` raises.
         """
         name, work = instruction.client_id, instruction.secure
+        envelope = _received(work.envelope)
+        appointment, expected = None, None
+        if envelope.type is MessageType.INVITATION and work.update_id:
+            appointment = self.appointment(work.update_id)
+            expected = await _kept(appointment.expected)
         async with self._turns[name]:  # one step after the other, in the order they came
-            envelope = _received(work.envelope)
+            if expected is not None:
+                return await self._begin(name, envelope, expected, (), appointment)
             if envelope.type is MessageType.INVITATION:
-                return await self._begin(name, envelope, count)
+                counts = await count()
+                return await self._begin(name, envelope, self._of_counts(counts), counts, None)
             live = self._live.get((name, work.session_id))
             if live is None and envelope.type is MessageType.ABORT:
                 return rpc.SecureReply()
@@ -149,31 +173,100 @@ class SecureSums:
                     "or the sum is over"
                 )
             step = client.handle(live.session, envelope, self._situation(name))
-            return await self._take(name, live, step)
+            reply = await self._take(name, live, step)
+        if envelope.type is MessageType.DELIVERY and live.session.masking is not None:
+            return await self._until_delivered(live)
+        return reply
 
-    async def _begin(self, name: str, envelope: Envelope, count: Count) -> rpc.SecureReply:
-        party = self._party(name)
-        header = _header(envelope)
-        counts = await count()
-        expected = Expectation(
+    # Updates ----------------------------------------------------------------------------------
+
+    def appointment(self, update_id: str) -> Appointment:
+        """Where a training meets the sum that its update goes into, whichever comes first."""
+        return self._appointments.setdefault(update_id, Appointment())
+
+    async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
+        """A client is about to train, from this file; its session may begin meanwhile."""
+        appointment = self.appointment(instruction.id)
+        expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
+        if not appointment.expected.done():
+            appointment.expected.set_result(expected)
+
+    def missed(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
+        """A training is over; nobody will come to its appointment any more."""
+        appointment = self._appointments.pop(update_id, None)
+        if appointment is not None:
+            appointment.close(replies)
+
+    async def mask(self, name: str, update_id: str, write: Write) -> tuple[FileDigest, Envelope]:
+        """Have an update masked and written as soon as masks are agreed on.
+
+        Returns its file and the client's signed word for it. Raises RoundClosedError where the sum
+        has been given up, ProtocolError where the update is no input to it, and what `write` does;
+        then the session is over, as its masks must not be used again.
+        """
+        appointment = self.appointment(update_id)
+        await _kept(appointment.agreed)
+        live = self._live.get((name, appointment.session_id))
+        masking = None if live is None else live.session.masking
+        if live is None or masking is None:
+            raise RoundClosedError("the secure sum that the update was for has been given up")
+        try:
+            file = await asyncio.to_thread(write, masking)
+        except BaseException as error:
+            broken = error.refusal if isinstance(error, BrokenRuleError) else _NO_UPDATE
+            step = client.refuse(live.session, broken)
+            await self._take(name, live, step)
+            self.missed(update_id, step.replies)
+            raise
+        if live.session.masking is not masking:
+            raise RoundClosedError("the secure sum that the update was for has been given up")
+        step = client.uploaded(live.session, bytes.fromhex(file.blake3))
+        live.session = step.session
+        return file, step.replies[0]
+
+    async def _until_delivered(self, live: _Live) -> rpc.SecureReply:
+        """There are masks; the answer is what is left to say when the update is there."""
+        appointment = live.appointment
+        assert appointment is not None  # noqa: S101  # counts are masked at once
+        appointment.session_id = live.header.session_id
+        if not appointment.agreed.done():
+            appointment.agreed.set_result(None)
+        replies = await _kept(appointment.over)
+        return _reply(replies)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def _of_counts(self, counts: Sequence[int]) -> Expectation:
+        return Expectation(
             purpose=Purpose.HISTOGRAM,
             # Whatever the task is called: two names for the same data must not be two inputs.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )
+
+    async def _begin(
+        self,
+        name: str,
+        envelope: Envelope,
+        expected: Expectation,
+        counts: Sequence[int],
+        appointment: Appointment | None,
+    ) -> rpc.SecureReply:
+        party = self._party(name)
+        header = _header(envelope)
         situation = self._situation(name)
         known = {bytes.fromhex(each.session_id) for each in situation.ledger.uploads}
         step = client.begin(party, envelope, expected, situation, used=known | self._used[name])
         self._used[name].add(header.session_id)
         self._make_room(name)
-        live = _Live(session=step.session, header=header, counts=counts)
+        live = _Live(session=step.session, header=header, counts=counts, appointment=appointment)
         return await self._take(name, live, step)
 
     async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
         """Keep what follows from a step, then say it."""
         self.ledger.keep(name, step.entries)  # before a word of it leaves
         live.session, replies, masked = step.session, step.replies, b""
-        if step.session.masking is not None:
+        if step.session.masking is not None and live.appointment is None:
             step, masked = self._mask(live, step.session.masking)
             live.session, replies = step.session, step.replies
         key = (name, live.header.session_id)
@@ -184,8 +277,7 @@ class SecureSums:
         self._tell(name, live, step)
         if step.refusal is not None and not replies:
             raise ProtocolError(f"client '{name}' refuses a secure sum: {step.refusal}")
-        envelopes = [wire.SecureEnvelope.FromString(encode(reply)) for reply in replies]
-        return rpc.SecureReply(envelopes=envelopes, masked=masked)
+        return _reply(replies, masked)
 
     def _mask(self, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
         """The client's masked counts, and its word for them; a refusal where they are no input."""
@@ -236,9 +328,27 @@ class SecureSums:
         for release in (e for e in self.ledger.of(name).releases[-1:] if live.session.over):
             if release.session_id == header.session_id.hex():
                 bound.info(
-                    f"label counts of {name} went into a secure sum over {len(release.clients)} "
+                    f"{header.subject}: {name} went into a secure sum over {len(release.clients)} "
                     f"clients on {len(set(release.clients.values()))} hosts, for run {header.run}"
                 )
+
+
+_NO_UPDATE = Refusal(Rule.INPUT, "the update could not be masked")
+
+
+async def _kept(waiting: asyncio.Future[T]) -> T:
+    """Wait for what others wait for as well. Raises RoundClosedError once nobody will set it."""
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        if waiting.cancelled():
+            raise RoundClosedError("the training that the secure sum is for is over") from None
+        raise
+
+
+def _reply(replies: Sequence[Envelope], masked: bytes = b"") -> rpc.SecureReply:
+    envelopes = [wire.SecureEnvelope.FromString(encode(reply)) for reply in replies]
+    return rpc.SecureReply(envelopes=envelopes, masked=masked)
 
 
 def _received(message: wire.SecureEnvelope) -> Envelope:

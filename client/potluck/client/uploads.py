@@ -23,7 +23,7 @@ from potluck.common.frames import file_messages
 from potluck.common.metric_labels import Direction
 from potluck.common.protocol import FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import transfer_pb2
+from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
 
 log = structlog.get_logger()
 
@@ -106,6 +106,9 @@ def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
 
 
 def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
+    word: secure_aggregation_pb2.SecureEnvelope | None = None
+    if update.masked_input:
+        word = secure_aggregation_pb2.SecureEnvelope.FromString(bytes.fromhex(update.masked_input))
     return transfer_pb2.UpdateHeader(
         version=FRAMING_VERSION,
         update_id=update.update_id,
@@ -116,6 +119,7 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
         encoding=transfer_pb2.Encoding.ValueType(update.encoding),
         delta=update.delta,
         compressed=update.compressed,
+        masked_input=word,
         report=transfer_pb2.TrainingReport(
             samples=update.samples,
             steps=update.steps,

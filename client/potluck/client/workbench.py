@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from potluck.client.auxiliary_files import (
@@ -28,6 +30,7 @@ from potluck.client.auxiliary_files import (
 from potluck.client.correction import Correction
 from potluck.client.decoding import encoding_of, write_update
 from potluck.client.device_samples import DeviceSamples
+from potluck.client.masked_updates import MASKED, Differences, differences
 from potluck.client.objective import Objective, proximal_weight
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.question import Question, QuestionContext
@@ -44,7 +47,7 @@ from potluck.common.errors import ConfigurationError, ProtocolError, RoundClosed
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
 from potluck.common.local_steps import normalizer
-from potluck.common.model_arrays import load_arrays, state_arrays
+from potluck.common.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.names import ClientId
 from potluck.common.plugins import MODEL_MODULES
 from potluck.common.scores import EvaluationCounts
@@ -61,18 +64,19 @@ _CLIENTS_KEPT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """An update that has been written.
+    """An update that has been written, or one that is still to be masked.
 
     mu: weight of the objective's proximal term. kept: whether something was written to be kept.
     root_mean_square_loss: of the first pass, where it is to be reported. simulated_seconds: what
     the training took on the run's virtual clock, if it has one.
     """
 
-    file: FileDigest
+    file: FileDigest | None
     result: TrainingResult
     settings: LocalTraining
     mu: float
     kept: bool
+    differences: Differences | None = None
     root_mean_square_loss: float | None = None
     simulated_seconds: float | None = None
 
@@ -157,13 +161,14 @@ class Workbench:
     ) -> Trained:
         """Train from the file `model` and write the update to the file `update`.
 
+        One that is to be masked is returned instead, as differences from the model.
         `auxiliaries`: what the strategy sent beside the model, where it did.
         `spare`: gives a file to be written over, if there is one.
 
         Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
         TrainingError, StorageError, and RoundClosedError when cancelled.
         """
-        encoding = encoding_of(work.encoding)
+        encoding = None if work.encoding == MASKED else encoding_of(work.encoding)
         loaded = self._load(work.task)
         objective: Objective = plugins.create(
             plugins.OBJECTIVES, work.objective.name, _options(work.objective)
@@ -209,18 +214,22 @@ class Workbench:
         if keep is not None and auxiliaries is not None:
             write_kept(keep, auxiliaries.keep_at, loaded.layout)
         names = work.auxiliary.names
-        written = write_update(
-            update,
-            state_arrays(loaded.model),
-            encoding=encoding,
-            base=model if work.delta else None,
-            compressed=work.compressed,
-            seed=work.seed,
-            auxiliaries=None if outcome is None else sendable(outcome.send, names, loaded.layout),
-            over=spare(),
-        )
+        sent = None if outcome is None else sendable(outcome.send, names, loaded.layout)
+        arrays, written = state_arrays(loaded.model), None
+        if encoding is not None:
+            written = write_update(
+                update,
+                arrays,
+                encoding=encoding,
+                base=model if work.delta else None,
+                compressed=work.compressed,
+                seed=work.seed,
+                auxiliaries=sent,
+                over=spare(),
+            )
         return Trained(
             file=written,
+            differences=_differences(loaded.model, model, sent) if encoding is None else None,
             result=result,
             settings=settings,
             mu=proximal_weight(objective),
@@ -386,6 +395,13 @@ class Workbench:
         while len(loaded.data) > _CLIENTS_KEPT:
             loaded.data.popitem(last=False)
         return data
+
+
+def _differences(
+    trained: nn.Module, model: Path, beside: Mapping[str, Mapping[str, NDArray[np.float32]]] | None
+) -> Differences:
+    with open_tensors(model) as file:
+        return differences(state_arrays(trained), file, buffer_names(trained), beside or {})
 
 
 def _own_seed(client_id: ClientId, model: str) -> int:

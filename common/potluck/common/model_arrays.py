@@ -34,6 +34,11 @@ def state_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+def buffer_names(model: nn.Module) -> frozenset[str]:
+    """The floating-point tensors of a model's state that are no parameters."""
+    return frozenset(name for name, tensor in model.named_buffers() if tensor.is_floating_point())
+
+
 def load_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Overwrites parameters and buffers in place; `arrays` may be read-only.
 

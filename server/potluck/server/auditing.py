@@ -72,6 +72,8 @@ def why_not_audited(blueprint: Blueprint) -> str:
             f"nobody was asked for label counts, which selector '{run_file.selector.name}' does "
             "not need"
         )
+    if run_file.secure_aggregation:
+        return "updates are masked, so nobody knows how a single one moved the output bias"
     if run_file.profiles.disclosure == "cells":
         return "label counts are known by cell only, so no client claims any"
     if run_file.objective.name != "cross-entropy":

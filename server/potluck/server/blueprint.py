@@ -17,6 +17,7 @@ from potluck.common.training import LocalTraining, training_for
 from potluck.common.triplet import triplet_settings_for
 from potluck.common.virtual_clock import pace
 from potluck.server.composition import by_protocol, check_composition
+from potluck.server.maskable import check_masking, masked_policy
 from potluck.server.round import Plan
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
@@ -37,12 +38,15 @@ class Blueprint:
     @property
     def plan(self) -> Plan:
         """What the state machine must know."""
+        policy = self.run_file.round
+        if self.run_file.secure_aggregation:
+            policy = masked_policy(self.run_file)
         return Plan(
             rounds=self.run_file.rounds,
             count=self.run_file.count,
             roster=self.run_file.roster,
             roster_timeout_seconds=self.run_file.roster_timeout_seconds,
-            policy=self.run_file.round,
+            policy=policy,
             evaluate_every=self.run_file.evaluation.every,
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
@@ -98,6 +102,7 @@ def draw_up(
         plugins.STRATEGIES, run_file.strategy.name, run_file.strategy.options
     )
     remarks = check_composition(run_file, strategy, training, source=source)
+    check_masking(run_file, strategy, choosing, source=source)
     return Blueprint(
         run_file=_with_recommendations(run_file, task, source),
         task=task,

@@ -10,6 +10,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server import round_events as rounds
 from potluck.server.auxiliaries import AuxiliaryFiles
 from potluck.server.environment import now
+from potluck.server.masked_rounds import MaskedRounds
 from potluck.server.standing import Standing
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState
 from potluck.server.update_files import SpooledUpdate
@@ -28,8 +29,9 @@ class _Arrival:
 class Collecting:
     """The part of a run that collects updates."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Standing, masking: MaskedRounds | None = None) -> None:
         self._run = run
+        self._masking = masking
         self.auxiliaries = AuxiliaryFiles(run)
         self._in_store = run.environment.in_store
         self._arrivals: list[_Arrival] = []
@@ -40,6 +42,8 @@ class Collecting:
     async def train(self, client: str) -> None:
         """Tell a client to train."""
         run = self._run
+        if self._masking is not None:
+            await self._masking.begin()
         auxiliary = await self.auxiliaries.message(client)
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         machine, policy = run.machine, run.blueprint.run_file.round
@@ -141,6 +145,8 @@ class Collecting:
     async def mark(self, action: rounds.MarkMember) -> None:
         """Record how a client's part in an attempt ended."""
         key = AttemptKey(self._run.row.run_id, action.round, action.attempt)
+        if self._masking is not None:
+            self._masking.lose(action.client)
         await self._in_store(
             lambda store: store.set_member(key, action.client, action.state, trouble=action.trouble)
         )
@@ -148,6 +154,8 @@ class Collecting:
     async def give_up(self, action: rounds.GiveUpAttempt) -> None:
         """Drop what an attempt spooled."""
         key = AttemptKey(self._run.row.run_id, action.round, action.attempt)
+        if self._masking is not None:
+            await self._masking.give_up()
         await self._in_store(lambda store: store.abandon_attempt(key, action.reason))
         await asyncio.to_thread(self._run.spool.clear, action.round, action.attempt)
 

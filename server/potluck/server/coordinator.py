@@ -202,6 +202,12 @@ class Coordinator:
         """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
         blueprint = self._draw_up(text, "run file")
         run_file = blueprint.run_file
+        if run_file.secure_aggregation and self._trust.root is None:
+            raise ConfigurationError(
+                "secure_aggregation needs a federation root, by which clients know one another; "
+                "set federation_root and members of the coordinator (`potluck pki root` and "
+                "`potluck pki member` make them)"
+            )
         run_id = secrets.token_hex(4)
         run = Run(
             run_id=run_id,

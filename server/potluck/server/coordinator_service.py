@@ -41,7 +41,7 @@ from potluck.server.outgoing import send_file
 from potluck.server.round_events import Broke
 from potluck.server.store.records import UpdateRow
 from potluck.server.update_files import SpooledUpdate
-from potluck.server.wire import ENCODINGS
+from potluck.server.wire import ENCODINGS, MASKED
 
 log = structlog.get_logger()
 
@@ -167,8 +167,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if engine.has(client, header.update_id):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(engine, client, header.update_id)
-        _check_report(header)
-        _check_steps(header.report, engine.blueprint.training)
+        if engine.masking is None:
+            _check_report(header)
+            _check_steps(header.report, engine.blueprint.training)
         _check_form(header, engine)
         moving = self._coordinator.moving(
             Direction.UP, identity_of(context).name, header.blake3, offset=header.offset
@@ -243,27 +244,33 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.SubmitUpdateResponse:
         client = header.client_id
         try:
-            await asyncio.to_thread(
-                engine.work.check_update, path, model, compressed=header.compressed
-            )
-        except (UpdateError, TooLargeError) as error:
+            if engine.masking is None:
+                await asyncio.to_thread(
+                    engine.work.check_update, path, model, compressed=header.compressed
+                )
+            else:
+                await asyncio.to_thread(engine.masking.check, path)
+                engine.masking.vouch(client, header.masked_input, header.blake3)
+        except (UpdateError, TooLargeError, ProtocolError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if engine.expects(client, header.update_id):
                 engine.fail(client, error.message, error.reason)
             raise
         _check_expected(engine, client, header.update_id)
         report = header.report
-        up = engine.blueprint.run_file.transport.up
+        up, masked = engine.blueprint.run_file.transport.up, engine.masking is not None
+        if masked:
+            report = transfer_pb2.TrainingReport()  # whatever it says is none of our business
         row = UpdateRow(
             blake3=header.blake3,
             size=header.size,
-            encoding=up.encoding.value,
+            encoding="masked" if masked else up.encoding.value,
             delta=header.delta,
             compressed=header.compressed,
             samples=report.samples,
             steps=report.steps,
             seconds=_seconds(engine, client, report),
-            loss=report.loss,
+            loss=None if masked else report.loss,
             normalizer=report.normalizer or None,
             reports=_reports(engine, report),
         )
@@ -324,6 +331,12 @@ def _header(first: Any) -> transfer_pb2.UpdateHeader:
 
 def _check_form(header: transfer_pb2.UpdateHeader, engine: RunEngine) -> None:
     up = engine.blueprint.run_file.transport.up
+    if engine.masking is not None:
+        if header.encoding != MASKED or not header.delta or header.compressed:
+            raise LayoutError(
+                "this run wants masked updates; the update announced is in another form"
+            )
+        return
     if (
         header.encoding != ENCODINGS[up.encoding]
         or header.delta != up.delta

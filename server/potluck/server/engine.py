@@ -21,6 +21,7 @@ from potluck.server.blueprint import Blueprint
 from potluck.server.collecting import Collecting
 from potluck.server.environment import Environment, now
 from potluck.server.finishing import Finishing
+from potluck.server.masked_rounds import MaskedRounds
 from potluck.server.model_files import Published
 from potluck.server.news import News, member_message
 from potluck.server.preparing import Preparing
@@ -57,8 +58,11 @@ class RunEngine:
         self._run = Standing(row, blueprint, work, spool, environment)
         self._preparing = Preparing(self._run)
         self._selecting = Selecting(self._run)
-        self._collecting = Collecting(self._run)
-        self._finishing = Finishing(self._run)
+        masked = blueprint.run_file.secure_aggregation
+        self.masking = MaskedRounds(self._run) if masked else None
+        """The secure sums of its rounds, where updates are masked."""
+        self._collecting = Collecting(self._run, self.masking)
+        self._finishing = Finishing(self._run, self.masking)
         self._prepared = asyncio.Event()
         self._slow: asyncio.Task[None] | None = None
 
@@ -204,6 +208,8 @@ class RunEngine:
             stop_listening()
             if self._slow is not None:
                 self._slow.cancel()
+            if self.masking is not None:
+                self.masking.stop()
             run.news.close()
 
     async def quarantine_changed(self) -> None:
@@ -273,6 +279,8 @@ class RunEngine:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._slow
+        if self.masking is not None:
+            await self.masking.give_up()
         run_id, in_store = self.row.run_id, self._environment.in_store
         await asyncio.to_thread(self.spool.remove)  # first: where the disk is full, it makes room
         attempt = await in_store(lambda store: store.current_attempt(run_id))

@@ -15,6 +15,7 @@ from potluck.server import round_events as rounds
 from potluck.server.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.environment import now, utc
 from potluck.server.evaluating import evaluate_on_clients
+from potluck.server.masked_rounds import MaskedRounds
 from potluck.server.news import committed_round_message
 from potluck.server.round_work import States
 from potluck.server.selection import RoundOutcome
@@ -29,8 +30,9 @@ _SETTLE_SECONDS = 3600.0
 class Finishing:
     """The part of a run that makes models of updates, and commits them."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Standing, masking: MaskedRounds | None = None) -> None:
         self._run = run
+        self._masking = masking
         self._in_store = run.environment.in_store
 
     async def reduce(self, clients: tuple[str, ...]) -> None:
@@ -38,14 +40,18 @@ class Finishing:
         run = self._run
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         updates = [run.facts.updates[client] for client in clients]
-        run.facts.model, run.facts.strategy_state = await asyncio.to_thread(
-            run.work.next_model,
-            run.machine.round,
-            updates,
-            run.model,
-            run.states.strategy,
-            clients=len(run.roster),
-        )
+        if self._masking is not None:
+            if not await self._masking.reduce(updates):
+                return  # the round learns why
+        else:
+            run.facts.model, run.facts.strategy_state = await asyncio.to_thread(
+                run.work.next_model,
+                run.machine.round,
+                updates,
+                run.model,
+                run.states.strategy,
+                clients=len(run.roster),
+            )
         model = run.facts.model
         assert model is not None  # noqa: S101  # it has just been made
         run.facts.step_norm = await asyncio.to_thread(run.work.step_norm, run.model, model)
@@ -94,7 +100,8 @@ class Finishing:
         )
         await self._in_store(lambda store: store.commit_round(commit))
         run.model, run.states = facts.model, states
-        run.samples |= {c: facts.updates[c].row.samples for c in action.included}
+        if self._masking is None:  # else nobody has told
+            run.samples |= {c: facts.updates[c].row.samples for c in action.included}
         run.included_updates |= {c: run.instruction_id(c) for c in action.included}
         run.gate.count_picks(facts.cohort)
         self._tell_settled(action)

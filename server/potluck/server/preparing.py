@@ -95,12 +95,15 @@ class Preparing:
         for row in history:
             run.gate.count_picks([member.client_id for member in row.members])
             for member in row.members:
-                if member.update is not None:
+                if member.update is not None and member.update.samples:
                     run.samples[member.client_id] = member.update.samples
                 if member.state is MemberState.INCLUDED:
                     update_id = train_instruction_id(*row.key, member.client_id)
                     run.included_updates[member.client_id] = update_id
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        if attempt is not None and run.blueprint.run_file.secure_aggregation:
+            await self._abandon_masked(attempt)
+            attempt = None
         if attempt is None:
             last = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))
             await asyncio.to_thread(run.spool.remove)
@@ -112,6 +115,12 @@ class Preparing:
         run.machine = RoundMachine(run.blueprint.plan, resumption)
         run.environment.observer.resumed(run.row, history[-1] if history else None)
         run.say(f"resumed after round {committed}")
+
+    async def _abandon_masked(self, attempt: Attempt) -> None:
+        """The keys of a masked round are gone with the coordinator that had them."""
+        key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
+        await self._in_store(lambda store: store.abandon_attempt(key, reason))
+        self._run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
 
     async def _resume_attempt(self, attempt: Attempt, committed: int) -> Resumption:
         run, key = self._run, attempt.key

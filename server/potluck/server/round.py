@@ -43,6 +43,7 @@ from potluck.server.round_events import (
     Selected,
     Started,
     StopRequested,
+    SumFailed,
     Ticked,
     Train,
     UpdateArrived,
@@ -218,6 +219,8 @@ class RoundMachine:
                     *self._drop(client, MemberState.FAILED, trouble),
                     *self._close_if_settled(now),
                 ]
+            case SumFailed(round, attempt) if (round, attempt) == (self.round, self.attempt):
+                return self._without_sum(event, now)
             case Reduced() if self.phase is Phase.REDUCING:
                 return self._evaluate()
             case Evaluated() if self.phase is Phase.EVALUATING:
@@ -414,10 +417,21 @@ class RoundMachine:
         return [*actions, Reduce(tuple(sorted(self.answered)))]
 
     def _retry(self, answered: int, needed: int, now: float) -> list[Action]:
-        reason = (
-            f"round {self.round}, attempt {self.attempt}: {answered} of the {needed} updates "
-            "needed for a quorum"
-        )
+        return self._try_again(f"{answered} of the {needed} updates needed for a quorum", now)
+
+    def _without_sum(self, event: SumFailed, now: float) -> list[Action]:
+        """Give the attempt up; next time without those that were in the way, if others suffice."""
+        if self.phase not in (Phase.TRAINING, Phase.REDUCING):
+            return []
+        actions: list[Action] = []
+        for client, trouble in event.troubles:
+            member = self.members.get(client)
+            if member is not None and member.state in (MemberState.SELECTED, MemberState.RECEIVED):
+                actions += self._drop(client, MemberState.FAILED, trouble)
+        return actions + self._try_again(event.reason, now)
+
+    def _try_again(self, why: str, now: float) -> list[Action]:
+        reason = f"round {self.round}, attempt {self.attempt}: {why}"
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
         if self.pending:
             actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))

@@ -70,6 +70,17 @@ class ClientFailed:
 
 
 @dataclass(frozen=True)
+class SumFailed:
+    """The attempt has no secure sum, so its masked updates are of no use. troubles: of clients that
+    were in its way."""
+
+    round: int
+    attempt: int
+    reason: str
+    troubles: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Reduced:
     """The new model is on disk."""
 
@@ -110,6 +121,7 @@ Event = (
     | Outdated
     | UpdateArrived
     | ClientFailed
+    | SumFailed
     | Reduced
     | Evaluated
     | Committed

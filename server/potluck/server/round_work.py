@@ -20,13 +20,16 @@ from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_lay
 from potluck.common.errors import LayoutError, PluginError, RunError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
-from potluck.common.model_arrays import load_arrays, state_arrays
+from potluck.common.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.runfile import Direction
 from potluck.common.scores import EvaluationCounts
+from potluck.common.secagg import Unmasking
+from potluck.common.secagg.updates import HeadSum
 from potluck.common.tensors import TensorFile
 from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
 from potluck.server.initial_weights import load_weights
+from potluck.server.masked_reduction import move_masked, opened_sum
 from potluck.server.model_files import ModelFiles, Published, Rendition
 from potluck.server.moving import RoundNumbers, move, opened
 from potluck.server.state import State
@@ -80,7 +83,7 @@ class RoundWork:
         if name is not None:
             load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
-        self._layout, self._buffer_names = Layout.of(arrays), _buffers_of(network)
+        self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
         return self._publish(arrays, base=None, round_number=0)
 
     def load(self, blake3: str) -> Published:
@@ -197,10 +200,34 @@ class RoundWork:
             published = self._publish(arrays, base=model, round_number=round_number)
         return published, state
 
+    def next_masked_model(
+        self,
+        round_number: int,
+        updates: Sequence[SpooledUpdate],
+        unmasking: Unmasking,
+        model: Published,
+        state: State,
+        *,
+        clients: int,
+    ) -> tuple[Published, State, HeadSum]:
+        """The same from masked updates of exactly the clients in the sum, in their order; and what
+        their trainings were like together."""
+        strategy, names = self._blueprint.strategy, [update.client for update in updates]
+        numbers = RoundNumbers(
+            round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
+        )
+        with (
+            self._files.open(model.blake3, self.layout) as current,
+            opened_sum([update.path for update in updates], unmasking) as total,
+        ):
+            arrays, state = move_masked(strategy, state, current, total, names, numbers)
+            published = self._publish(arrays, base=model, round_number=round_number)
+        return published, state, total.head
+
     def _buffers(self) -> frozenset[str]:
         """The model's floating-point tensors that are no parameters."""
         if self._buffer_names is None:
-            self._buffer_names = _buffers_of(self._network or self._new_model())
+            self._buffer_names = buffer_names(self._network or self._new_model())
         return self._buffer_names
 
     # Auxiliaries ------------------------------------------------------------------------------
@@ -297,7 +324,3 @@ class RoundWork:
             selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
             strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),
         )
-
-
-def _buffers_of(network: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, tensor in network.named_buffers() if tensor.is_floating_point())

@@ -48,6 +48,19 @@ class Statistic(StrEnum):
     """The same, of each tensor by itself."""
 
 
+class Summation(StrEnum):
+    """What masked updates are summed to, where no single one is seen. A strategy says so with an
+    attribute `summation`; without it, it is by samples."""
+
+    BY_SAMPLES = "by-samples"
+    """The mean difference, weighted by samples."""
+    EQUAL = "equal"
+    """The mean difference, all clients alike."""
+    NORMALIZED = "normalized"
+    """By samples, of differences divided by what each client's steps amount to (a_k of FedNova);
+    times the mean of these."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateStatistics:
     """What is known of a round's updates, in client order.
@@ -193,3 +206,9 @@ class Strategy(Protocol):
         """The next model and state. `combined` is what came of the reduction: the update as
         weights, or the difference from the model if `weigh` said so; it may be reused."""
         ...
+
+
+def summation_of(strategy: Strategy) -> Summation:
+    """What masked updates are summed to for a strategy."""
+    found: Summation = getattr(strategy, "summation", Summation.BY_SAMPLES)
+    return found

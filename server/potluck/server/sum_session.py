@@ -49,8 +49,9 @@ class SumTerms:
     """What a sum is of, and how it is protected.
 
     kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
-    name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts (a third if None): of distinct
-    hosts. epsilon, sensitivity: of noise that the clients make together; exact if None.
+    name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts
+    (a third if None): of distinct hosts. epsilon, sensitivity: of noise that the clients make
+    together; exact if None.
     """
 
     run_id: str

@@ -12,12 +12,15 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.blueprint import Blueprint
 from potluck.server.model_files import Published
 from potluck.server.selection import Ask
+from potluck.server.strategy import Summation, summation_of
 
 ENCODINGS = {
     Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
     Encoding.BFLOAT16: transfer_pb2.ENCODING_BFLOAT16,
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
 }
+MASKED = transfer_pb2.ENCODING_MASKED_UINT32
+"""Of masked updates, whatever the number of bits: their file says it."""
 WEIGHTINGS = {
     Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
     Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
@@ -74,7 +77,7 @@ def train_instruction(
 ) -> coordinator_pb2.Instruction:
     """Tells a client to train. quotas: the most samples of each class; none for no limit."""
     run_file = blueprint.run_file
-    up = run_file.transport.up
+    up, masked = run_file.transport.up, run_file.secure_aggregation
     return coordinator_pb2.Instruction(
         id=instruction_id,
         client_id=client,
@@ -86,14 +89,15 @@ def train_instruction(
             objective=plugin(run_file.objective),
             training_json=blueprint.training.model_dump_json(),
             seed=blueprint.client_seed(round_number, client),
-            encoding=ENCODINGS[up.encoding],
-            delta=up.delta,
+            encoding=MASKED if masked else ENCODINGS[up.encoding],
+            delta=masked or up.delta,
             compressed=up.compress,
             weighting=WEIGHTINGS[run_file.weighting],
             auxiliary=auxiliary,
             reports=sorted(blueprint.reports),
             pace=blueprint.client_pace(round_number, client),
             quotas=quotas,
+            normalized=masked and summation_of(blueprint.strategy) is Summation.NORMALIZED,
         ),
     )
 

@@ -1,0 +1,107 @@
+"""Masked updates: what a run says of them, which numbers they hold, how their files look.
+
+A client's update goes into a secure sum (`potluck.common.secagg`) as lanes of words: `body`, the
+weighted difference from the round's model in fixed point; `head`, its weight and its training's
+numbers; and a lane for each auxiliary. Its file is a safetensors file with a tensor of words for
+each lane. All floating-point tensors are one vector in the model's order (`potluck.common.flat`);
+others are not sent: the model keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from pydantic import Field
+
+from potluck.common.configuration import Settings
+from potluck.common.layout import Layout
+from potluck.common.secagg import Lane, LaneEncoding
+from potluck.common.secagg.fixed_point import HEAD_EXTRA
+from potluck.common.secagg.policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+
+UPDATE: Final = "update"
+"""The kind of sum, as clients' policies call it."""
+BODY: Final = "body"
+HEAD: Final = "head"
+AUXILIARY: Final = "auxiliary/"
+"""What the lane of an auxiliary is called: this, and its name."""
+LOSS: Final = "loss"
+"""Mean training loss over the last pass, in the head."""
+NORMALIZER: Final = "normalizer"
+"""What a client's steps amount to (`potluck.common.local_steps`), in the head."""
+METRIC_BOUND: Final = 1e6
+"""Larger numbers are cut off; far beyond any loss or any number of steps."""
+
+
+class Masking(Settings):
+    """How updates are masked and summed."""
+
+    clip: float = Field(
+        default=8.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="The most a single parameter may change in a round; larger changes are cut\n"
+        "off there, and the run says how many were. Smaller: finer steps.",
+    )
+    weight_cap: int = Field(
+        default=100_000,
+        ge=1,
+        le=2**31,
+        description="A client with more samples than this counts as one with so many. Smaller:\n"
+        "finer steps for clients with few samples.",
+    )
+    bits: Literal[32, 64] = Field(
+        default=32,
+        description="Of each masked parameter; 64 doubles uploads, and only proves that 32 do.",
+    )
+    hosts: int = Field(
+        default=LEAST_HOSTS,
+        ge=SMALLEST_LEAST_HOSTS,
+        description="Fewest distinct hosts in a round's sum; clients refuse less than their own.",
+    )
+    colluding_hosts: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hosts assumed to work with the coordinator; unset: a third of them.",
+    )
+    stage_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="How long to wait for slow clients in each of the four short exchanges of\n"
+        "messages; training has round.deadline_seconds.",
+    )
+
+
+def metric_names(*, normalized: bool) -> tuple[str, ...]:
+    """The numbers in the head besides the weight, in their order."""
+    return (LOSS, NORMALIZER) if normalized else (LOSS,)
+
+
+def lane_lengths(
+    parameters: int, metrics: Sequence[str], auxiliaries: Iterable[str]
+) -> Mapping[str, int]:
+    """Words of each lane of an update, by its name. parameters: of the floating-point vector."""
+    beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
+    return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside}
+
+
+def lanes_of(lengths: Mapping[str, int], masking: Masking) -> tuple[Lane, ...]:
+    """The lanes that a run asks for."""
+    return tuple(
+        Lane(
+            name=name,
+            length=length,
+            modulus_bits=64 if name == HEAD else masking.bits,
+            encoding=LaneEncoding.HEAD if name == HEAD else LaneEncoding.FIXED_POINT,
+            clip=1.0 if name == HEAD else masking.clip,
+        )
+        for name, length in lengths.items()
+    )
+
+
+def file_layout(lanes: Iterable[Lane]) -> Layout:
+    """The layout of a masked update's file: a tensor of words for each lane."""
+    return Layout.place([(lane.name, f"U{lane.modulus_bits}", (lane.length,)) for lane in lanes])
