@@ -55,6 +55,35 @@ async def test_a_masked_run_is_the_open_one_within_the_bound(federation: SumFede
     opened = await federation.finished(RUN_FILE)
     one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
     for name, array in one.items():
-        assert np.abs(array - other[name]).max() < 1e-5, name
+        assert np.abs(array - other[name]).max() < 1e-6, name
     for client in federation.members.names:
         await until(partial(federation.has_released, client))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        '"fedavgm"',
+        '"fedadam"',
+        '"fedyogi"',
+        '"fedadagrad"',
+        '"fednova", momentum = 0.5',
+        '"scaffold"',
+        '"scaffold", weights = "samples"',
+        '"scaffold", step = "fedavgm"',
+    ],
+)
+async def test_strategies_that_average_have_the_model_they_would_have(
+    federation: SumFederation, strategy: str
+) -> None:
+    """With clients of unequal size, a proximal term, and steps that differ."""
+    run_file = RUN_FILE.replace(f"clients = {CLIENTS}}}", f"clients = {CLIENTS}, alpha = 0.5}}")
+    run_file += f"masking.weight_cap = 1000\nstrategy = {{name = {strategy}}}\n"
+    run_file += 'objective = {name = "fedprox", mu = 0.01}\n'
+    masked = await federation.finished(MASKED + run_file)
+    assert masked.state is RunState.FINISHED, masked.reason
+    opened = await federation.finished(run_file)
+    assert opened.state is RunState.FINISHED, opened.reason
+    one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
+    for name, array in one.items():
+        assert np.abs(array - other[name]).max() < 1e-4, name

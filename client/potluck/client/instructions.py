@@ -166,9 +166,23 @@ class Instructions:
                 client_id=instruction.client_id,
                 through=instruction.round - 1,
             )
+            if instruction.train.encoding == MASKED:
+                self._supersede(instruction)
         self.ledger.move(instruction.id, Standing.QUEUED)
         self._jobs[instruction.id] = job
         job.task = asyncio.create_task(self._perform(job))
+
+    def _supersede(self, instruction: rpc.Instruction) -> None:
+        """Stop earlier trainings of the same client for the same run: a coordinator that went down
+        has lost the sums they were for, and can't say so."""
+        whose = (instruction.run_id, instruction.client_id)
+        earlier = [
+            job.instruction.id
+            for job in self._jobs.values()
+            if job.instruction.HasField("train")
+            and (job.instruction.run_id, job.instruction.client_id) == whose
+        ]
+        self._abandon(earlier)
 
     def _extend(self, instruction: rpc.Instruction) -> None:
         job = self._jobs.get(instruction.id)

@@ -38,7 +38,7 @@ class Masking(Settings):
     """How updates are masked and summed."""
 
     clip: float = Field(
-        default=8.0,
+        default=4.0,
         gt=0,
         le=1e6,
         allow_inf_nan=False,
@@ -46,11 +46,11 @@ class Masking(Settings):
         "off there, and the run says how many were. Smaller: finer steps.",
     )
     weight_cap: int = Field(
-        default=100_000,
+        default=10_000,
         ge=1,
         le=2**31,
-        description="A client with more samples than this counts as one with so many. Smaller:\n"
-        "finer steps for clients with few samples.",
+        description="A client with more samples than this counts as one with so many. Set it a\n"
+        "little above the largest number of samples: the smaller, the finer steps.",
     )
     bits: Literal[32, 64] = Field(
         default=32,

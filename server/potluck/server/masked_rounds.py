@@ -29,7 +29,7 @@ from potluck.common.secagg import (
     coordinator,
     session_record,
 )
-from potluck.common.secagg.messages import SESSION_ID_BYTES
+from potluck.common.secagg.messages import SESSION_ID_BYTES, Stage
 from potluck.common.secagg.thresholds import assumed_colluding_hosts
 from potluck.common.secagg.updates import HeadSum
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
@@ -71,6 +71,7 @@ class MaskedRounds:
     def __init__(self, run: Standing) -> None:
         self._run = run
         self._sum: _Sum | None = None
+        self._warned = False
 
     # An attempt -------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class MaskedRounds:
         run, key = self._run, self._run.key
         if self._sum is not None and self._sum.key == key:
             return
-        invited = dict(run.facts.hosts)
+        invited = {client: host for client, host in run.facts.hosts.items() if host}
         root = run.environment.trust.root
         if root is None:
             raise RunError(
@@ -94,6 +95,8 @@ class MaskedRounds:
         except RunError as error:
             run.post(rounds.SumFailed(key.round, key.attempt, error.message))
             return
+        for client in sorted(run.facts.hosts.keys() - invited.keys()):
+            self._left(client, "its host was away when it was selected")
         step = coordinator.invite(header, invited, root)
         current.driving = asyncio.create_task(self._drive(current, current.session.run(step)))
 
@@ -143,6 +146,7 @@ class MaskedRounds:
         run = self._run
         means = {name: round(value, 6) for name, value in head.metrics.items()}
         run.log.info("unmasked", clients=head.clients, weight=head.weight, **means)
+        self._warn_of_cap(head, unmasking.header.weight_bound)
         if head.clipped:
             run.say(
                 f"round {run.machine.round}: {head.clipped} changes of single parameters were cut "
@@ -153,6 +157,16 @@ class MaskedRounds:
             run.say(
                 f"round {run.machine.round}: wrong shares came from {', '.join(unmasking.suspects)}"
                 ", and did no harm",
+                warning=True,
+            )
+
+    def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
+        """Where clients weigh half the cap on average, some are likely to be above it."""
+        if cap > 1 and 2 * head.weight > cap * head.clients and not self._warned:
+            self._warned = True
+            self._run.say(
+                f"clients count with {head.weight / head.clients:.0f} samples on average, and none "
+                f"with more than masking.weight_cap = {cap}; raise it",
                 warning=True,
             )
 
@@ -271,6 +285,8 @@ class MaskedRounds:
         silent = dict.fromkeys(record.missing, "it did not answer in time")
         troubles = silent | current.session.troubles | current.troubles
         why = Outcome(record=record, troubles=troubles).explain()
+        if record.stage == Stage.REVEAL:
+            troubles = {}  # who has given shares gives them again for the same clients only
         await asyncio.sleep(_PAUSE_SECONDS * key.attempt)
         run.post(
             rounds.SumFailed(

@@ -12,7 +12,13 @@ from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, shares
 from potluck.server.strategies.fedavgm import Momentum
 from potluck.server.strategies.options import positive, share
-from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+from potluck.server.strategy import (
+    Combine,
+    RoundContext,
+    Summation,
+    UpdateStatistics,
+    Weights,
+)
 
 
 class FedNova(Averaging):
@@ -30,6 +36,11 @@ class FedNova(Averaging):
         self._momentum = Momentum(
             share("momentum", momentum), positive("learning_rate", learning_rate)
         )
+
+    @property
+    def summation(self) -> Summation:
+        """Clients divide their differences by a_k before they mask them."""
+        return Summation.NORMALIZED
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
         """It goes with everything, but not always means what the paper does."""

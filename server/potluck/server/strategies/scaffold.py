@@ -24,8 +24,10 @@ from potluck.server.strategy import (
     RoundContext,
     Statistic,
     Strategy,
+    Summation,
     UpdateStatistics,
     Weights,
+    summation_of,
 )
 
 CONTROL: Final = "control"
@@ -81,6 +83,11 @@ class Scaffold:
     def individual(self) -> bool:
         """Where it keeps every client's c_k; otherwise sums do."""
         return self._keeps or self._step.individual
+
+    @property
+    def summation(self) -> Summation:
+        """As the step has it."""
+        return summation_of(self._step)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
         """Refused with optimisers that rescale gradients."""
@@ -149,6 +156,11 @@ class _Mean(Averaging):
 
     def __init__(self, rate: float, *, equal: bool) -> None:
         self._rate, self._equal = rate, equal
+
+    @property
+    def summation(self) -> Summation:
+        """Alike, or by samples."""
+        return Summation.EQUAL if self._equal else Summation.BY_SAMPLES
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The mean difference."""
