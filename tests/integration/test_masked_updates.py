@@ -12,14 +12,16 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 from support.federation import until
-from support.sum_federation import Members, SumFederation, sum_federation
+from support.sum_federation import Members, SumFederation, silent, sum_federation
 
+from potluck.common.secagg import MessageType, SessionRecord
 from potluck.common.tensors import open_tensors
 from potluck.server.store import RunState
+from potluck.server.store.records import MemberState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CLIENTS = 6
+CLIENTS = 7
 RUN_FILE = f"""
 rounds = 2
 count = {CLIENTS}
@@ -28,6 +30,13 @@ task = {{name = "digits", clients = {CLIENTS}}}
 training = {{epochs = 1}}
 """
 MASKED = "secure_aggregation = true\n"
+ONE_ROUND = MASKED + RUN_FILE.replace("rounds = 2", "rounds = 1")
+IMPATIENT = """
+masking.stage_seconds = 2.0
+[round]
+deadline_seconds = 4.0
+leavers = "drop"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +96,64 @@ async def test_strategies_that_average_have_the_model_they_would_have(
     one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
     for name, array in one.items():
         assert np.abs(array - other[name]).max() < 1e-4, name
+
+
+async def sums_of(federation: SumFederation, run_id: str) -> list[SessionRecord]:
+    """What came of a run's sums, in order."""
+    stored = await federation.stored()
+    return [SessionRecord.model_validate(s.record) for s in stored if s.run_id == run_id]
+
+
+@pytest.mark.parametrize(
+    ("stage", "counted"),
+    [
+        (MessageType.INVITATION, False),
+        (MessageType.ROSTER, False),
+        (MessageType.DELIVERY, False),
+        (MessageType.SURVIVORS, True),
+        (MessageType.CERTIFICATE, True),
+    ],
+)
+async def test_clients_that_fall_silent_are_left_out_or_counted(
+    federation: SumFederation, stage: MessageType, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = ["client-1", "client-4"]
+    with silent(monkeypatch, dict.fromkeys(quiet, stage)):
+        row = await federation.finished(ONE_ROUND + IMPATIENT)
+    assert row.state is RunState.FINISHED, row.reason
+    names = [name for name in federation.members.names if counted or name not in quiet]
+    [record] = await sums_of(federation, row.run_id)
+    assert record.outcome == "released"
+    assert sorted(record.clients) == names
+    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    included = [m.client_id for m in committed.members if m.state is MemberState.INCLUDED]
+    assert sorted(included) == names
+    for member in committed.members:
+        assert member.update is None or (member.update.samples, member.update.loss) == (0, None)
+
+
+@pytest.mark.parametrize("stage", [MessageType.ROSTER, MessageType.DELIVERY, MessageType.SURVIVORS])
+async def test_with_too_few_left_the_round_is_tried_again_with_other_keys(
+    federation: SumFederation, stage: MessageType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of seven are one too many to lose, at first; nobody is told to give up."""
+    sessions: dict[str, set[str]] = {}
+    with silent(monkeypatch, dict.fromkeys(federation.members.names[:3], stage)):
+        row = await federation.coordinator.start_run(ONE_ROUND + IMPATIENT)
+        await until(lambda: attempt_of(federation, row.run_id) > 1)
+    row = await federation.ended(row.run_id)
+    assert row.state is RunState.FINISHED, row.reason
+    records = await sums_of(federation, row.run_id)
+    assert records[-1].outcome == "released"
+    assert records[-1].attempt > 1
+    assert len({record.session_id for record in records}) == len(records)
+    for name in federation.members.names:
+        ledger = federation.ledger(name).of(name)
+        sessions[name] = {each.session_id for each in ledger.releases}
+        assert sessions[name] <= {records[-1].session_id}
+
+
+def attempt_of(federation: SumFederation, run_id: str) -> int:
+    engine = federation.coordinator.engine(run_id)
+    progress = None if engine is None else engine.progress()
+    return 0 if progress is None else progress.attempt

@@ -51,7 +51,8 @@ def session_seconds(run_file: RunFile) -> float:
 def masked_policy(run_file: RunFile) -> RoundPolicy:
     """The run's policy as masked rounds keep to it: with fewer updates than a sum needs there is no
     point in waiting, and a sum is tried so often and not more often."""
-    share = min(1.0, _quorum(run_file) / run_file.count)
+    needed = max(_quorum(run_file), run_file.masking.hosts)
+    share = min(1.0, needed / run_file.count)
     return run_file.round.model_copy(
         update={
             "quorum": max(run_file.round.quorum, share),
