@@ -85,3 +85,10 @@ async def test_a_reader_that_goes_away_ends_the_output_quietly() -> None:
     os.close(reading)
     _, err = await process.communicate()
     assert (process.returncode, err) == (1, b"")
+
+
+@pytest.mark.parametrize("package", ["client", "deploy", "server"])
+def test_help_does_not_wait_for_torch(package: str) -> None:
+    """Its import takes seconds, which only what trains or evaluates has to spare."""
+    code = f"import sys, potluck.{package}.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from potluck.common.names import ClientId
+
+if TYPE_CHECKING:  # importing torch takes seconds, and most commands load no task
+    import torch
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)

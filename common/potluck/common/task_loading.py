@@ -11,14 +11,15 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, cast
 
 from potluck.common import plugins
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.plugins import MODEL_MODULES
 from potluck.common.task import Task
+
+if TYPE_CHECKING:  # importing torch takes seconds, and not everybody makes models
+    from torch import nn
 
 
 def make_task(
@@ -59,6 +60,8 @@ def model_maker(
         raise PluginError(f"model '{name}' can't be made with these options: {error}") from None
 
     def make() -> nn.Module:
+        from torch import nn
+
         try:
             model = function(**options)
         except (TypeError, ValueError, RuntimeError) as error:

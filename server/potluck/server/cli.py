@@ -19,7 +19,6 @@ from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
 from potluck.common.protocol import SOFTWARE_VERSION
 from potluck.server.config import CoordinatorConfig, example_config
-from potluck.server.serving import serving
 
 log = structlog.get_logger()
 
@@ -84,6 +83,8 @@ def print_config() -> None:
 
 async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> None:
     """Serve until the process is told to stop. Raises PotluckError if it can't begin, or go on."""
+    from potluck.server.serving import serving  # it imports torch, which takes seconds
+
     stop = asyncio.Event()
     errors: list[PotluckError] = []
 
