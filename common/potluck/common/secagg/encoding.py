@@ -7,9 +7,10 @@ fields out of order, defaults spelled out. So nothing can be said in two ways.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from types import UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -63,34 +64,66 @@ _LENGTHS: Final = {
 
 
 class _Field(NamedTuple):
-    """How a field is read and written. nested: the class of its message; kind: of its enum or its
-    text or bytes; sizes: lengths its bytes may have, None for any."""
+    """How a field is written: nested: whether it holds messages."""
 
     name: str
     repeated: bool
-    nested: Any
-    kind: Any
-    sizes: tuple[int, ...] | None
+    nested: bool
 
 
-def _described(kind: type[Any]) -> tuple[_Field, ...]:
+class _Reading(NamedTuple):
+    """How a field is read. optional: it may be absent; convert: None where nothing is to be done;
+    raises ValueError."""
+
+    name: str
+    repeated: bool
+    optional: bool
+    convert: Callable[[Any], Any] | None
+
+
+MAXIMUM_TEXT: Final = 4096
+"""Characters in a text field."""
+
+
+def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...]]:
     hints = get_type_hints(kind)
-    described = []
+    written, read = [], []
     for each in fields(kind):
         hint = hints[each.name]
         repeated = get_origin(hint) is tuple
         if repeated or isinstance(hint, UnionType):
             hint = get_args(hint)[0]
-        nested = hint if is_dataclass(hint) else None
-        sizes = _LENGTHS.get(each.name) if hint is bytes else None
-        described.append(_Field(each.name, repeated, nested, hint, sizes))
-    return tuple(described)
+        nested = is_dataclass(hint)
+        written.append(_Field(each.name, repeated, nested))
+        optional = nested and not repeated
+        read.append(_Reading(each.name, repeated, optional, _converter(each.name, hint)))
+    return tuple(written), tuple(read)
+
+
+def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
+    """What makes a value of what protobuf gives for a field, or refuses it with ValueError."""
+    if is_dataclass(kind):
+        return lambda found: _from_wire(kind, found)
+    if kind is str:
+        return partial(_bounded, name)
+    if kind is bytes and name in _LENGTHS:
+        return partial(_of_length, name, _LENGTHS[name])
+    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError for no member
+
+
+def _bounded(name: str, found: str) -> str:
+    if len(found) > MAXIMUM_TEXT:
+        raise ValueError(f"{name} has {len(found)} characters")
+    return found
+
+
+def _of_length(name: str, sizes: Sequence[int], found: bytes) -> bytes:
+    if len(found) not in sizes:
+        raise ValueError(f"{name} has {len(found)} bytes")
+    return found
 
 
 _DESCRIBED: Final = {kind: _described(kind) for kind in _WIRE}
-
-MAXIMUM_TEXT: Final = 4096
-"""Characters in a text field."""
 
 T = TypeVar("T")
 
@@ -109,7 +142,8 @@ def decode(kind: type[T], data: bytes) -> T:
         value: T = _from_wire(kind, parsed)
     except (DecodeError, ValueError, RecursionError) as error:
         raise _malformed(kind, str(error) if type(error) is ValueError else "not parsed") from None
-    if encode(value) != data:
+    parsed.DiscardUnknownFields()
+    if parsed.SerializeToString(deterministic=True) != data:
         raise _malformed(kind, "not the one serialisation")
     return value
 
@@ -129,9 +163,9 @@ def _malformed(kind: type[Any], why: str) -> BrokenRuleError:
 def _to_wire(value: Any) -> Any:
     kind = type(value)
     values: dict[str, Any] = {}
-    for name, repeated, nested, _, _ in _DESCRIBED[kind]:
+    for name, repeated, nested in _DESCRIBED[kind][0]:
         item = getattr(value, name)
-        if nested is None or item is None:
+        if not nested or item is None:
             values[name] = item
         else:
             values[name] = [_to_wire(each) for each in item] if repeated else _to_wire(item)
@@ -140,27 +174,13 @@ def _to_wire(value: Any) -> Any:
 
 def _from_wire(kind: type[Any], parsed: Any) -> Any:
     values: dict[str, Any] = {}
-    for described in _DESCRIBED[kind]:
-        found = getattr(parsed, described.name)
-        if described.repeated:
-            values[described.name] = tuple([_value(described, each) for each in found])
-        elif described.nested is not None and not parsed.HasField(described.name):
-            values[described.name] = None
+    for name, repeated, optional, convert in _DESCRIBED[kind][1]:
+        if optional and not parsed.HasField(name):
+            values[name] = None
+            continue
+        found = getattr(parsed, name)
+        if repeated:
+            values[name] = tuple(found if convert is None else [convert(each) for each in found])
         else:
-            values[described.name] = _value(described, found)
+            values[name] = found if convert is None else convert(found)
     return kind(**values)
-
-
-def _value(described: _Field, found: Any) -> Any:
-    name, _, nested, kind, sizes = described
-    if nested is not None:
-        return _from_wire(nested, found)
-    if kind is bytes:
-        if sizes is not None and len(found) not in sizes:
-            raise ValueError(f"{name} has {len(found)} bytes")
-        return found
-    if kind is str:
-        if len(found) > MAXIMUM_TEXT:
-            raise ValueError(f"{name} has {len(found)} characters")
-        return found
-    return kind(found) if issubclass(kind, Enum) else found  # ValueError for no member
