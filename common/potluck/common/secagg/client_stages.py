@@ -69,7 +69,6 @@ from potluck.common.secagg.transcript import (
     sharers_digest,
     sign,
     survivors_digest,
-    verify,
 )
 
 
@@ -213,7 +212,7 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
     for each in message.endorsements:
         require(each.client in state.survivors, Rule.CERTIFICATE, "a consent of no survivor")
         envelope = Envelope(MessageType.CONSENT, state.consent, each.signature)
-        verify(roster.participants[each.client].key, envelope, each.client)
+        agreed.party.root.verify(roster.participants[each.client].record, envelope)
     # Another session of this client may have ended since it consented here.
     _check_ledger(agreed, roster, state.survivors, situation.ledger)
     survivors = frozenset(state.survivors)

@@ -148,8 +148,10 @@ def _leave_consenting(session: CoordinatorSession, state: Consenting) -> Coordin
 def _try_unmasking(
     session: CoordinatorSession, state: Revealing, *, ended: bool
 ) -> CoordinatorStep:
-    fewest = fewest_shares(state.sharers, state.answers)
     threshold = session.setting.header.threshold
+    if not ended and len(state.answers) < threshold:  # nobody's secret has as many shares
+        return CoordinatorStep(session=session)
+    fewest = fewest_shares(state.sharers, state.answers)
     if fewest < threshold:
         if not ended:
             return CoordinatorStep(session=session)

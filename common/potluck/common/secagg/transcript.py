@@ -9,7 +9,7 @@ them with the set to be summed. Two parties with different views of anything nev
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -53,14 +53,16 @@ def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
 class FederationRoot:
     """The pinned public key that says who is a member of a federation.
 
-    Remembers which records it has verified, for all sessions of a process: a record's bytes are
-    either good or not. Safe to share among threads.
+    Remembers which records and signatures it has verified, for all clients and sessions of a
+    process: bytes are either signed by a key or not. Safe to share among threads.
     """
 
     def __init__(self, federation: str, key: Ed25519PublicKey) -> None:
         self.federation = federation
         self._key = key
         self._verified: dict[bytes, MemberRecord] = {}
+        self._keys: dict[str, Ed25519PublicKey] = {}
+        self._signed: set[bytes] = set()
 
     def member(self, signed_record: bytes, now: datetime) -> MemberRecord:
         """The record in a `SignedRecord`'s JSON.
@@ -80,6 +82,30 @@ class FederationRoot:
                 f"{record.not_after}, now it is {now}; renew it, or set the clock",
             )
         return record
+
+    def key_of(self, record: MemberRecord) -> Ed25519PublicKey:
+        """The member key in a record."""
+        key = self._keys.get(record.public_key)
+        if key is None:
+            key = record.key()
+            if len(self._keys) < _REMEMBERED:
+                self._keys[record.public_key] = key
+        return key
+
+    def verify(self, record: MemberRecord, envelope: Envelope) -> None:
+        """Raise BrokenRuleError (signature) unless the member signed the envelope's payload.
+
+        A host with several clients gets the same adverts and consents once for each.
+        """
+        signed = signing_bytes(envelope.type, envelope.payload)
+        digest = hashlib.sha256(bytes.fromhex(record.public_key) + envelope.signature + signed)
+        known = digest.digest()
+        if known in self._signed:
+            return
+        verify(self.key_of(record), envelope, record.client)
+        if len(self._signed) >= _REMEMBERED:
+            self._signed.clear()
+        self._signed.add(known)
 
     def _verify(self, signed_record: bytes) -> MemberRecord:
         require(len(signed_record) <= MAXIMUM_RECORD_BYTES, Rule.MEMBER, "a record is too long")
@@ -113,16 +139,12 @@ def record_bytes(signed: SignedRecord) -> bytes:
 
 @dataclass(frozen=True)
 class Participant:
-    """A verified advert. number: the place in the roster, from 1."""
+    """A verified advert, with the member key. number: the place in the roster, from 1."""
 
     number: int
     advert: Advert
     record: MemberRecord
-
-    @cached_property
-    def key(self) -> Ed25519PublicKey:
-        """The member key."""
-        return self.record.key()
+    key: Ed25519PublicKey
 
 
 @dataclass(frozen=True)
@@ -158,13 +180,13 @@ def check_advert(
     record = root.member(advert.member_record, now)
     who = advert.client
     require(record.client == who, Rule.MEMBER, f"{who!r} shows the record of {record.client!r}")
-    verify(record.key(), envelope, who)
+    root.verify(record, envelope)
     require(
         advert.header_sha256 == header_sha256, Rule.HEADER, f"{who!r} answers another invitation"
     )
     # Otherwise a client could stand for two, or be told its own key as somebody else's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
-    return CheckedAdvert(envelope, advert, record)
+    return CheckedAdvert(envelope, advert, record, root.key_of(record))
 
 
 @dataclass(frozen=True)
@@ -174,18 +196,18 @@ class CheckedAdvert:
     envelope: Envelope
     advert: Advert
     record: MemberRecord
+    key: Ed25519PublicKey
 
 
 def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
     """Raise BrokenRuleError (duplicate) if two clients share a key or a commitment."""
-    distinct: list[tuple[str, Callable[[CheckedAdvert], object]]] = [
-        ("mask key", lambda each: each.advert.mask_key),
-        ("channel key", lambda each: each.advert.channel_key),
-        ("commitment", lambda each: each.advert.commitment),
-        ("member key", lambda each: each.record.public_key),
-    ]
-    for what, of in distinct:
-        different = {of(each) for each in adverts}
+    distinct = {
+        "mask key": {each.advert.mask_key for each in adverts},
+        "channel key": {each.advert.channel_key for each in adverts},
+        "commitment": {each.advert.commitment for each in adverts},
+        "member key": {each.record.public_key for each in adverts},
+    }
+    for what, different in distinct.items():
         require(len(different) == len(adverts), Rule.DUPLICATE, f"two clients share a {what}")
 
 
@@ -199,7 +221,7 @@ def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[Checked
         [each.envelope.payload + each.envelope.signature for each in adverts],
     )
     participants = {
-        each.advert.client: Participant(number, each.advert, each.record)
+        each.advert.client: Participant(number, each.advert, each.record, each.key)
         for number, each in enumerate(adverts, 1)
     }
     return Roster(header, header_sha256, digest, participants)
