@@ -7,7 +7,7 @@ updates/…                updates until their round is over; see `kept_updates`
 kept/…                   what clients keep from one training to the next; see `kept_states`
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
-sums/CLIENT.json         the secure sums it took part in, for ever; see `sum_ledger`
+sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
 """
 
 from __future__ import annotations

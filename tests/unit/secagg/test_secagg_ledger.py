@@ -33,7 +33,7 @@ from potluck.common.secagg import (
 from potluck.common.secagg.cells import CELL_HOSTS, draw_cells, public_coin
 from potluck.common.secagg.differencing import check_set
 from potluck.common.secagg.ledger import Release, Upload
-from potluck.common.secagg.messages import Invitation, Stage
+from potluck.common.secagg.messages import Invitation, LogEntry, Stage
 
 HUNDRED = [f"c{index:03}" for index in range(100)]
 
@@ -230,9 +230,29 @@ def test_a_client_that_was_cut_off_learns_from_the_log_what_it_is_in() -> None:
     finished(run)
     assert run.ledgers["f"].releases == []
     assert [type(each) for each in run.ledgers["f"].entries] == [Upload]
-    later = again(run)
-    later.take("f", later.tell("f", later.next("f")))
+    later = again(run).until(Stage.UPLOAD)
+    assert [type(each) for each in later.ledgers["f"].entries] == [Upload]  # nothing given yet
+    later.answer()
     assert later.ledgers["f"].sets_of("input") == [frozenset("abcdef")]
+
+
+def test_two_logs_shown_at_once_are_found_out() -> None:
+    first = finished(Federation(clients=6).run())
+    made_up = encode(LogEntry(bytes([9] * 16), "labels", ("x", "y"), noisy=False))
+    forked = (*first.released, made_up)
+    position = LogPosition().extend(forked)
+    header = first.federation.header(
+        session_id=bytes([7] * 16), log_length=position.length, log_head=position.head
+    )
+    one = again(first).until(Stage.UPLOAD)
+    other = Run(first.federation, header, ledgers=dict(first.ledgers), log=forked)
+    other.until(Stage.UPLOAD)  # neither has shown up in the ledgers so far
+    one.take("a", one.tell("a", one.next("a")))
+    assert one.ledgers["a"].log_position == LogPosition().extend(first.released)
+    other.ledgers["a"] = one.ledgers["a"]
+    step = other.tell("a", other.next("a"))
+    assert step.refusal is not None
+    assert step.refusal.rule is Rule.QUERY_LOG
 
 
 def test_noise_is_paid_for_before_anything_is_sent() -> None:

@@ -92,13 +92,18 @@ def begin(
         record = party.root.member(party.record, now)
         require(record.client == party.client, Rule.MEMBER, "the own member record is another's")
         check_charge(situation.ledger, header)
-        entries = check_query_log(message, header, situation.ledger)
-        digest = hashlib.sha256(message.header).digest()
-        agreed = Agreed(party=party, header=header, header_sha256=digest, expected=expected)
+        agreed = Agreed(
+            party=party,
+            header=header,
+            header_sha256=hashlib.sha256(message.header).digest(),
+            expected=expected,
+            log_known=situation.ledger.log_position,
+            log_seen=check_query_log(message, header, situation.ledger),
+        )
         answer = advertise(agreed, situation.random(3 * KEY_BYTES))
     except BrokenRuleError as error:
         return _refuse(party, session_id, error.refusal, _digest(invitation))
-    return _step(session_id, replace(answer, entries=entries), _digest(invitation))
+    return _step(session_id, answer, _digest(invitation))
 
 
 def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> ClientStep:

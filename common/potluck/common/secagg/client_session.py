@@ -19,6 +19,7 @@ from potluck.common.secagg.agreement import (
 from potluck.common.secagg.ledger import (
     Ledger,
     LedgerEntry,
+    LogSeen,
 )
 from potluck.common.secagg.masks import Mask, Words, add_masks
 from potluck.common.secagg.messages import (
@@ -27,6 +28,7 @@ from potluck.common.secagg.messages import (
     Header,
 )
 from potluck.common.secagg.policy import ClientPolicy, Expectation
+from potluck.common.secagg.query_log import LogPosition
 from potluck.common.secagg.rules import Refusal
 from potluck.common.secagg.sharing import Random
 from potluck.common.secagg.transcript import (
@@ -61,12 +63,19 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What holds throughout: who, under which header, and what the client itself expects."""
+    """What holds throughout: who, under which header, and what the client itself expects.
+
+    log_known: the query log as the ledger had it at the invitation. log_seen: what the invitation
+    showed beyond that, written down with the upload: before that the session gives nothing away
+    that a coordinator could not have shown another log for.
+    """
 
     party: Party
     header: Header
     header_sha256: bytes
     expected: Expectation
+    log_known: LogPosition = field(default_factory=LogPosition)
+    log_seen: tuple[LogSeen, ...] = ()
 
     @property
     def client(self) -> str:

@@ -34,6 +34,7 @@ from potluck.common.secagg.encoding import check_names, encode
 from potluck.common.secagg.ledger import (
     Ledger,
     LedgerEntry,
+    LogSeen,
     check_charge,
     check_release,
     log_seen,
@@ -158,7 +159,7 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
     view = View(roster=roster, sharers=message.sharers, sharers_sha256=digest, held=held)
     masking = Masking(agreed=agreed, view=view, masks=_masks(state, partners, digest))
     entry = upload_entry(header, agreed.expected.input_id, situation.now)
-    return Answer(masking, (), (entry,))
+    return Answer(masking, (), (*_news_of_log(agreed, situation.ledger), entry))
 
 
 def _masks(
@@ -271,7 +272,20 @@ def _check_ledger(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledg
     check_release(ledger, header, agreed.expected.input_id, hosts, policy.least_hosts)
 
 
-def check_query_log(message: Invitation, header: Header, ledger: Ledger) -> tuple[LedgerEntry, ...]:
+def _news_of_log(agreed: Agreed, ledger: Ledger) -> tuple[LedgerEntry, ...]:
+    """What the invitation showed of the query log, unless it has been written down meanwhile."""
+    header, position = agreed.header, ledger.log_position
+    if not agreed.log_seen or position == LogPosition(header.log_length, header.log_head):
+        return ()
+    require(
+        position == agreed.log_known,
+        Rule.QUERY_LOG,
+        "another session has shown another log meanwhile",
+    )
+    return agreed.log_seen
+
+
+def check_query_log(message: Invitation, header: Header, ledger: Ledger) -> tuple[LogSeen, ...]:
     """The ledger entry for what is new in the query log; for histograms only."""
     if header.purpose is not Purpose.HISTOGRAM:
         return ()

@@ -201,7 +201,7 @@ class CheckedAdvert:
 
 def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
     """Raise BrokenRuleError (duplicate) if two clients share a key or a commitment."""
-    distinct = {
+    distinct: dict[str, set[bytes] | set[str]] = {
         "mask key": {each.advert.mask_key for each in adverts},
         "channel key": {each.advert.channel_key for each in adverts},
         "commitment": {each.advert.commitment for each in adverts},
