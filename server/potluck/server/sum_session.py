@@ -116,16 +116,24 @@ class SumSession:
         return session
 
     async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
-        """What follows from the next answer, or from there being none."""
+        """What follows from the next answers, or from there being none."""
         if left <= 0 and self._events.empty():
             return await asyncio.to_thread(coordinator.close, session)
         try:
             async with asyncio.timeout(max(0.0, min(left, _PRESENCE_SECONDS))):
-                client, answer = await self._events.get()
+                events = [await self._events.get()]
         except TimeoutError:
             absent = [client for client in session.awaited if not self._present(client)]
             return await asyncio.to_thread(without, session, absent)
-        return await asyncio.to_thread(self._hear, session, client, answer)
+        while not self._events.empty():  # one way to a thread and back for all that is there
+            events.append(self._events.get_nowait())
+        return await asyncio.to_thread(self._hear_all, session, events)
+
+    def _hear_all(self, session: CoordinatorSession, events: Sequence[Event]) -> CoordinatorStep:
+        step = CoordinatorStep(session=session)
+        for client, answer in events:
+            step = _after(step, self._hear(step.session, client, answer))
+        return step
 
     def _hear(
         self, session: CoordinatorSession, client: str, answer: coordinator_pb2.Answer
@@ -162,11 +170,7 @@ class SumSession:
             step = coordinator.lost(session, client)
         elif digest is not None:
             self.uploads.setdefault(client, masked)
-        return replace(
-            step,
-            messages=(*before.messages, *step.messages),
-            log_entry=step.log_entry or before.log_entry,
-        )
+        return _after(before, step)
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002
         """Say with an invitation what is summed."""
@@ -214,6 +218,15 @@ class SumSession:
     def _answered(self, client: str, answer: coordinator_pb2.Answer) -> None:
         self._attendance.retire([answer.instruction_id])
         self._events.put_nowait((client, answer))
+
+
+def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
+    """Two steps as one: what is to be sent and kept adds up."""
+    return replace(
+        step,
+        messages=(*before.messages, *step.messages),
+        log_entry=step.log_entry or before.log_entry,
+    )
 
 
 def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
