@@ -71,11 +71,12 @@ def command_line(pid: int) -> list[str]:
 
 
 def processes_of(name: str, inside: Iterable[int]) -> list[int]:
-    """Descendants of those processes whose program or script is called so."""
+    """Descendants of those processes whose program or script is called so, or that say so."""
     return [
         pid
         for pid in _descendants(set(inside))
         if name in (Path(part).name for part in command_line(pid)[:4])
+        or name[:15].encode() == read(pid, "comm").strip()
     ]
 
 

@@ -35,7 +35,7 @@ from potluck.deploy.demo_files import (
     write_federation_files,
 )
 from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.processes import TetheredProcess
+from potluck.deploy.processes import LocalProcess, TetheredProcess
 
 PLUGIN = Path(__file__).parent / "plugin"
 _LOOK_SECONDS = 0.02
@@ -61,9 +61,11 @@ round = {{ deadline_seconds = 3600.0 }}
 """
 
 
-def resident(process: TetheredProcess) -> dict[str, int]:
+def resident(process: LocalProcess) -> dict[str, int]:
     """Bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
-    [child] = Path(f"/proc/{process.group}/task/{process.group}/children").read_text().split()
+    child = str(process.group)
+    if isinstance(process, TetheredProcess):
+        [child] = Path(f"/proc/{child}/task/{child}/children").read_text().split()
     lines = Path(f"/proc/{child}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return {name: int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}

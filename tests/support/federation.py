@@ -21,7 +21,7 @@ from potluck.common.errors import UnreachableError
 from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local_federation import LocalFederation, kill
 from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.processes import TetheredProcess
+from potluck.deploy.processes import LocalProcess
 from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
@@ -114,7 +114,7 @@ class Federation:
         return self.files.folder / str(settings["state_directory"])
 
     @property
-    def coordinator(self) -> TetheredProcess:
+    def coordinator(self) -> LocalProcess:
         """The coordinator that was started last."""
         assert self.processes.coordinator is not None
         return self.processes.coordinator
@@ -230,8 +230,10 @@ async def crash_federation(
     assignments: Sequence[str] = (),
     coordinator: dict[str, Any] | None = None,
     start_hosts: bool = True,
+    root: bool = False,
 ) -> AsyncIterator[Federation]:
-    """A federation under way. `coordinator`: settings of its configuration file."""
+    """A federation under way. `coordinator`: settings of its configuration file. `root`: whether
+    it has one, so that its clients can sum securely."""
     options = DemoOptions(
         task="crash",
         selector="crash",
@@ -243,6 +245,7 @@ async def crash_federation(
         seed=7,
         device="cpu",
         assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
+        root=root,
     )
     with plugins_installed(folder / "points") as points, reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)

@@ -76,6 +76,7 @@ def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
         "quorum": each.quorum,
         "epsilon": each.epsilon or None,
         "refusals": dict(sorted(each.refusals.items())),
+        "round": each.round or None,
         "attempt": each.attempt,
         "at": each.at,
     }

@@ -12,8 +12,9 @@ from typing import Self
 
 from potluck.common.errors import RunError
 from potluck.deploy.demo_files import DemoFiles, program
+from potluck.deploy.forked_processes import AVAILABLE, ForkedProcesses
 from potluck.deploy.operator_client import OperatorClient, connect
-from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.deploy.processes import LocalProcess, TetheredProcess, stop_all
 
 START_SECONDS = 120.0
 """How long the coordinator may take to serve; importing torch is most of it."""
@@ -30,39 +31,38 @@ class LocalFederation:
 
     def __init__(self, files: DemoFiles) -> None:
         self.files = files
-        self.coordinator: TetheredProcess | None = None
-        self.hosts: dict[int, TetheredProcess] = {}
-        self._processes: list[TetheredProcess] = []
+        self.coordinator: LocalProcess | None = None
+        self.hosts: dict[int, LocalProcess] = {}
+        self._processes: list[LocalProcess] = []
+        self._forked: ForkedProcesses | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await stop_all(self._processes)
+        if self._forked is not None:
+            await self._forked.close()
 
     @property
-    def processes(self) -> tuple[TetheredProcess, ...]:
+    def processes(self) -> tuple[LocalProcess, ...]:
         """All that were started, whether they still run or not."""
         return tuple(self._processes)
 
-    async def start_coordinator(self) -> TetheredProcess:
+    async def start_coordinator(self) -> LocalProcess:
         """Start the coordinator; see `until_ready`."""
         self.files.ready.unlink(missing_ok=True)
-        command = [
-            program("potluck-server"),
-            "--config",
-            str(self.files.coordinator),
-            "--ready-file",
-            str(self.files.ready),
-        ]
-        self.coordinator = await self._start("the coordinator", command, "coordinator")
+        arguments = ["--config", str(self.files.coordinator), "--ready-file", str(self.files.ready)]
+        self.coordinator = await self._start(
+            "the coordinator", "potluck-server", arguments, "coordinator"
+        )
         return self.coordinator
 
-    async def start_host(self, number: int) -> TetheredProcess:
+    async def start_host(self, number: int) -> LocalProcess:
         """Start a host."""
         path = self.files.hosts[number]
-        command = [program("potluck-client"), "--config", str(path)]
-        self.hosts[number] = await self._start(path.stem, command, path.stem)
+        arguments = ["--config", str(path)]
+        self.hosts[number] = await self._start(path.stem, "potluck-client", arguments, path.stem)
         return self.hosts[number]
 
     async def start(self) -> None:
@@ -72,8 +72,15 @@ class LocalFederation:
             await self.start_host(number)
         await self.until_ready()
 
-    async def _start(self, name: str, command: list[str], log: str) -> TetheredProcess:
-        process = await TetheredProcess.start(name, command, log=self.files.log(log))
+    async def _start(self, name: str, command: str, arguments: list[str], log: str) -> LocalProcess:
+        path = self.files.log(log)
+        process: LocalProcess
+        if AVAILABLE:
+            if self._forked is None:
+                self._forked = await ForkedProcesses.start(self.files.log("fork-server"))
+            process = await self._forked.fork(name, command, arguments, log=path)
+        else:
+            process = await TetheredProcess.start(name, [program(command), *arguments], log=path)
         self._processes.append(process)
         return process
 
@@ -104,7 +111,7 @@ class LocalFederation:
             yield client
 
 
-async def kill(process: TetheredProcess) -> None:
+async def kill(process: LocalProcess) -> None:
     """End a process the hard way, as a crash would: SIGKILL, and wait until it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.group, signal.SIGKILL)

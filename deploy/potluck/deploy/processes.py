@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from potluck.common.errors import RunError
 from potluck.deploy import tether
@@ -18,6 +18,32 @@ GRACE_SECONDS = 5.0
 """How long a process may take to end by itself once it has been told to."""
 
 _LOG_LINES = 5
+
+
+class LocalProcess(Protocol):
+    """A process on this machine, in a process group of its own."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        ...
+
+    async def ended(self) -> int:
+        """Wait until it ends; its exit code."""
+        ...
+
+    def obituary(self) -> RunError:
+        """Why it ended, as far as its log tells."""
+        ...
+
+    async def stop(self) -> None:
+        """End it, by force if need be. May be called more than once."""
+        ...
 
 
 class TetheredProcess:
@@ -59,13 +85,7 @@ class TetheredProcess:
 
     def obituary(self) -> RunError:
         """Why it ended, as far as its log tells."""
-        lines = _last_lines(self._log)
-        said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"
-        return RunError(
-            f"{self._name} ended with exit code {self._process.returncode}{said}; "
-            f"its log is {self._log}",
-            log=self._log,
-        )
+        return obituary(self._name, self._process.returncode, self._log)
 
     async def stop(self) -> None:
         """End it, by force if need be. May be called more than once."""
@@ -78,9 +98,16 @@ class TetheredProcess:
         await self._process.wait()
 
 
-async def stop_all(processes: Sequence[TetheredProcess]) -> None:
+async def stop_all(processes: Sequence[LocalProcess]) -> None:
     """End them all, at the same time."""
     await asyncio.gather(*(process.stop() for process in processes))
+
+
+def obituary(name: str, code: int | None, log: Path) -> RunError:
+    """Why a process ended, as far as its log tells."""
+    lines = _last_lines(log)
+    said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"
+    return RunError(f"{name} ended with exit code {code}{said}; its log is {log}", log=log)
 
 
 def _last_lines(log: Path) -> list[str]:
