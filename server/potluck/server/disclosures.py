@@ -79,6 +79,7 @@ def _audited_sum(record: SessionRecord) -> operator_pb2.AuditedSum:
         need=record.need,
         at=record.at.isoformat(),
         attempt=record.attempt,
+        round=record.round,
     )
 
 

@@ -24,6 +24,7 @@ from potluck.common.secagg import (
     FederationRoot,
     Header,
     Purpose,
+    Rule,
     Unmasking,
     complete_thresholds,
     coordinator,
@@ -47,6 +48,10 @@ from potluck.server.sum_session import SumTerms
 from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import task_plugin
 
+_RELEASED = (
+    "these updates are in an earlier sum over other clients, and both together would give the "
+    "difference away; have just these clients back, or start a run with another seed"
+)
 _PAUSE_SECONDS = 0.2
 """Before the second attempt; twice as long before the third."""
 
@@ -285,6 +290,8 @@ class MaskedRounds:
         silent = dict.fromkeys(record.missing, "it did not answer in time")
         troubles = silent | current.session.troubles | current.troubles
         why = Outcome(record=record, troubles=troubles).explain()
+        if Rule.RELEASED in record.refusals.values():
+            why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
             troubles = {}  # who has given shares gives them again for the same clients only
         await asyncio.sleep(_PAUSE_SECONDS * key.attempt)

@@ -1,0 +1,159 @@
+"""Processes killed amid rounds whose updates are masked.
+
+All tests share a federation: each starts a run of its own, with the same seed, and puts back what
+it has killed. Sums of the same clients' updates are the same bit for bit, whatever keys hid them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+
+from potluck.client.sum_ledger import SumLedger
+from potluck.deploy.disclosure_audit_command import sum_values
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST
+
+CLIENTS = 7
+"""Of whom two may be lost."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("masked"),
+        clients=CLIENTS,
+        hosts=CLIENTS,
+        count=CLIENTS,
+        rounds=2,
+        assignments=["secure_aggregation=true", "round.grace_seconds=3"],
+        root=True,
+    ) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    await shared.until_attending()
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Federation) -> list[str]:
+    """The models of a run that nothing happened to."""
+    await shared.until_attending()
+    run_id = await shared.start_run()
+    await shared.finished(run_id)
+    return [entry.model_blake3 for entry in await shared.history(run_id)]
+
+
+def uploads(federation: Federation, number: int) -> int:
+    """How often a client has had masks for an update."""
+    ledger = SumLedger(federation.files.folder / f"host-{number}" / "sums")
+    return len(ledger.of(f"client-{number}").uploads)
+
+
+async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
+    """How each client's part ended, by committed round."""
+    history = await federation.history(run_id)
+    return [{m.client_id: m.state for m in entry.members} for entry in history]
+
+
+async def back(federation: Federation, number: int) -> None:
+    """Start a host again."""
+    await federation.processes.start_host(number)
+    await federation.until_attending()
+
+
+async def test_a_host_killed_before_its_upload_is_left_out(federation: Federation) -> None:
+    before = uploads(federation, 2)
+    federation.points.hold("train-client-2")
+    run_id = await federation.start_run("seed=8")
+    await until(lambda: uploads(federation, 2) > before)  # its masks are in the others' updates
+    await federation.kill_host(2)
+    federation.points.release()
+    await federation.finished(run_id)
+    first, _ = await states(federation, run_id)
+    assert first.pop("client-2") == LOST
+    assert set(first.values()) == {INCLUDED}
+    await back(federation, 2)
+
+
+async def test_a_host_killed_after_its_upload_is_counted(federation: Federation) -> None:
+    federation.points.hold("train-client-5")
+    run_id = await federation.start_run("seed=9", "rounds=1")
+    await until(lambda: any("client-2@" in path.name for path in federation.spooled()))
+    await federation.kill_host(2)
+    federation.points.release()
+    model = await federation.finished(run_id)
+    [only] = await states(federation, run_id)
+    assert set(only.values()) == {INCLUDED}
+    await back(federation, 2)
+    undisturbed = await federation.start_run("seed=9", "rounds=1")
+    assert await federation.finished(undisturbed) == model
+
+
+async def test_a_coordinator_killed_amid_a_round_selects_anew(
+    federation: Federation, undisturbed: list[str]
+) -> None:
+    federation.points.hold("train-client-5")
+    run_id = await federation.start_run()
+    await until(lambda: len(federation.spooled()) >= 3)
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    federation.points.release()
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    assert [entry.model_blake3 for entry in history] == undisturbed
+    found = await federation.operator.audit_disclosures(run_id)
+    sums = [sum_values(each) for part in found for each in part.sums if each.run_id == run_id]
+    assert [(each["round"], each["attempt"], each["released"]) for each in sums] == [
+        (1, 2, True),
+        (2, 1, True),
+    ]
+
+
+@pytest.mark.parametrize("point", ["weigh", "apply"])
+async def test_a_coordinator_killed_when_it_knows_the_sum_may_have_the_same_again(
+    federation: Federation, undisturbed: list[str], point: str
+) -> None:
+    """Clients have given their shares by then, and give them again for the identical set only."""
+    federation.points.kill(point)
+    run_id = await federation.start_run()
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    await federation.finished(run_id)
+    assert [e.model_blake3 for e in await federation.history(run_id)] == undisturbed
+
+
+async def test_a_run_stopped_amid_a_round_leaves_nothing(federation: Federation) -> None:
+    federation.points.hold("train-client-5")
+    run_id = await federation.start_run()
+    await until(lambda: len(federation.spooled()) >= 3)
+    await federation.operator.stop_run(run_id)
+    federation.points.release()
+    assert not list(federation.state.glob("spool/*"))
+    await federation.finished(await federation.start_run())
+
+
+async def test_the_same_updates_are_not_summed_without_somebody(
+    federation: Federation, undisturbed: list[str]
+) -> None:
+    """The run is one that all were in; the difference would be what the missing one had sent."""
+    before = uploads(federation, 2)
+    federation.points.hold("train-client-2")
+    run_id = await federation.start_run()
+    await until(lambda: uploads(federation, 2) > before)
+    await federation.kill_host(2)
+    federation.points.release()
+    status = await federation.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert "refuses (released)" in status.reason
+    assert "another seed" in status.reason
+    await back(federation, 2)
