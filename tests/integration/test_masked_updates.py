@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,13 @@ from numpy.typing import NDArray
 from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
+from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure_report import Records
+from potluck.client.masked_updates import Differences, write_masked
+from potluck.common.errors import ConfigurationError
 from potluck.common.secagg import MessageType, SessionRecord
-from potluck.common.tensors import open_tensors
+from potluck.common.tensors import FileDigest, open_tensors
+from potluck.deploy.disclosure_audit_command import audit
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
@@ -157,3 +163,101 @@ def attempt_of(federation: SumFederation, run_id: str) -> int:
     engine = federation.coordinator.engine(run_id)
     progress = None if engine is None else engine.progress()
     return 0 if progress is None else progress.attempt
+
+
+@pytest.mark.parametrize(
+    ("disclosure", "why"),
+    [
+        ({"sum_hosts": 8}, "policy: sums over 5 hosts are asked for, 8 are required"),
+        ({"sum_colluding_hosts": 3}, "policy: 2 hosts are assumed to collude, this client"),
+    ],
+)
+async def test_clients_refuse_less_than_their_policy(
+    members: Members, tmp_path: Path, disclosure: dict[str, Any], why: str
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=DisclosurePolicy(**disclosure))
+        row = await federation.finished(ONE_ROUND + IMPATIENT)
+        assert row.state is RunState.FAILED
+        assert why in row.reason
+        for name in members.names:
+            assert federation.ledger(name).of(name).uploads == []
+
+
+async def test_stricter_clients_are_heeded_where_the_run_asks_for_as_much(
+    members: Members, tmp_path: Path
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        policy = DisclosurePolicy(sum_hosts=6, sum_colluding_hosts=1, updates="masked", sums=())
+        await federation.start(disclosure=policy)
+        row = await federation.finished(ONE_ROUND + "masking.hosts = 6\n")
+        assert row.state is RunState.FINISHED, row.reason
+        opened = await federation.finished(RUN_FILE + IMPATIENT.replace("masking", "[masking]\n#"))
+        assert opened.state is RunState.FAILED
+        assert "sends masked updates only" in opened.reason
+
+
+async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(path: Path, update: Differences, *rest: Any) -> FileDigest:
+        if "host-3" in path.parts:
+            update.body[5] = np.nan
+        return write_masked(path, update, *rest)
+
+    monkeypatch.setattr("potluck.client.instructions.write_masked", spoiled)
+    row = await federation.finished(ONE_ROUND)
+    assert row.state is RunState.FINISHED, row.reason
+    [record] = await sums_of(federation, row.run_id)
+    assert record.refusals == {"client-3": "input"}
+    assert sorted(record.clients) == [n for n in federation.members.names if n != "client-3"]
+    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    [failed] = [m for m in committed.members if m.state is MemberState.FAILED]
+    assert failed.client_id == "client-3"
+
+
+async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:
+    row = await federation.coordinator.start_run(ONE_ROUND + "masking.clip = 1e-4\n")
+    engine = federation.coordinator.engine(row.run_id)
+    assert engine is not None
+    said: list[str] = []
+    watched = engine.news.watch()
+    while (event := await watched.get()) is not None:
+        said.append(event.notice.text)
+    assert (await federation.ended(row.run_id)).state is RunState.FINISHED
+    assert any("changes of single parameters were cut off at ±0.0001" in text for text in said)
+
+
+async def test_without_a_root_a_run_is_refused(members: Members, tmp_path: Path) -> None:
+    async with sum_federation(members, tmp_path, rooted=False) as federation:
+        with pytest.raises(ConfigurationError, match="secure_aggregation needs a federation root"):
+            await federation.coordinator.start_run(ONE_ROUND)
+
+
+def has_released_twice(federation: SumFederation, client: str) -> bool:
+    return len(federation.ledger(client).of(client).releases) == 2
+
+
+async def test_owners_and_operators_see_which_rounds_a_client_was_in(
+    federation: SumFederation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = await federation.finished(MASKED + RUN_FILE)
+    for name in federation.members.names:
+        await until(partial(has_released_twice, federation, name))
+    async with federation.operator() as operator:
+        capsys.readouterr()
+        await audit(operator, row.run_id, as_json=True)
+        sums = json.loads(capsys.readouterr().out)["sums"]
+        await audit(operator, row.run_id)
+        shown = " ".join(capsys.readouterr().out.split())
+    assert [each["round"] for each in sums] == [1, 2]
+    assert {each["disclosure"] for each in sums} == {"update"}
+    assert "model updates of digits, round 2" in shown
+    [client] = json.loads(Records(tmp_path / "host-3", DisclosurePolicy()).values())["clients"]
+    assert [each["purpose"] for each in client["sums"]] == ["update", "update"]
+    lines = list(Records(tmp_path / "host-3", DisclosurePolicy()).lines())
+    assert any(
+        "model updates of digits, masked, in 2 sums with at least 6 other clients, at least 7 "
+        f"hosts in all, for rounds 1 to 2 of run {row.run_id}" in line
+        for line in lines
+    ), lines

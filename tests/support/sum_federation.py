@@ -201,6 +201,7 @@ async def sum_federation(
     folder: Path,
     *,
     port: int = 0,
+    rooted: bool = True,
     instruments: Instruments | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     **coordinator: Any,
@@ -209,8 +210,8 @@ async def sum_federation(
     values: dict[str, Any] = {
         "state_directory": folder / "coordinator",
         "heartbeat_seconds": 0.2,
-        "federation_root": members.root / "root.pub",
-        "members": members.root / "members.json",
+        "federation_root": members.root / "root.pub" if rooted else None,
+        "members": members.root / "members.json" if rooted else None,
         "tls": members.tls.coordinator,
     }
     config = CoordinatorConfig.model_validate(values | coordinator)

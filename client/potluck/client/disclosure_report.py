@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from potluck.client.disclosure_ledger import DisclosureLedger, Release
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.state_directory import DISCLOSURES, SUMS
 from potluck.client.sum_ledger import SumLedger
+from potluck.common.secagg import Purpose
 from potluck.common.secagg.ledger import Release as Summed
 from potluck.common.step_by_step import LEAKS, PROTOCOL
 
@@ -61,7 +62,14 @@ class Records:
             yield f"sums as `{PROTOCOL}`, and the distances told with them, hide nothing:"
             yield from (f"  {leak}" for leak in LEAKS)
         if any(self._sums.of(client).uploads for client in self._clients):
-            yield f"sums hide the clients' own counts from {self._holds_against}"
+            yield f"sums hide the clients' own {self._hidden} from {self._holds_against}"
+
+    @property
+    def _hidden(self) -> str:
+        releases = [each for client in self._clients for each in self._sums.of(client).releases]
+        purposes = {each.purpose for each in releases} or {Purpose.HISTOGRAM}
+        words = {Purpose.HISTOGRAM: "counts", Purpose.UPDATE: "updates"}
+        return " and ".join(word for purpose, word in words.items() if purpose in purposes)
 
     @property
     def _holds_against(self) -> str:
@@ -81,7 +89,10 @@ class Records:
     def _summed(self, client: str) -> Iterator[str]:
         ledger = self._sums.of(client)
         released = {each.session_id for each in ledger.releases}
+        yield from _rounds(each for each in ledger.releases if each.purpose is Purpose.UPDATE)
         for each in ledger.releases:
+            if each.purpose is Purpose.UPDATE:
+                continue
             others = len(each.clients) - 1
             hosts = len(set(each.clients.values()))
             noise = (
@@ -111,6 +122,24 @@ class Records:
                     f"{recipient.coordinator}, first for run {recipient.run} on "
                     f"{_moment(recipient.at)}"
                 )
+
+
+def _rounds(releases: Iterable[Summed]) -> Iterator[str]:
+    """Masked updates, a line for each run."""
+    by_run: dict[tuple[str, str, str], list[Summed]] = {}
+    for each in releases:
+        by_run.setdefault((each.federation, each.run, each.subject), []).append(each)
+    for (federation, run, subject), sums in by_run.items():
+        others = min(len(each.clients) for each in sums) - 1
+        hosts = min(len(set(each.clients.values())) for each in sums)
+        rounds = sorted({each.round for each in sums})
+        some = f"{len(sums)} sum{'s' * (len(sums) > 1)}"
+        which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+        yield (
+            f"  {_moment(sums[-1].at)} {subject}, masked, in {some} with "
+            f"at least {others} other clients, at least {hosts} hosts in all, for {which} of "
+            f"run {run} of federation {federation}"
+        )
 
 
 def _sum_values(release: Summed) -> dict[str, Any]:

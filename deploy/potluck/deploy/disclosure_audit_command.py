@@ -22,8 +22,9 @@ async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) 
     """Show what left the clients of a run: secure sums they went into, profiles they disclosed.
 
     Of each sum: with how many others, on how many hosts, under which policy, at what privacy loss,
-    who refused it by which rule, and against whom it holds. Updates are not listed: a client that
-    trained sent one. Clients keep records of their own: `potluck-client disclosures`.
+    who refused it by which rule, and against whom it holds. Masked updates have a sum each round;
+    others are not listed: a client that trained sent one. Clients keep records of their own:
+    `potluck-client disclosures`.
 
         potluck audit 3f9a
     """
@@ -104,7 +105,7 @@ def sums_table(sums: Sequence[operator_pb2.AuditedSum]) -> Table:
             each.session_id[:8],
             each.run_id,
             Text(f"{each.disclosure}, ≥ {each.least_hosts} hosts"),
-            Text(each.subject),
+            Text(each.subject + f", round {each.round}" * (each.round > 0)),
             str(len(each.hosts)),
             str(len(set(each.hosts.values()))),
             f"{each.epsilon:g}" if each.epsilon else "exact",

@@ -14,7 +14,14 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from potluck.common.errors import ProtocolError
-from potluck.common.secagg import CoordinatorSession, CoordinatorStep, Envelope, coordinator, decode
+from potluck.common.secagg import (
+    CoordinatorSession,
+    CoordinatorStep,
+    Envelope,
+    MessageType,
+    coordinator,
+    decode,
+)
 from potluck.common.secagg.coordinator_session import Uploading, asked
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
@@ -126,6 +133,14 @@ class MaskedSession(SumSession):
         if answer is _WAKE:
             return CoordinatorStep(session=session)
         return super()._hear(session, client, answer)
+
+    def _receive(
+        self, before: CoordinatorStep, client: str, envelope: Envelope, masked: bytes
+    ) -> CoordinatorStep:
+        if envelope.type is MessageType.MASKED_INPUT:
+            self.troubles[client] = "it vouches for an update that it did not upload"
+            return coordinator.lost(before.session, client)
+        return super()._receive(before, client, envelope, masked)
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:
         work.update_id = self._update_ids[client]
