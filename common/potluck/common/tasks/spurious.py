@@ -125,6 +125,12 @@ class ColoredMnist(SpuriousTask):
         "cnn-wide": partial(mnist_cnn, 3, 2),
     }
     training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
+    triplet: ClassVar[dict[str, object]] = {
+        "pretraining_rounds": 70,
+        "attribute_learning_rate": 1.0,
+        "attribute_steps": 500,
+    }
+    """From scratch a network sees nothing at first, then colours alone, long before shapes."""
 
     def model(self) -> nn.Module:
         """The network."""
