@@ -27,6 +27,7 @@ from potluck.common.secagg.rules import BrokenRuleError, Rule, require
 
 MAXIMUM_RECORD_BYTES: Final = 4096
 _REMEMBERED: Final = 20_000
+_ADVERTS_REMEMBERED: Final = 1_000
 
 
 def signing_bytes(kind: MessageType, payload: bytes) -> bytes:
@@ -53,8 +54,8 @@ def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
 class FederationRoot:
     """The pinned public key that says who is a member of a federation.
 
-    Remembers which records and signatures it has verified, for all clients and sessions of a
-    process: bytes are either signed by a key or not. Safe to share among threads.
+    Remembers which records, adverts and signatures it has verified, for all clients and sessions of
+    a process: bytes are either signed by a key or not. Safe to share among threads.
     """
 
     def __init__(self, federation: str, key: Ed25519PublicKey) -> None:
@@ -63,6 +64,7 @@ class FederationRoot:
         self._verified: dict[bytes, MemberRecord] = {}
         self._keys: dict[str, Ed25519PublicKey] = {}
         self._signed: set[bytes] = set()
+        self._adverts: dict[Envelope, CheckedAdvert] = {}
 
     def member(self, signed_record: bytes, now: datetime) -> MemberRecord:
         """The record in a `SignedRecord`'s JSON.
@@ -106,6 +108,16 @@ class FederationRoot:
         if len(self._signed) >= _REMEMBERED:
             self._signed.clear()
         self._signed.add(known)
+
+    def checked_advert(self, envelope: Envelope) -> CheckedAdvert | None:
+        """An advert that was checked before, whose record may have expired meanwhile."""
+        return self._adverts.get(envelope)
+
+    def remember(self, checked: CheckedAdvert) -> None:
+        """An advert is in order; adverts are good for a session, so that few are kept."""
+        if len(self._adverts) >= _ADVERTS_REMEMBERED:
+            self._adverts.clear()
+        self._adverts[checked.envelope] = checked
 
     def _verify(self, signed_record: bytes) -> MemberRecord:
         require(len(signed_record) <= MAXIMUM_RECORD_BYTES, Rule.MEMBER, "a record is too long")
@@ -175,15 +187,29 @@ def check_advert(
     envelope: Envelope, header_sha256: bytes, root: FederationRoot, now: datetime
 ) -> CheckedAdvert:
     """Read and verify an advert and its member record. Raises BrokenRuleError."""
+    found = root.checked_advert(envelope)
+    if found is None:
+        found = _check_advert(envelope, root, now)
+        root.remember(found)
+    else:
+        root.member(found.advert.member_record, now)
+    who = found.advert.client
+    require(
+        found.advert.header_sha256 == header_sha256,
+        Rule.HEADER,
+        f"{who!r} answers another invitation",
+    )
+    return found
+
+
+def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> CheckedAdvert:
+    """What holds of an advert by itself, whichever session it is shown in."""
     require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
     advert = decode(Advert, envelope.payload)
     record = root.member(advert.member_record, now)
     who = advert.client
     require(record.client == who, Rule.MEMBER, f"{who!r} shows the record of {record.client!r}")
     root.verify(record, envelope)
-    require(
-        advert.header_sha256 == header_sha256, Rule.HEADER, f"{who!r} answers another invitation"
-    )
     # Otherwise a client could stand for two, or be told its own key as somebody else's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
