@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from support.sum_federation import Members, SumFederation, silent, sum_federatio
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure_report import Records
 from potluck.client.masked_updates import Differences, write_masked
+from potluck.client.secure_sums import SecureSums
 from potluck.common.errors import ConfigurationError
+from potluck.common.layout import Layout
 from potluck.common.secagg import MessageType, SessionRecord
-from potluck.common.tensors import FileDigest, open_tensors
+from potluck.common.tensors import FileDigest, open_tensors, write_tensors
 from potluck.deploy.disclosure_audit_command import audit
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
@@ -214,6 +217,36 @@ async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
     [committed] = await federation.coordinator.committed_rounds(row.run_id)
     [failed] = [m for m in committed.members if m.state is MemberState.FAILED]
     assert failed.client_id == "client-3"
+
+
+async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client's word is for another file, another's file has another form."""
+    honest = SecureSums.mask
+
+    async def mask(self: SecureSums, name: str, update_id: str, write: Any) -> Any:
+        file, word = await honest(self, name, update_id, write)
+        if name == "client-3":
+            word = replace(word, signature=bytes(64))
+        return file, word
+
+    def other_lanes(path: Path, update: Differences, *rest: Any) -> FileDigest:
+        if "host-4" in path.parts:
+            return write_tensors(
+                path, {"body": update.body}, layout=Layout.of({"body": update.body})
+            )
+        return write_masked(path, update, *rest)
+
+    monkeypatch.setattr(SecureSums, "mask", mask)
+    monkeypatch.setattr("potluck.client.instructions.write_masked", other_lanes)
+    row = await federation.finished(ONE_ROUND)
+    assert row.state is RunState.FINISHED, row.reason
+    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    troubles = {m.client_id: m.trouble or "" for m in committed.members if m.trouble}
+    assert sorted(troubles) == ["client-3", "client-4"]
+    assert "does not vouch for its update: signature" in troubles["client-3"]
+    assert "masked update refused" in troubles["client-4"]
 
 
 async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:

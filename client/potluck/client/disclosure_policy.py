@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -130,10 +131,15 @@ class DisclosurePolicy(Settings):
         return ClientPolicy(
             least_hosts=self.sum_hosts,
             colluding_hosts=self.sum_colluding_hosts,
-            disclosures=frozenset({*self.sums, UPDATE}),  # masked is never worse than open
+            disclosures=frozenset(self.sums),
             unprotected=frozenset({PROTOCOL}),
             largest_epsilon=self.epsilon,
         )
+
+    @property
+    def of_updates(self) -> ClientPolicy:
+        """What a secure sum of updates must keep to: masked is never worse than open."""
+        return replace(self.of_sums, disclosures=frozenset({UPDATE}), unprotected=frozenset())
 
     @property
     def by_protocol(self) -> bool:

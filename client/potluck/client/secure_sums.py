@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cached_property
@@ -253,6 +253,8 @@ class SecureSums:
         appointment: Appointment | None,
     ) -> rpc.SecureReply:
         party = self._party(name)
+        if expected.purpose is Purpose.UPDATE:
+            party = replace(party, policy=self.policy.of_updates)
         header = _header(envelope)
         situation = self._situation(name)
         known = {bytes.fromhex(each.session_id) for each in situation.ledger.uploads}

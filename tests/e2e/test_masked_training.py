@@ -1,0 +1,90 @@
+"""Ten client processes train with masked updates, two of them killed, as well as without masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.federation import Federation, Points, set_values, until
+
+from potluck.client.sum_ledger import SumLedger
+from potluck.deploy.demo_files import DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local_federation import LocalFederation
+from potluck.rpc.v1 import operator_pb2
+
+CLIENTS = 10
+ROUNDS = 15
+BEFORE, AFTER = 7, 3
+"""Whom to kill before, and after its upload in round 2."""
+INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST
+
+
+def options() -> DemoOptions:
+    return DemoOptions(
+        task="colored-digits",
+        selector="uniform",
+        strategy="fedavg",
+        clients=CLIENTS,
+        hosts=CLIENTS,
+        count=CLIENTS,
+        rounds=ROUNDS,
+        seed=5,
+        device="cpu",
+        assignments=[
+            "training.epochs=8",
+            "training.learning_rate_decay=0.8",  # so that the last rounds hardly differ
+            "round.grace_seconds=1",
+        ],
+        root=True,
+    )
+
+
+def masked_rounds(federation: Federation, number: int) -> int:
+    """In how many rounds a client has had masks."""
+    ledger = SumLedger(federation.files.folder / f"host-{number}" / "sums")
+    return len(ledger.of(f"client-{number}").uploads)
+
+
+async def accuracy(federation: Federation, run_id: str) -> float:
+    history = await federation.history(run_id)
+    assert len(history) == ROUNDS
+    return history[-1].metrics.accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_masked_training_is_as_good_though_two_are_killed(tmp_path: Path) -> None:
+    with reserved_port() as port:
+        files = write_demo_files(tmp_path / "federation", options(), port)
+        for path in files.hosts:
+            set_values(path, {"reconnect_maximum_seconds": 0.3})
+        async with LocalFederation(files) as processes, processes.operator() as operator:
+            federation = Federation(
+                files=files,
+                processes=processes,
+                operator=operator,
+                points=Points(tmp_path),
+                options=options(),
+            )
+            await processes.start_coordinator()
+            await federation.start_hosts()
+            await processes.until_ready()
+            opened = await federation.start_run()
+            await federation.finished(opened)
+            masked = await federation.start_run("secure_aggregation=true")
+            await until(lambda: masked_rounds(federation, BEFORE) == 2)
+            await federation.kill_host(BEFORE)
+            spool = federation.state / "spool" / masked / "2.1"
+            await until(lambda: bool(list(spool.glob(f"client-{AFTER}@*.safetensors"))))
+            await federation.kill_host(AFTER)
+            await federation.until_committed(masked, 2)
+            for number in (BEFORE, AFTER):
+                await processes.start_host(number)
+            await federation.finished(masked)
+            second = (await federation.history(masked))[1]
+            states = {member.client_id: member.state for member in second.members}
+            assert states.pop(f"client-{BEFORE}") == LOST
+            assert set(states.values()) == {INCLUDED}
+            there, here = await accuracy(federation, opened), await accuracy(federation, masked)
+            assert there > 0.5
+            assert abs(there - here) <= 0.01, f"accuracy {there:.4f} open, {here:.4f} masked"

@@ -1,0 +1,216 @@
+"""A coordinator that lies about rounds whose updates are masked, over real gRPC.
+
+As in `test_secure_sums_hostile`, the coordinator is the real one, and what it sends to one of seven
+clients is forged on its way out. That client refuses by rule, and the others go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.federation import until
+from support.sum_federation import Members, SumFederation, sum_federation
+
+from potluck.common.secagg import Envelope, MessageType, decode, encode
+from potluck.common.secagg.messages import (
+    Certificate,
+    Delivery,
+    Header,
+    Invitation,
+    RefusalMessage,
+    RosterMessage,
+    Survivors,
+)
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.server.store import RunState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENTS = 7
+VICTIM = "client-0"
+SEEDS = count(1)
+"""Another model to begin with for each test, whose updates were in no sum yet."""
+RUN_FILE = f"""
+secure_aggregation = true
+rounds = 1
+count = {CLIENTS}
+roster = {CLIENTS}
+task = {{name = "digits", clients = {CLIENTS}}}
+training = {{steps = 1}}
+masking = {{stage_seconds = 3.0}}
+round = {{deadline_seconds = 6.0}}
+"""
+KINDS: dict[MessageType, type[Any]] = {
+    MessageType.INVITATION: Invitation,
+    MessageType.ROSTER: RosterMessage,
+    MessageType.DELIVERY: Delivery,
+    MessageType.SURVIVORS: Survivors,
+    MessageType.CERTIFICATE: Certificate,
+}
+Edit = Callable[[Any], Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SumFederation]:
+    folder = tmp_path_factory.mktemp("hostile")
+    async with sum_federation(Members.make(folder / "members", CLIENTS), folder) as federation:
+        await federation.start()
+        yield federation
+
+
+@contextlib.contextmanager
+def attacking(
+    federation: SumFederation, change: Callable[[rpc.Instruction], bool]
+) -> Iterator[list[rpc.Answer]]:
+    """Instructions to the victim pass through `change`, which says whether it forged one; what is
+    answered to those comes back."""
+    attendance, answers = federation.coordinator.attendance, list[rpc.Answer]()
+    honest = attendance.instruct
+
+    def instruct(instruction: rpc.Instruction, **options: Any) -> None:
+        if instruction.client_id == VICTIM and change(instruction):
+            heard = options["on_answer"]
+
+            def on_answer(answer: rpc.Answer) -> None:
+                answers.append(answer)
+                heard(answer)
+
+            options["on_answer"] = on_answer
+        honest(instruction, **options)
+
+    attendance.instruct = instruct  # type: ignore[method-assign]
+    try:
+        yield answers
+    finally:
+        attendance.instruct = honest  # type: ignore[method-assign]
+
+
+def forged(kind: MessageType, edit: Edit) -> Callable[[rpc.Instruction], bool]:
+    """Forges the first message of a kind."""
+    done: list[MessageType] = []
+
+    def change(instruction: rpc.Instruction) -> bool:
+        if not instruction.HasField("secure") or done:
+            return False
+        serialised = instruction.secure.envelope.SerializeToString(deterministic=True)
+        envelope = decode(Envelope, serialised)
+        if envelope.type is not kind:
+            return False
+        done.append(kind)
+        message = edit(decode(KINDS[kind], envelope.payload))
+        made = replace(envelope, payload=encode(message))
+        instruction.secure.envelope.CopyFrom(wire.SecureEnvelope.FromString(encode(made)))
+        return True
+
+    return change
+
+
+def header(change: Callable[[Header], dict[str, Any]]) -> Edit:
+    def edit(message: Invitation) -> Invitation:
+        found = decode(Header, message.header)
+        return replace(message, header=encode(replace(found, **change(found))))
+
+    return edit
+
+
+async def refusal(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
+    """The rule by which the victim refuses; it has given nothing then, and the round goes on."""
+    before = len(federation.ledger(VICTIM).of(VICTIM).releases)
+    with attacking(federation, forged(kind, edit)) as answers:
+        row = await federation.finished(f"seed = {next(SEEDS)}\n{RUN_FILE}")
+        await until(lambda: bool(answers))
+    assert row.state is RunState.FINISHED, row.reason
+    assert len(federation.ledger(VICTIM).of(VICTIM).releases) == before
+    [message] = answers[0].secure.envelopes
+    assert MessageType(message.type) is MessageType.REFUSAL
+    return str(decode(RefusalMessage, message.payload).rule)
+
+
+def lanes(**changes: Any) -> Edit:
+    return header(lambda found: {"lanes": (replace(found.lanes[0], **changes), *found.lanes[1:])})
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        pytest.param(header(lambda _: {"model_digest": bytes(32)}), "header", id="another model"),
+        pytest.param(header(lambda _: {"run": "other"}), "header", id="another run"),
+        pytest.param(header(lambda _: {"round": 2}), "header", id="another round"),
+        pytest.param(header(lambda _: {"metrics": ()}), "header", id="other metrics"),
+        pytest.param(header(lambda _: {"least_hosts": 3}), "policy", id="fewer hosts"),
+        pytest.param(header(lambda _: {"disclosure": "total"}), "policy", id="as counts"),
+        pytest.param(header(lambda _: {"threshold": 1}), "threshold", id="no threshold"),
+        pytest.param(lanes(length=1), "input", id="one parameter only"),
+        pytest.param(lanes(scale=2.0**40), "wrap", id="a sum that wraps"),
+        pytest.param(header(lambda found: {"lanes": found.lanes[1:]}), "input", id="no body"),
+        pytest.param(header(lambda _: {"weight_bound": 2**50}), "wrap", id="weights that wrap"),
+    ],
+)
+async def test_false_headers_are_refused(federation: SumFederation, edit: Edit, rule: str) -> None:
+    assert await refusal(federation, MessageType.INVITATION, edit) == rule
+
+
+async def test_counts_are_not_given_as_updates(federation: SumFederation) -> None:
+    outcome = await federation.sum(kind="update")
+    assert outcome.total is None
+    assert outcome.record.refusals == dict.fromkeys(federation.members.names, "policy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "rule"),
+    [
+        pytest.param(
+            MessageType.ROSTER,
+            lambda message: replace(message, adverts=message.adverts[:3]),
+            "too-few",
+            id="a roster of three",
+        ),
+        pytest.param(
+            MessageType.DELIVERY,
+            lambda message: replace(message, shares=message.shares[1:]),
+            "share",
+            id="a share is missing",
+        ),
+    ],
+)
+async def test_false_exchanges_are_refused(
+    federation: SumFederation, kind: MessageType, edit: Edit, rule: str
+) -> None:
+    assert await refusal(federation, kind, edit) == rule
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "rule"),
+    [
+        pytest.param(
+            MessageType.SURVIVORS,
+            lambda message: replace(message, clients=message.clients[1:]),
+            "set",
+            id="you are dead",
+        ),
+        pytest.param(
+            MessageType.SURVIVORS,
+            lambda message: replace(message, clients=message.clients[:4]),
+            "too-few",
+            id="a sum over four",
+        ),
+        pytest.param(
+            MessageType.CERTIFICATE,
+            lambda message: replace(message, endorsements=message.endorsements[1:]),
+            "certificate",
+            id="no quorum",
+        ),
+    ],
+)
+async def test_what_is_false_at_the_end_is_refused(
+    federation: SumFederation, kind: MessageType, edit: Edit, rule: str
+) -> None:
+    """The victim's update is in the sum, which the others complete; its shares are not given."""
+    assert await refusal(federation, kind, edit) == rule
