@@ -132,6 +132,18 @@ def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
     assert plan.assumptions()
 
 
+def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
+    def told(**axes: Any) -> set[str]:
+        run = {"task": {"name": "cifar10"}}
+        plan = experiment(preset="fedentopt", run=run, axes=axes, reading={})
+        return {each.key for each in plan.assumptions()}
+
+    buffered = {"selector": {"name": "fedentopt", "buffer": 50}}
+    assert "selector.buffer" in told(selection={"paper": {"count": 10}, "short": buffered})
+    assert "selector.buffer" not in told(selection={"short": buffered})
+    assert "task.clients" not in told(**{"task.clients": [50, 100]})
+
+
 def test_four_papers_are_ready() -> None:
     assert {"dc-mnist", "feddiverse-cmnist", "fedentopt-cifar10", "flash-cifar10"} <= {
         path.stem for path in READY

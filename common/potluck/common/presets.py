@@ -53,6 +53,10 @@ _FEDDIVERSE = Preset(
         "training": {"optimizer": "sgd", "learning_rate": 0.001, "batch_size": 28, "epochs": 1},
     },
     assumptions=_because(
+        selector__cross_product="feddiverse takes the absolute product, which gives the shares of "
+        "client types in the paper's figures; Algorithm 5 prints the signed one",
+        selector__rotation="feddiverse moves on with the round, as in Algorithm 6; the text says "
+        "with every three clients",
         training__optimizer="the paper does not name the clients' optimiser",
         training__epochs="the number of local steps is not stated; one pass over the samples",
         weighting="Algorithm 1 weighs by samples, §5.2 says all clients count the same",
@@ -105,6 +109,8 @@ _DC = Preset(
         "training": {"learning_rate": 0.01, "batch_size": 64, "epochs": 3},
     },
     assumptions=_because(
+        selector__stop_early="the dc selectors always add all, as Algorithm 1 says, so that "
+        "cohorts are of equal size; the text stops when nobody improves the cohort",
         training__learning_rate="not stated; 0.01 as in NIID-Bench",
         training__batch_size="not stated; 64 as in NIID-Bench",
         task__network='"two 5 × 5 convolutions" leaves the widths open',
@@ -139,6 +145,8 @@ _FLASH = Preset(
         "virtual_clock": {"enabled": True},
     },
     assumptions=_because(
+        selector__scale="flash divides durations and rewards by their running means; with seconds "
+        "and nats as they are, selection is noise",
         training__learning_rate="not stated",
         training__validation_share="how T_k and V_k are split is not stated",
         training__batch_size="not stated",

@@ -150,7 +150,7 @@ class ExperimentFile(Settings):
         if self.paper is None:
             return []
         base = self._base()
-        varied = {key for values in self.axes.values() for key in _keys(values)} | {*self.axes}
+        varied = {*self.axes}.union(*(_always_set(values) for values in self.axes.values()))
         return [
             each
             for each in self.paper.assumptions
@@ -250,7 +250,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(sorted(flat.items(), key=lambda item: not item[0].endswith(".name")))
 
 
-def _keys(values: list[Any] | dict[str, dict[str, Any]]) -> Iterator[str]:
-    if isinstance(values, dict):
-        for settings in values.values():
-            yield from _flat(settings)
+def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
+    """The keys that every value of an axis sets, so that the base run's are never used."""
+    if not isinstance(values, dict):
+        return set()
+    return set.intersection(*(set(_flat(settings)) for settings in values.values()))
