@@ -33,6 +33,9 @@ EVENTS: dict[str, Any] = {
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
     "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),
+    "sumless": lambda attempt, client, *words: rounds.SumFailed(
+        1, int(attempt), " ".join(words), () if client == "-" else ((client, "it refuses"),)
+    ),
     "reduced": lambda: rounds.Reduced(),
     "evaluated": lambda: rounds.Evaluated(),
     "committed": lambda: rounds.Committed(),
@@ -142,7 +145,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             break
         wakeup = machine.next_wakeup()
         assert outstanding or wakeup is not None, "nothing would ever happen again"
-        choice = data.draw(st.integers(0, 5))
+        choice = data.draw(st.integers(0, 6))
         clients = data.draw(st.sets(st.sampled_from(CLIENTS), max_size=3).map(sorted).map(tuple))
         if choice == 0:
             event: rounds.Event = rounds.Joined(clients)
@@ -154,6 +157,10 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             client = data.draw(st.sampled_from(machine.pending))
             received.add(client)
             event = rounds.UpdateArrived(client, data.draw(st.sampled_from([1.0, 2.0, 6.0])))
+        elif choice == 6 and machine.phase in (Phase.TRAINING, Phase.REDUCING):
+            troubles = tuple((client, "it refuses") for client in clients)
+            event = rounds.SumFailed(machine.round, machine.attempt, "no sum", troubles)
+            outstanding = []
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:

@@ -443,7 +443,7 @@ class RoundMachine:
         troubles = sorted({m.trouble for m in self.members.values() if m.trouble})
         self.members = {}
         if self.attempt - self._spent >= self.plan.policy.attempts:
-            return actions + self._end(Ending.FAILED, f"{reason}; {'; '.join(troubles)}")
+            return actions + self._end(Ending.FAILED, "; ".join([reason, *troubles]))
         self.attempt += 1
         self._waiting_until = now + self.plan.roster_timeout_seconds
         self.phase = Phase.WAITING
