@@ -19,7 +19,8 @@ from potluck.common.errors import ConfigurationError, IdentityError, PotluckErro
 from potluck.common.identity import Role
 from potluck.deploy import pki
 from potluck.deploy.deploy_plan import Kind, Observed, ObservedContainer, plan
-from potluck.deploy.desired_state import DesiredContainer, PartyFiles, desired_on
+from potluck.deploy.desired_state import CONFIGURATION, DesiredContainer, PartyFiles, desired_on
+from potluck.deploy.federation_root import add_members, create_root
 from potluck.deploy.inventory import Inventory, example_inventory, load_inventory
 from potluck.deploy.machine_images import fingerprint
 from potluck.deploy.party_files import Party, issue_missing, missing, parties_on, read_files
@@ -243,6 +244,49 @@ def test_a_certificate_that_does_not_fit_is_refused(
     issue_missing(parties_on(found.machines, found), found)
     with pytest.raises((ConfigurationError, IdentityError), match=message):
         read_files(party, found)
+
+
+def with_root(folder: Path) -> Inventory:
+    document = tomlkit.parse(example_inventory()).unwrap()
+    document |= {"pki": str(folder / "pki"), "federation_root": str(folder / "root")}
+    return inventory(tomlkit.dumps(document))
+
+
+def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path) -> None:
+    found = with_root(tmp_path)
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    create_root(tmp_path / "root", found.federation)
+    [host] = found.machines[0].hosts
+    with pytest.raises(ConfigurationError, match=r"potluck pki member .* client-0 --host gpu-1-a"):
+        read_files(parties[1], found)
+    keys = add_members(tmp_path / "root", host.clients, host.name)
+    files = {party.name: read_files(party, found) for party in parties}
+    public = (tmp_path / "root" / "root.pub").read_bytes()
+    assert {each.others["root.pub"] for each in files.values()} == {public}
+    assert not any("root.key" in each.others for each in files.values())
+    assert files["coordinator"].others.keys() == {"root.pub", "members.json"}
+    names = {f"members/{key.name}" for key in keys}
+    assert files["gpu-1-a"].others.keys() == {"root.pub", "members.json"} | names
+    texts = [
+        one.files.others["potluck.toml"].decode()
+        for one in desired_on(found.machines[0], found, files)
+    ]
+    coordinator = parse(CoordinatorConfig, texts[0], source="potluck.toml")
+    client = parse(ClientConfig, texts[1], source="potluck.toml")
+    for config in (coordinator, client):
+        assert config.federation_root == Path(CONFIGURATION, "root.pub")
+        assert config.members == Path(CONFIGURATION, "members.json")
+    assert client.member_key == Path(CONFIGURATION, "members")
+
+
+def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:
+    found = with_root(tmp_path)
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    create_root(tmp_path / "root", "another")
+    with pytest.raises(ConfigurationError, match="is of federation another, the inventory is of"):
+        read_files(parties[0], found)
 
 
 def test_a_key_that_was_made_elsewhere_is_told(tmp_path: Path) -> None:

@@ -71,6 +71,25 @@ def test_a_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
     assert entry(tmp_path, cluster).up(FILES)[0].job_id == "42"
 
 
+def test_hosts_get_their_member_files_where_there_is_a_root(tmp_path: Path) -> None:
+    cluster = Cluster()
+    found = inventory(tmp_path).model_copy(update={"federation_root": Path("root")})
+    others = {"root.pub": b"p", "members.json": b"m", "members/client-0.key": b"k"}
+    files = {"lab-a": PartyFiles(tls=FILES["lab-a"].tls, others=others)}
+    SlurmMachine(found.machines[0], found, cluster).up(files)
+    [submitted] = cluster.said
+    config = load_config(Path(submitted[-1]), {})
+    for path, content in (
+        (config.federation_root, b"p"),
+        (config.members, b"m"),
+        (config.member_key, None),
+    ):
+        assert path is not None
+        assert content is None or path.read_bytes() == content
+    assert config.member_key is not None
+    assert (config.member_key / "client-0.key").read_bytes() == b"k"
+
+
 def test_a_job_that_should_be_another_is_replaced_and_one_that_ended_submitted(
     tmp_path: Path,
 ) -> None:

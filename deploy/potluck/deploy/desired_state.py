@@ -123,6 +123,7 @@ def _coordinator(
         "state_directory": STATE_DIRECTORY,
         "log_format": "json",
         "revoked": f"{CONFIGURATION}/tls/revoked.pem",
+        **inventory.member_settings(None, CONFIGURATION),
     }
     if settings.data_directory is not None:
         values["data_directory"] = DATA
@@ -155,8 +156,7 @@ def _host(
     }
     if host.data_directory is not None:
         values["data_directory"] = DATA
-    if host.member_keys is not None:
-        values["member_key"] = f"{CONFIGURATION}/members"
+    values |= inventory.member_settings(host, CONFIGURATION)
     options = _options(machine, inventory, host.name, host.data_directory)
     options |= _limits(host.cpus, host.memory)
     if host.shared_memory is not None:

@@ -122,7 +122,9 @@ class HostSettings(Settings):
         default=None, pattern=_MEMORY, description="Size of /dev/shm, for data loaders."
     )
     member_keys: Path | None = Field(
-        default=None, description="Folder here with CLIENT.key files of `potluck pki member`."
+        default=None,
+        description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
+        "that of federation_root, if there is one.",
     )
     metrics_port: int | None = Field(
         default=None,
@@ -263,6 +265,12 @@ class Inventory(Settings):
         default=Path("pki"),
         description="The TLS authority's folder. Certificates that are missing there are issued.",
     )
+    federation_root: Path | None = Field(
+        default=None,
+        description="Folder here of the federation root (`potluck pki root`), for secure sums and\n"
+        "signed profiles. The coordinator and all hosts get root.pub and members.json, each host\n"
+        "its clients' keys besides; root.key stays here.",
+    )
     image: ImageSettings = Field(default=ImageSettings(), description="The images.")
     coordinator: CoordinatorSettings | None = Field(
         default=None, description="Leave this table out where the coordinator runs elsewhere."
@@ -309,6 +317,22 @@ class Inventory(Settings):
                     "machine with an engine, or run it under systemd"
                 )
         return self
+
+    def member_keys_of(self, host: HostSettings) -> Path | None:
+        """The folder here with the member keys of a host's clients."""
+        if host.member_keys is None and self.federation_root is not None:
+            return self.federation_root / "members"
+        return host.member_keys
+
+    def member_settings(self, host: HostSettings | None, folder: str) -> dict[str, str]:
+        """What a host's configuration says of membership, its files being in `folder` there; the
+        coordinator's for None."""
+        values = {}
+        if self.federation_root is not None:
+            values = {"federation_root": f"{folder}/root.pub", "members": f"{folder}/members.json"}
+        if host is not None and self.member_keys_of(host) is not None:
+            values["member_key"] = f"{folder}/members"
+        return values
 
     def hosts(self) -> Iterator[tuple[MachineSettings, HostSettings]]:
         """All hosts, with the machine of each."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.identity import Role, expand_clients
+from potluck.common.membership import read_member_file
 from potluck.common.tls import TlsFiles
 from potluck.deploy import pki
 from potluck.deploy.certificates import inspect
@@ -35,12 +36,13 @@ def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> lis
             address = inventory.address.rpartition(":")[0].strip("[]")
             names = tuple(dict.fromkeys([address, *settings.names]))
             found.insert(0, Party(name=COORDINATOR, role=Role.COORDINATOR, names=names))
-        found += [_host(host) for host in machine.hosts]
+        found += [_host(host, inventory) for host in machine.hosts]
     return found
 
 
-def _host(host: HostSettings) -> Party:
-    return Party(name=host.name, role=Role.HOST, clients=host.clients, member_keys=host.member_keys)
+def _host(host: HostSettings, inventory: Inventory) -> Party:
+    keys = inventory.member_keys_of(host)
+    return Party(name=host.name, role=Role.HOST, clients=host.clients, member_keys=keys)
 
 
 def missing(parties: Iterable[Party], folder: Path) -> list[Party]:
@@ -91,7 +93,7 @@ def read_files(party: Party, inventory: Inventory) -> PartyFiles:
     }
     if party.role is Role.COORDINATOR:
         tls["revoked.pem"] = _read(folder / pki.REVOKED)
-    return PartyFiles(tls=tls, others=_member_keys(party))
+    return PartyFiles(tls=tls, others={**_root_files(party, inventory), **_member_keys(party)})
 
 
 def _check_coverage(party: Party, files: TlsFiles) -> None:
@@ -108,6 +110,27 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
             f"`potluck pki issue {files.certificate.parent} {party.role} {party.name}{flags} "
             "--force`"
         )
+
+
+def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
+    """The root's public key and the members' records, which must have those of the party."""
+    folder = inventory.federation_root
+    if folder is None:
+        return {}
+    path = folder / "members.json"
+    file = read_member_file(path)
+    if file.federation != inventory.federation:
+        raise ConfigurationError(
+            f"{path} is of federation {file.federation}, the inventory is of {inventory.federation}"
+        )
+    host_of = {each.record.client: each.record.host for each in file.members}
+    for client in expand_clients(party.clients):
+        if host_of.get(client) != party.name:
+            raise ConfigurationError(
+                f"{path} has no record of client {client} on host {party.name}; make it with "
+                f"`potluck pki member {folder} {client} --host {party.name}`"
+            )
+    return {"root.pub": _read(folder / "root.pub"), "members.json": _read(path)}
 
 
 def _member_keys(party: Party) -> dict[str, bytes]:

@@ -177,8 +177,7 @@ class SlurmMachine:
         }
         if host.data_directory is not None:
             values["data_directory"] = host.data_directory
-        if host.member_keys is not None:
-            values["member_key"] = str(folder / "members")
+        values |= self._inventory.member_settings(host, str(folder))
         names = ("certificate", "key", "authority")
         tls = {name: str(folder / "tls" / f"{name}.pem") for name in names}
         return tomlkit.dumps(values | host.settings | {"tls": tls})
