@@ -1,7 +1,8 @@
 """The floor: plain grpcio with mTLS streaming the same bytes, nothing else.
 
-One server process, N client processes; each client takes M bytes down and sends M bytes up in
-1 MiB messages. No files, no digests, no checks. A round of Potluck can't be faster than this.
+One server process, N client processes; each client takes a model of M bytes down and sends one up,
+from memory, in 1 MiB messages. No files, no digests, no checks, and nothing is kept of what
+arrives. A round of Potluck can't be faster than this.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ OPTIONS = [
 ]
 
 
-def pieces(size: int) -> list[int]:
-    return [CHUNK] * (size // CHUNK) + ([size % CHUNK] if size % CHUNK else [])
+def pieces(model: bytes) -> Iterator[bytes]:
+    """One mebibyte sent over and over would never leave the processor's cache; a model does."""
+    return (model[begin : begin + CHUNK] for begin in range(0, len(model), CHUNK))
 
 
 def read(folder: Path, name: str) -> bytes:
@@ -36,7 +39,7 @@ def read(folder: Path, name: str) -> bytes:
 
 
 async def serve(folder: Path, clients: int, size: int, rounds: int) -> None:
-    payload = bytes(CHUNK)
+    model = os.urandom(size)
     gate: list[asyncio.Event] = [asyncio.Event() for _ in range(rounds)]
     arrived = [0] * rounds
     finished: list[asyncio.Event] = [asyncio.Event() for _ in range(rounds)]
@@ -51,8 +54,8 @@ async def serve(folder: Path, clients: int, size: int, rounds: int) -> None:
             if ready == clients:
                 all_ready.set()
         await gate[number].wait()
-        for piece in pieces(size):
-            yield payload if piece == CHUNK else payload[:piece]
+        for piece in pieces(model):
+            yield piece
 
     async def up(requests: AsyncIterator[bytes], context: Any) -> bytes:
         number = int(await anext(aiter(requests)))
@@ -103,12 +106,12 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
         private_key=read(folder, f"{name}.key"),
         certificate_chain=read(folder, f"{name}.pem"),
     )
-    payload = bytes(CHUNK)
+    model = os.urandom(size)
 
     async def send(number: int) -> AsyncIterator[bytes]:
         yield str(number).encode()
-        for piece in pieces(size):
-            yield payload if piece == CHUNK else payload[:piece]
+        for piece in pieces(model):
+            yield piece
 
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, OPTIONS) as channel:
         down: Any = channel.unary_stream("/floor/down")
