@@ -14,12 +14,20 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.federation import until
-from support.sum_federation import Members, SumFederation, holding, silent, sum_federation
+from support.sum_federation import (
+    Members,
+    SumFederation,
+    holding,
+    host_of,
+    silent,
+    sum_federation,
+)
 
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure_report import Records
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
+from potluck.common.secagg.cells import cells_of_members
 from potluck.deploy.disclosure_audit_command import audit
 from potluck.server.store import RunState
 
@@ -223,6 +231,10 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         nested = await federation.sum(cells[0][1:], kind="cells")
         assert nested.total is None
         assert set(nested.record.refusals.values()) == {"differencing"}
+        # Nor can a coordinator choose who is in a cell: clients draw them by themselves.
+        mixed = await federation.sum([*cells[0][:4], *cells[1][:3]], kind="cells")
+        assert mixed.total is None
+        assert set(mixed.record.refusals.values()) == {"set"}
 
 
 async def test_where_no_cell_can_be_summed_the_run_says_so(
@@ -234,6 +246,26 @@ async def test_where_no_cell_can_be_summed_the_run_says_so(
         row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
         assert row.state is RunState.FAILED
         assert "no cell of these clients could be summed" in row.reason
+
+
+async def test_cells_wait_for_their_members_and_are_not_drawn_anew(tmp_path: Path) -> None:
+    members = Members.make(tmp_path / "members", 14)
+    hosts = {name: host_of(name) for name in members.names}
+    drawn = cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=5)
+    first, second = (list(cell) for cell in drawn)
+    here = [*first, *second[:4]]
+    run_file = RUN_FILE.replace("roster = 10", f"roster = {len(here)}").replace("= 10}", "= 14}")
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(here)
+        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        assert row.state is RunState.FINISHED, row.reason
+        [stored] = await federation.stored()
+        assert sorted(stored.record["clients"]) == sorted(first)  # type: ignore[call-overload]
+        await federation.start(second[4:6])
+        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        assert row.state is RunState.FINISHED, row.reason
+        _, stored = await federation.stored()
+        assert sorted(stored.record["clients"]) == sorted(second[:6])  # type: ignore[call-overload]
 
 
 async def test_owners_and_operators_see_what_went_into_which_sum(

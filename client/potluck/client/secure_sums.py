@@ -31,7 +31,12 @@ from potluck.common.errors import (
     ProtocolError,
     RoundClosedError,
 )
-from potluck.common.membership import SignedRecord, load_public_key, read_member_file
+from potluck.common.membership import (
+    SignedRecord,
+    load_members,
+    load_public_key,
+    read_member_file,
+)
 from potluck.common.secagg import (
     ClientSession,
     ClientStep,
@@ -51,6 +56,7 @@ from potluck.common.secagg import (
     encode,
     record_bytes,
 )
+from potluck.common.secagg.cells import cells_of_members
 from potluck.common.secagg.histograms import encode_counts
 from potluck.common.secagg.messages import Invitation, MessageType
 from potluck.common.secagg.noise import noise_share
@@ -64,6 +70,9 @@ T = TypeVar("T")
 
 COUNTS = "counts"
 """The lane that label counts are in."""
+
+CELLS = "cells"
+"""The kind of sum that is over groups which every client draws by itself."""
 
 _MOST_SESSIONS = 8
 """Of one client at once; an honest coordinator has one."""
@@ -102,6 +111,21 @@ class Membership:
             root=self._root,
             policy=policy.of_sums,
         )
+
+    def cell_of(self, name: str, data_epoch: int, least_hosts: int) -> frozenset[str]:
+        """Whom a client may be summed with by cell: drawn here, from the members that the root
+        signed. Nobody where too few are members."""
+        cells = cells_of_members(
+            self._hosts, self.federation, data_epoch=data_epoch, least_hosts=least_hosts
+        )
+        return frozenset(next((cell for cell in cells if name in cell), ()))
+
+    @cached_property
+    def _hosts(self) -> Mapping[str, str]:
+        if self.members is None or self.federation_root is None:
+            return {}
+        members = load_members(self.members, self.federation_root, federation=self.federation)
+        return members.hosts
 
     @cached_property
     def _records(self) -> Mapping[str, SignedRecord]:
@@ -163,7 +187,8 @@ class SecureSums:
                 return await self._begin(name, envelope, expected, (), appointment)
             if envelope.type is MessageType.INVITATION:
                 counts = await count()
-                return await self._begin(name, envelope, self._of_counts(counts), counts, None)
+                expected = self._of_counts(name, _header(envelope), counts)
+                return await self._begin(name, envelope, expected, counts, None)
             live = self._live.get((name, work.session_id))
             if live is None and envelope.type is MessageType.ABORT:
                 return rpc.SecureReply()
@@ -236,8 +261,13 @@ class SecureSums:
 
     # Steps ------------------------------------------------------------------------------------
 
-    def _of_counts(self, counts: Sequence[int]) -> Expectation:
+    def _of_counts(self, name: str, header: Header, counts: Sequence[int]) -> Expectation:
+        within = None
+        if header.disclosure == CELLS:
+            epoch = self.policy.data_epoch
+            within = self.membership.cell_of(name, epoch, max(1, header.least_hosts))
         return Expectation(
+            within=within,
             purpose=Purpose.HISTOGRAM,
             # Whatever the task is called: two names for the same data must not be two inputs.
             input_id=f"labels/epoch {self.policy.data_epoch}",

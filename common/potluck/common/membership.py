@@ -93,6 +93,11 @@ class Members:
     def __init__(self, records: Iterable[MemberRecord]) -> None:
         self._records: Mapping[str, MemberRecord] = {each.client: each for each in records}
 
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """The host of each member."""
+        return {client: record.host for client, record in self._records.items()}
+
     def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
         """Raises IdentityError unless the client is a member at that time and signed this."""
         record = self._records.get(client)

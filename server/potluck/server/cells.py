@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
-from potluck.common.secagg.cells import CELL_HOSTS, draw_cells, public_coin
+from potluck.common.secagg.cells import cells_of_members
 from potluck.server.label_totals import guarantee, is_current, members_of, sum_terms, task_reference
 from potluck.server.secure_sums import Outcome
 from potluck.server.standing import Standing
@@ -77,25 +77,43 @@ class Cells:
         run.label_totals = total if before is None else before + total
 
     async def _sum(self, clients: Sequence[str]) -> None:
-        run = self._run
-        sessions = {client: run.environment.attendance.session_of(client) for client in clients}
-        hosts = {client: each.host_id for client, each in sessions.items() if each is not None}
-        least = run.blueprint.run_file.profiles.sum_hosts
-        size = max(least, min(CELL_HOSTS, len(set(hosts.values()))))
-        epochs = sorted({each.data_epoch for each in sessions.values() if each is not None})
-        federation = run.environment.trust.federation
-        coin = public_coin(federation, hosts, f"data epochs {epochs}")
-        cells = draw_cells(hosts, coin, size=size)
-        if not cells:
-            run.say(
-                f"{len(clients)} clients on {len(set(hosts.values()))} hosts make no cell of "
-                f"{size} hosts; they wait for others",
-                warning=True,
-            )
-        for cell in cells:
-            await self._sum_cell(cell)
+        """Sum the cells of these clients that enough of their members attend.
 
-    async def _sum_cell(self, cell: Sequence[str]) -> None:
+        Cells are those of all members, whoever attends: clients draw them by themselves, and are in
+        no sum with anybody else.
+        """
+        run, trust = self._run, self._run.environment.trust
+        hosts = {} if trust.members is None else trust.members.hosts
+        least = run.blueprint.run_file.profiles.sum_hosts
+        sessions = {client: run.environment.attendance.session_of(client) for client in clients}
+        epoch_of = {client: each.data_epoch for client, each in sessions.items() if each}
+        for epoch in sorted(set(epoch_of.values())):
+            cells = cells_of_members(hosts, trust.federation, data_epoch=epoch, least_hosts=least)
+            waiting = {client for client, its in epoch_of.items() if its == epoch}
+            for cell in cells:
+                here = sorted(waiting.intersection(cell))
+                if not here or any(client in run.cell_counts for client in cell):
+                    continue  # whoever missed its sum would be a difference from it
+                waiting.difference_update(here)
+                if len({hosts[client] for client in here}) >= least:
+                    await self._sum_cell(here, len(cell))
+                else:
+                    self._wait_for_others(here, cell)
+            if waiting:
+                run.say(
+                    f"{_list(sorted(waiting))}: in no cell that can be summed, as {len(hosts)} "
+                    f"members on {len(set(hosts.values()))} hosts are drawn",
+                    warning=True,
+                )
+
+    def _wait_for_others(self, here: Sequence[str], cell: Sequence[str]) -> None:
+        self._run.say(
+            f"{len(here)} of the {len(cell)} clients of a cell attend, which is too few hosts: "
+            f"{_list(here)} wait for the others",
+            warning=True,
+        )
+
+    async def _sum_cell(self, cell: Sequence[str], drawn: int) -> None:
         run = self._run
         try:
             outcome = await run.environment.sums.sum_counts(
@@ -108,16 +126,22 @@ class Cells:
             run.say(f"no sum of a cell of {len(cell)} clients: {outcome.explain()}", warning=True)
             return
         self._use(list(outcome.record.clients), outcome.total.astype(np.float64))
-        self._announce(outcome, cell)
+        self._announce(outcome, cell, drawn)
 
-    def _announce(self, outcome: Outcome, cell: Sequence[str]) -> None:
+    def _announce(self, outcome: Outcome, cell: Sequence[str], drawn: int) -> None:
         record = outcome.record
         holds = guarantee(independent=self._run.environment.trust.independent)
         self._run.say(
-            f"a cell of {len(record.clients)} clients on {record.hosts} hosts was summed ({holds})"
+            f"{len(record.clients)} clients of a cell of {drawn}, on {record.hosts} hosts, were "
+            f"summed ({holds})"
         )
         left_out = sorted(set(cell) - record.clients.keys())
         if left_out:
-            shown = ", ".join(left_out[:_SHOWN])
-            more = f" and {len(left_out) - _SHOWN} more" * (len(left_out) > _SHOWN)
-            self._run.say(f"without a cell until their data change: {shown}{more}", warning=True)
+            self._run.say(
+                f"without a cell until their data change: {_list(left_out)}", warning=True
+            )
+
+
+def _list(clients: Sequence[str]) -> str:
+    more = f" and {len(clients) - _SHOWN} more" * (len(clients) > _SHOWN)
+    return ", ".join(clients[:_SHOWN]) + more

@@ -21,13 +21,26 @@ def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
     """32 bytes that follow from the federation, the ids of its members and the name of an epoch.
 
     Whoever may choose the epoch's name or enrol members can try for a favourable draw; let the
-    name be something that nobody chooses, such as a date.
+    name be something that nobody chooses.
     """
     digest = hashlib.sha256(b"cells")
     for part in (federation, epoch, *sorted(set(members))):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.digest()
+
+
+def cells_of_members(
+    hosts: Mapping[str, str], federation: str, *, data_epoch: int, least_hosts: int
+) -> list[tuple[str, ...]]:
+    """The cells of a federation's members with data of one epoch; whoever knows the members knows
+    them.
+
+    hosts: of each member. Cells have `CELL_HOSTS` hosts where there are as many, and never fewer
+    than `least_hosts`.
+    """
+    size = max(least_hosts, min(CELL_HOSTS, len(set(hosts.values()))))
+    return draw_cells(hosts, public_coin(federation, hosts, f"data epoch {data_epoch}"), size=size)
 
 
 def draw_cells(

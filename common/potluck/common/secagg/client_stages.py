@@ -99,6 +99,12 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     ]
     roster = build_roster(header, agreed.header_sha256, adverts)
     check_roster(roster, agreed.party.policy)
+    within = agreed.expected.within
+    require(
+        within is None or within.issuperset(roster.participants),
+        Rule.SET,
+        "the roster holds clients that are not in this client's group",
+    )
     holders = sorted([me, *roster.neighbours[me]])
     require(
         len(holders) >= header.threshold,

@@ -82,7 +82,8 @@ class Expectation:
     input_id: the client's own name for the vector it will send, the same whenever it would send the
     same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
     by name. model_digest: of the model an update starts from. header_fields: further fields of the
-    header that must have these values.
+    header that must have these values. within: the only clients that it may be summed with; None
+    for any.
     """
 
     purpose: Purpose
@@ -91,6 +92,7 @@ class Expectation:
     model_digest: bytes = b""
     metrics: tuple[str, ...] = ()
     header_fields: Mapping[str, object] = field(default_factory=dict)
+    within: frozenset[str] | None = None
 
 
 def check_header(
