@@ -144,7 +144,9 @@ class Label:
 
 RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last")
 DIRECTION = Label(name="direction", values=tuple(Direction))
-ENCODING = Label(name="encoding", values=tuple(Encoding))
+MASKED = "masked"
+"""Where an encoding is named: words of a secure sum, whatever they stand for."""
+ENCODING = Label(name="encoding", values=(*Encoding, MASKED))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
 SECURE_PHASE = Label(
     name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")

@@ -26,6 +26,7 @@ from potluck.common.errors import (
 from potluck.common.frames import require
 from potluck.common.identity import Identity
 from potluck.common.local_steps import LEAST_NORMALIZER, largest_normalizer
+from potluck.common.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.metric_labels import Direction
 from potluck.common.names import is_name
 from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
@@ -264,7 +265,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         row = UpdateRow(
             blake3=header.blake3,
             size=header.size,
-            encoding="masked" if masked else up.encoding.value,
+            encoding=MASKED_LABEL if masked else up.encoding.value,
             delta=header.delta,
             compressed=header.compressed,
             samples=report.samples,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.common.errors import PotluckError
+from potluck.common.metric_labels import MASKED
 from potluck.rpc.v1 import operator_pb2
 from potluck.server import round_events as rounds
 from potluck.server.blueprint import Blueprint
@@ -166,7 +167,8 @@ class RunEngine:
     def count_up(self, received: int) -> None:
         """Update bytes came in."""
         self._run.facts.bytes_up += received
-        encoding = self.blueprint.run_file.transport.up.encoding
+        up = self.blueprint.run_file.transport.up
+        encoding = up.encoding if self.masking is None else MASKED
         self._environment.observer.received(encoding, received)
 
     def seconds_since_told(self, client: str) -> float:

@@ -184,11 +184,11 @@ class RunObserver:
         """A member's update begins to arrive."""
         self._last_upload = self._clock()
 
-    def received(self, encoding: Encoding, size: int) -> None:
+    def received(self, encoding: str, size: int) -> None:
         """Bytes of an update came in."""
         self._moved(Direction.UP, encoding, size)
 
-    def _moved(self, direction: Direction, encoding: Encoding, size: int) -> None:
+    def _moved(self, direction: Direction, encoding: str, size: int) -> None:
         self._instruments.count(
             metrics.TRANSFER_BYTES, size, direction=direction, encoding=encoding
         )

@@ -130,6 +130,7 @@ class BodyDecoder:
 
     def decode(self, total: Words) -> NDArray[np.float64]:
         """The weighted mean of a block of parameters."""
-        values = to_integers(total).astype(np.float64)
+        signed = np.dtype(f"<i{total.dtype.itemsize}")
+        values = total.view(signed).astype(np.float64)
         values *= self._factor
         return values
