@@ -1,0 +1,127 @@
+"""Clients' updates are in nothing that a coordinator receives, keeps, logs or measures.
+
+Each client's update, number of samples and loss are numbers that occur nowhere else; the messages
+that are searched are the coordinator's own, inside TLS. The same search finds all of them where a
+client forgets its masks.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sum_federation import Members, sum_federation
+from support.wire_recording import Recording, traces
+
+from potluck.client.masked_updates import Differences, HeadNumbers, write_masked
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import Party
+from potluck.common.secagg import Masking
+from potluck.common.secagg.updates import BodyEncoder
+from potluck.server.store import RunState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENTS = 6
+RUN_FILE = f"""
+secure_aggregation = true
+rounds = 1
+count = {CLIENTS}
+roster = {CLIENTS}
+task = {{name = "digits", clients = {CLIENTS}}}
+training = {{steps = 1}}
+masking = {{weight_cap = 2147483648}}
+"""
+PLACES = ("received", "spool", "store", "logs", "metrics")
+
+
+class Salted:
+    """What each client sends, in place of what its training made."""
+
+    def __init__(self, clients: int) -> None:
+        generator = random.Random(32)
+        self.steps = [np.float32(generator.uniform(0.1, 0.4)) for _ in range(clients)]
+        self.samples = [generator.randrange(2**30, 2**31) for _ in range(clients)]
+        self.losses = [generator.uniform(1, 9) for _ in range(clients)]
+        self.words = dict[int, np.uint32]()
+
+    def write(self, path: Path, update: Differences, _: HeadNumbers, masking: Masking) -> Any:
+        client = int(path.parts[-3].removeprefix("host-"))
+        update.body[:] = self.steps[client]
+        weight = self.samples[client]
+        encoder = BodyEncoder(masking.header, masking.header.lane("body"), CLIENTS, weight)
+        word = np.empty(1, "<u4")
+        encoder.encode(update.body[:1], word)
+        self.words[client] = word[0]
+        numbers = HeadNumbers(weight=weight, loss=self.losses[client], normalizer=1.0)
+        return write_masked(path, update, numbers, masking)
+
+    def found(self, places: dict[str, bytes]) -> set[tuple[str, str]]:
+        """Where something of one client is, and what."""
+        found = {(place, "samples") for place, _ in traces(self.samples, places)}
+        for place, content in places.items():
+            for loss in self.losses:
+                if np.float64(loss).tobytes() in content or repr(loss).encode() in content:
+                    found.add((place, "loss"))
+            for step in self.steps:
+                if step.tobytes() * 2 in content:  # a body of nothing else has it twice in a row
+                    found.add((place, "update"))
+            for word in self.words.values():
+                if word.tobytes() * 2 in content:
+                    found.add((place, "words"))
+        return found
+
+
+async def scanned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> set[tuple[str, str]]:
+    """What is found after a run of all clients."""
+    members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
+    recording = Recording(spool=folder / "coordinator" / "spool")
+    instruments = Instruments(Party.COORDINATOR)
+    monkeypatch.setattr("potluck.client.instructions.write_masked", salted.write)
+    capfd.readouterr()
+    async with sum_federation(
+        members, folder, instruments=instruments, interceptors=[recording]
+    ) as federation:
+        await federation.start()
+        row = await federation.finished(RUN_FILE)
+        metrics = instruments.exposition()
+    assert row.state is RunState.FINISHED, row.reason
+    coordinator = folder / "coordinator"
+    files = [path.read_bytes() for path in coordinator.rglob("*") if path.is_file()]
+    places = {
+        "received": b"\0".join(each for some in recording.received.values() for each in some),
+        "spool": b"\0".join(recording.spooled.values()),
+        "store": b"\0".join(files),
+        "logs": "".join(capfd.readouterr()).encode(),
+        "metrics": metrics,
+    }
+    assert len(recording.spooled) >= CLIENTS  # some while they arrived
+    assert min(len(places[place]) for place in PLACES) > 1000
+    assert len(salted.words) == CLIENTS
+    return salted.found(places)
+
+
+async def test_nothing_of_an_update_is_in_what_the_coordinator_sees_or_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert await scanned(tmp_path, monkeypatch, capfd) == set()
+
+
+async def test_updates_without_masks_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def unmasked(self: Masking, lane: str, words: Any, first: int = 0) -> None:
+        """The client forgets its masks."""
+
+    def removed(*_: Any) -> None:
+        """And so the coordinator has none to take off."""
+
+    monkeypatch.setattr(Masking, "add_masks", unmasked)
+    monkeypatch.setattr("potluck.common.secagg.Unmasking.remove", removed)
+    found = await scanned(tmp_path, monkeypatch, capfd)
+    assert found >= {("received", "words"), ("spool", "words"), ("spool", "samples")}
