@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +54,11 @@ async def accuracy(federation: Federation, run_id: str) -> float:
     return history[-1].metrics.accuracy
 
 
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_masked_training_is_as_good_though_two_are_killed(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def under_way(folder: Path, options: DemoOptions) -> AsyncIterator[Federation]:
+    """A federation of processes, all of whose hosts attend."""
     with reserved_port() as port:
-        files = write_demo_files(tmp_path / "federation", options(), port)
+        files = write_demo_files(folder / "federation", options, port)
         for path in files.hosts:
             set_values(path, {"reconnect_maximum_seconds": 0.3})
         async with LocalFederation(files) as processes, processes.operator() as operator:
@@ -63,28 +66,51 @@ async def test_masked_training_is_as_good_though_two_are_killed(tmp_path: Path) 
                 files=files,
                 processes=processes,
                 operator=operator,
-                points=Points(tmp_path),
-                options=options(),
+                points=Points(folder),
+                options=options,
             )
             await processes.start_coordinator()
             await federation.start_hosts()
             await processes.until_ready()
-            opened = await federation.start_run()
-            await federation.finished(opened)
-            masked = await federation.start_run("secure_aggregation=true")
-            await until(lambda: masked_rounds(federation, BEFORE) == 2)
-            await federation.kill_host(BEFORE)
-            spool = federation.state / "spool" / masked / "2.1"
-            await until(lambda: bool(list(spool.glob(f"client-{AFTER}@*.safetensors"))))
-            await federation.kill_host(AFTER)
-            await federation.until_committed(masked, 2)
-            for number in (BEFORE, AFTER):
-                await processes.start_host(number)
-            await federation.finished(masked)
-            second = (await federation.history(masked))[1]
-            states = {member.client_id: member.state for member in second.members}
-            assert states.pop(f"client-{BEFORE}") == LOST
-            assert set(states.values()) == {INCLUDED}
-            there, here = await accuracy(federation, opened), await accuracy(federation, masked)
-            assert there > 0.5
-            assert abs(there - here) <= 0.01, f"accuracy {there:.4f} open, {here:.4f} masked"
+            yield federation
+
+
+@pytest.mark.asyncio
+async def test_hosts_of_several_clients_exchange_keys_while_one_of_them_trains(
+    tmp_path: Path,
+) -> None:
+    several = replace(options(), clients=12, hosts=6, count=12, rounds=1, task="digits")
+    async with under_way(tmp_path, several) as federation:
+        run_id = await federation.start_run("secure_aggregation=true")
+        await federation.finished(run_id)
+        [only] = await federation.history(run_id)
+        assert [member.state for member in only.members] == [INCLUDED] * 12
+        found = await federation.operator.audit_disclosures(run_id)
+        [summed] = [each for part in found for each in part.sums]
+        # Of six hosts one is assumed to collude, which has two clients.
+        assert (len(summed.hosts), len(set(summed.hosts.values())), summed.quorum) == (12, 6, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_masked_training_is_as_good_though_two_are_killed(tmp_path: Path) -> None:
+    async with under_way(tmp_path, options()) as federation:
+        opened = await federation.start_run()
+        await federation.finished(opened)
+        masked = await federation.start_run("secure_aggregation=true")
+        await until(lambda: masked_rounds(federation, BEFORE) == 2)
+        await federation.kill_host(BEFORE)
+        spool = federation.state / "spool" / masked / "2.1"
+        await until(lambda: bool(list(spool.glob(f"client-{AFTER}@*.safetensors"))))
+        await federation.kill_host(AFTER)
+        await federation.until_committed(masked, 2)
+        for number in (BEFORE, AFTER):
+            await federation.processes.start_host(number)
+        await federation.finished(masked)
+        second = (await federation.history(masked))[1]
+        states = {member.client_id: member.state for member in second.members}
+        assert states.pop(f"client-{BEFORE}") == LOST
+        assert set(states.values()) == {INCLUDED}
+        there, here = await accuracy(federation, opened), await accuracy(federation, masked)
+        assert there > 0.5
+        assert abs(there - here) <= 0.01, f"accuracy {there:.4f} open, {here:.4f} masked"
