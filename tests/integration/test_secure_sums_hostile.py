@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.common.membership import MemberRecord, SignedRecord
-from potluck.common.secagg import Envelope, MessageType, Noise, Thresholds, decode, encode
+from potluck.client.secure_sums import SecureSums as ClientSums
+from potluck.common.membership import MemberRecord, SignedRecord, load_private_key
+from potluck.common.secagg import (
+    Envelope,
+    MessageType,
+    Noise,
+    Thresholds,
+    coordinator_answers,
+    decode,
+    encode,
+)
 from potluck.common.secagg.messages import (
     Advert,
     Certificate,
@@ -29,6 +39,7 @@ from potluck.common.secagg.messages import (
     Header,
     Invitation,
     RefusalMessage,
+    Reveal,
     RosterMessage,
     Survivors,
 )
@@ -372,3 +383,74 @@ async def test_low_thresholds_are_refused_by_everybody(
     outcome = await federation.sum(stage_seconds=3.0)
     assert outcome.total is None
     assert outcome.record.refusals == dict.fromkeys(federation.members.names, "threshold")
+
+
+async def test_a_client_with_another_view_never_unmasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The victim is told all along that client-5 was lost; the coordinator takes what it says."""
+
+    def less(clients: Sequence[str]) -> tuple[str, ...]:
+        return tuple(each for each in clients if each != "client-5")
+
+    def without(message: Any) -> Any:
+        if isinstance(message, Delivery):
+            shares = tuple(each for each in message.shares if each.client != "client-5")
+            return replace(message, sharers=less(message.sharers), shares=shares)
+        return replace(message, clients=less(message.clients))
+
+    for check in ("_take_upload", "_take_consent"):
+        monkeypatch.setattr(coordinator_answers, check, lambda *_: None)
+    async with sum_federation(Members.make(tmp_path / "members", 6), tmp_path) as federation:
+        await federation.start()
+        with (
+            attacking(federation, DELIVERY, edited(without)) as masked,
+            attacking(federation, SURVIVORS, edited(without)) as consented,
+            attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack,
+        ):
+            await federation.sum(stage_seconds=3.0)
+            await until(lambda: bool(attack.answers))
+        [vouched] = masked.answers[0].secure.envelopes
+        [consent] = consented.answers[0].secure.envelopes
+        assert MessageType(vouched.type) is MessageType.MASKED_INPUT  # it believed its view
+        assert MessageType(consent.type) is MessageType.CONSENT
+        assert attack.refusal == "signature"  # the others consented to another set
+        assert not federation.has_released(VICTIM)
+
+
+def flipped_share(share: bytes) -> bytes:
+    return share[:1] + bytes([share[1] ^ 1]) + share[2:]
+
+
+@pytest.mark.parametrize(("liars", "exact"), [(3, True), (4, False)])
+async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: int, exact: bool
+) -> None:
+    """Of ten hosts, seven of whose shares are needed, some sign shares that they made up."""
+    members = Members.make(tmp_path / "members", 10)
+    lying = frozenset(members.names[:liars])
+    honest = ClientSums.answer
+
+    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+        reply = await honest(self, instruction, count)
+        name = instruction.client_id
+        for place, message in enumerate(reply.envelopes):
+            if name in lying and MessageType(message.type) is MessageType.REVEAL:
+                reveal = decode(Reveal, message.payload)
+                shares = [replace(each, share=flipped_share(each.share)) for each in reveal.shares]
+                payload = encode(replace(reveal, shares=tuple(shares)))
+                key = load_private_key(members.root / "members" / f"{name}.key")
+                forged = encode(sign(key, MessageType.REVEAL, payload))
+                reply.envelopes[place].CopyFrom(wire.SecureEnvelope.FromString(forged))
+        return reply
+
+    monkeypatch.setattr(ClientSums, "answer", answer)
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start()
+        outcome = await federation.sum()
+    if exact:
+        assert outcome.total is not None, outcome.explain()
+        assert outcome.total.tolist() == federation.counts(members.names).tolist()
+    else:
+        assert outcome.total is None
+        assert outcome.record.rule == "reconstruction"
