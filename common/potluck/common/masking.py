@@ -70,8 +70,9 @@ class Masking(Settings):
         default=30.0,
         gt=0,
         le=3600,
-        description="How long to wait for slow clients in each of the four short exchanges of\n"
-        "messages; training has round.deadline_seconds.",
+        description="How long to wait for slow clients in each short exchange of messages; for\n"
+        "their keys, before which they fetch the model, they have half of\n"
+        "round.deadline_seconds.",
     )
 
 

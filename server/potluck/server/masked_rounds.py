@@ -251,6 +251,7 @@ class MaskedRounds:
             run.is_present,
             self._observe,
             update_ids={client: run.instruction_id(client) for client in invited},
+            key_seconds=max(terms.stage_seconds, run_file.round.deadline_seconds / 2),
             left=self._left,
         )
 
@@ -284,6 +285,10 @@ class MaskedRounds:
             await run.environment.in_store(lambda store: store.add_sum(done))
         except PotluckError as error:
             run.post(rounds.Broke(error.message))
+            return None
+        except Exception as error:
+            run.log.exception("secure sum failed unexpectedly")
+            run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
             return None
         if session.unmasking is not None:
             return session.unmasking

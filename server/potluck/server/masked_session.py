@@ -22,7 +22,7 @@ from potluck.common.secagg import (
     coordinator,
     decode,
 )
-from potluck.common.secagg.coordinator_session import Uploading, asked
+from potluck.common.secagg.coordinator_session import Advertising, Uploading, asked
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.attendance import Attendance
@@ -55,7 +55,11 @@ class _Lost:
 
 
 class MaskedSession(SumSession):
-    """One session, from invitation to its end. update_ids: of each client's training."""
+    """One session, from invitation to its end.
+
+    update_ids: of each client's training. key_seconds: that clients have for their keys; they fetch
+    the model first.
+    """
 
     def __init__(
         self,
@@ -66,10 +70,12 @@ class MaskedSession(SumSession):
         observe: PhaseObserver,
         *,
         update_ids: Mapping[str, str],
+        key_seconds: float,
         left: Left,
     ) -> None:
         super().__init__(attendance, in_store, terms, present, observe)
         self._update_ids = update_ids
+        self._key_seconds = key_seconds
         self._left = left
         self._told: set[str] = set()
         self._control: asyncio.Queue[_Certify | _Lost] = asyncio.Queue()
@@ -141,6 +147,10 @@ class MaskedSession(SumSession):
             self.troubles[client] = "it vouches for an update that it did not upload"
             return coordinator.lost(before.session, client)
         return super()._receive(before, client, envelope, masked)
+
+    def _patience(self, session: CoordinatorSession) -> float:
+        fetching = isinstance(session.state, Advertising)
+        return self._key_seconds if fetching else super()._patience(session)
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:
         work.update_id = self._update_ids[client]

@@ -98,7 +98,7 @@ class SumSession:
             await self._carry_out(step)
             begun, expected = clock(), len(session.awaited)
             while not session.over:
-                before, deadline = type(session.state), begun + self._terms.stage_seconds
+                before, deadline = type(session.state), begun + self._patience(session)
                 step = await self._next(session, deadline - clock())
                 session = step.session
                 await self._carry_out(step)
@@ -171,6 +171,10 @@ class SumSession:
         elif digest is not None:
             self.uploads.setdefault(client, masked)
         return _after(before, step)
+
+    def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002
+        """Seconds that the stage may take."""
+        return self._terms.stage_seconds
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002
         """Say with an invitation what is summed."""
