@@ -25,10 +25,13 @@ from support.sum_federation import (
 
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure_report import Records
+from potluck.client.secure_sums import SecureSums as ClientSums
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
 from potluck.common.secagg.cells import cells_of_members
 from potluck.deploy.disclosure_audit_command import audit
+from potluck.deploy.federation_root import add_members, create_root
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -154,6 +157,59 @@ async def test_sums_that_no_client_would_be_in_are_refused_by_all(
         outcome = await federation.sum(**terms)
         assert outcome.total is None
         assert outcome.record.refusals == dict.fromkeys(names, rule)
+
+
+async def test_a_count_above_the_bound_is_refused_by_its_own_client(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = federation.members.names
+    counts = {name: [1] * 10 for name in names}
+    counts["client-4"] = [1] * 9 + [2**40 + 1]
+    with holding(monkeypatch, counts):
+        outcome = await federation.sum()
+    assert outcome.total is not None, outcome.explain()
+    assert outcome.total.tolist() == [len(names) - 1] * 10
+    assert outcome.record.refusals == {"client-4": "input"}
+
+
+async def test_masked_counts_of_the_wrong_length_are_refused_by_the_coordinator(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = ClientSums.answer
+
+    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+        reply = await honest(self, instruction, count)
+        if instruction.client_id == "client-4" and reply.masked:
+            reply.masked += bytes(8)
+        return reply
+
+    monkeypatch.setattr(ClientSums, "answer", answer)
+    outcome = await federation.sum()
+    names = [name for name in federation.members.names if name != "client-4"]
+    assert outcome.total is not None, outcome.explain()
+    assert sorted(outcome.record.clients) == names
+    assert outcome.total.tolist() == federation.counts(names).tolist()
+    assert outcome.troubles == {"client-4": "it sent 88 masked bytes"}
+
+
+async def test_a_member_of_another_root_is_refused_by_the_coordinator(
+    members: Members, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    create_root(own, members.tls.name)
+    add_members(own, ["client-9"], "host-9")
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:9])
+        await federation.start(
+            ["client-9"],
+            members=own / "members.json",
+            member_key=own / "members",
+            federation_root=own / "root.pub",
+        )
+        outcome = await federation.sum()
+    assert outcome.total is not None, outcome.explain()
+    assert sorted(outcome.record.clients) == members.names[:9]
+    assert outcome.troubles["client-9"].startswith("member: ")
 
 
 async def test_noise_that_clients_make_together_is_charged_to_each(
