@@ -181,7 +181,11 @@ class SecureSums:
         appointment, expected = None, None
         if envelope.type is MessageType.INVITATION and work.update_id:
             appointment = self.appointment(work.update_id)
-            expected = await _kept(appointment.expected)
+            try:
+                expected = await _kept(appointment.expected)
+            finally:
+                if not appointment.expected.done():  # it was for a training that never came
+                    self.missed(work.update_id)
         async with self._turns[name]:  # one step after the other, in the order they came
             if expected is not None:
                 return await self._begin(name, envelope, expected, (), appointment)
