@@ -138,11 +138,14 @@ async def attend(federation: Federation, port: int, hosts: Sequence[str]) -> Non
 @contextlib.asynccontextmanager
 async def serving(federation: Federation) -> AsyncIterator[tuple[Coordinator, int]]:
     """A coordinator, and the port it listens at."""
-    config = CoordinatorConfig(
-        state_directory=federation.folder / "coordinator",
-        federation_root=federation.folder / "root" / "root.pub",
-        members=federation.folder / "root" / "members.json",
-        tls=federation.tls("coordinator"),
+    root = federation.folder / "root"
+    config = CoordinatorConfig.model_validate(
+        {
+            "state_directory": federation.folder / "coordinator",
+            "federation_root": root / "root.pub",
+            "members": root / "members.json",
+            "tls": federation.tls("coordinator"),
+        }
     )
     async with Coordinator.opened(config, Instruments(Party.COORDINATOR)) as coordinator:
         guard = Guard(Limits(), lambda _: None, lambda *_: None)
