@@ -81,6 +81,9 @@ async def run_missing(
     run all the same. Raises what would fail for every cell, such as missing data.
     """
     results = folder.finished(cells)
+    for cell in cells:
+        if cell.digest in results:  # killed after the result was kept
+            remove_workplace(folder.workplace(cell))
     board.begin(cells, results)
     missing = list({cell.digest: cell for cell in cells if cell.digest not in results}.values())
     mixes = LabelMixes(place.data)
