@@ -179,3 +179,15 @@ def test_the_pacer() -> None:
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         Oort(**options)  # type: ignore[arg-type]
+
+
+def test_utilities_of_any_size_stay_numbers() -> None:
+    """Two of the largest doubles have no mean."""
+    selector = Oort(exploration=0.0)
+    federation = population(2)
+    state = selector.init(federation)
+    for number in range(1, 4):
+        selection = select(selector, state, context(federation, 2, number=number))
+        told = outcome(number, selection, utility=[1e308, 1e308])
+        state = selector.observe(state, replace(told, seconds=np.array([1e308, 1e308])))
+    assert sorted(selection.rows.tolist()) == [0, 1]

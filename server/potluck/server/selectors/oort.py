@@ -24,7 +24,7 @@ from potluck.server.selection import (
 )
 from potluck.server.selectors.choosing import Cohort, draw_weighted, samples_or_mean
 from potluck.server.selectors.options import not_negative, whole, within
-from potluck.server.selectors.reported import plausible
+from potluck.server.selectors.reported import LARGEST, plausible
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
@@ -198,7 +198,7 @@ class Oort:
         table = {name: array.copy() for name, array in grown.arrays.items()}
         failed = ~np.isin(selected, outcome.included)
         told = outcome.reports.get(UTILITY, np.zeros(len(selected)))
-        told = np.where(np.isfinite(told) & (told >= 0), told, 0.0)
+        told = np.where(np.isfinite(told) & (told >= 0), np.minimum(told, LARGEST), 0.0)
         exploited = ~failed & (table["last_seen"][selected] > 0)
         utility = float(told[exploited].mean()) if exploited.any() else 0.0
         table["window"] = np.append(table["window"], utility)[-2 * self._window :]

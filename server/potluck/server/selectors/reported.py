@@ -32,7 +32,8 @@ def plausible(values: Floats, *, factor: float) -> Floats:
     than half of the clients would have to lie about to move.
     """
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+    np.minimum(result, LARGEST, out=result)  # first: of two numbers near the limit no median is one
     positive = result[result > 0]
     if len(positive):
-        np.minimum(result, min(factor * float(np.median(positive)), LARGEST), out=result)
+        np.minimum(result, factor * float(np.median(positive)), out=result)
     return result
