@@ -190,4 +190,4 @@ def test_utilities_of_any_size_stay_numbers() -> None:
         selection = select(selector, state, context(federation, 2, number=number))
         told = outcome(number, selection, utility=[1e308, 1e308])
         state = selector.observe(state, replace(told, seconds=np.array([1e308, 1e308])))
-    assert sorted(selection.rows.tolist()) == [0, 1]
+        assert sorted(selection.rows.tolist()) == [0, 1]
