@@ -29,7 +29,7 @@ from potluck.deploy.docker_engine import open_engine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIRST_SOCKET = Path("/var/run/docker.sock")
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _BRIDGE = "potluck-test"
 _SUBNET = "198.18.77.1/24"  # of the range for tests of networks
@@ -88,10 +88,7 @@ class SecondEngine:
         command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         command += ["--containerd-namespace", "second"]
         command += ["--containerd-plugins-namespace", "second-plugins"]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        self._launch(command)
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -99,16 +96,38 @@ class SecondEngine:
                 client.close()
                 return
             except (DockerException, OSError):
-                assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
+                self._stay_up(command)
                 assert time.monotonic() < deadline, "the second engine does not come up"
                 time.sleep(_LOOK_SECONDS)
+
+    def _launch(self, command: list[str]) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _stay_up(self, command: list[str]) -> None:
+        """Start it again if it has given up, as a service manager would: after a kill containerd
+        may take longer to see what is left of containers than the engine has patience."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            said = (self.folder / "log").read_text()[-2000:]
+            assert "timeout waiting for containerd" in said, said
+            self._launch(command)
 
     def kill(self) -> None:
         """SIGKILL: engine and containerd; containers may stay, as in a crash."""
         assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        containerd = int((self.folder / "exec/containerd/containerd.pid").read_text())
+        for kill, pid in ((os.killpg, self.process.pid), (os.kill, containerd)):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
         self.process.wait()
+        # An engine that finds this one dying takes it for alive, and waits for it in vain.
+        deadline = time.monotonic() + START_SECONDS
+        while _is_alive(containerd):
+            assert time.monotonic() < deadline, "containerd does not die"
+            time.sleep(_LOOK_SECONDS)
         self.socket.unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -121,6 +140,13 @@ class SecondEngine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
