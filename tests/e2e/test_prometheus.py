@@ -101,6 +101,7 @@ async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> Non
         config = hurried_config(tmp_path, scrape_configs(folder / "prometheus.yml"))
         async with prometheus_running(tmp_path, config) as prometheus:
             await prometheus.until("potluck_run_committed_rounds >= 5")
+            await prometheus.until('sum(up{job="potluck-host"}) == 3')  # rounds need no scrape
             assert await prometheus.targets_up() == {"potluck-coordinator": 1, "potluck-host": 3}
             flags = OperatorFlags(config=folder / "operator.toml")
             async with connect(load_operator_config(flags)) as client:
