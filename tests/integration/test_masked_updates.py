@@ -23,7 +23,7 @@ from potluck.client.secure_sums import SecureSums
 from potluck.common.errors import ConfigurationError
 from potluck.common.layout import Layout
 from potluck.common.secagg import MessageType, SessionRecord
-from potluck.common.tensors import FileDigest, open_tensors, write_tensors
+from potluck.common.tensors import FileDigest, write_tensors
 from potluck.deploy.disclosure_audit_command import audit
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
@@ -62,8 +62,8 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
 
 async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[Any]]:
     """The last model of a run."""
-    _, path = await federation.coordinator.model_of(run_id, 0)
-    with open_tensors(path) as file:
+    blake3 = await federation.coordinator.model_of(run_id, 0)
+    with federation.coordinator.files.opened(blake3) as file:
         return {name: array.copy() for name, array in file.arrays.items()}
 
 

@@ -339,8 +339,8 @@ class Coordinator:
         """The run, if it is under way."""
         return self._engines.get(run_id)
 
-    async def model_of(self, run_id: str, round_number: int) -> tuple[str, Path]:
-        """Digest and file of a run's model; round 0 means the last one. Raises NotFoundError."""
+    async def model_of(self, run_id: str, round_number: int) -> str:
+        """The digest of a run's model; round 0 means the last one. Raises NotFoundError."""
         row = await self.run(run_id)
         if round_number == 0:
             blake3 = row.model_blake3
@@ -350,7 +350,7 @@ class Coordinator:
         if blake3 is None:
             which = f"round {round_number}" if round_number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
-        return blake3, self.files.existing(blake3)
+        return blake3
 
     async def tidy(self, run_id: str) -> None:
         """Delete model files that no run needs any more, now that this one has moved on."""

@@ -129,17 +129,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[Any]:
         """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
         blake3 = check_digest(request.blake3)
-        path = self._coordinator.files.existing(blake3)
         peer = identity_of(context).name
         moving = self._coordinator.moving(Direction.DOWN, peer, blake3, offset=request.offset)
-        async with moving as transfer:
-            reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
-            for message in send_file(path, blake3, request.offset, reply):
-                if isinstance(message, bytes):
-                    self._coordinator.count_down(blake3, len(message))
-                elif isinstance(message, reply) and message.frame.HasField("trailer"):
-                    transfer.complete()  # a host that has it may end the call at once
-                yield message
+        with self._coordinator.files.lent(blake3) as path:
+            async with moving as transfer:
+                reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
+                for message in send_file(path, blake3, request.offset, reply):
+                    if isinstance(message, bytes):
+                        self._coordinator.count_down(blake3, len(message))
+                    elif isinstance(message, reply) and message.frame.HasField("trailer"):
+                        transfer.complete()  # a host that has it may end the call at once
+                    yield message
 
     # Updates up -------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ class RunEngine:
         run = self._run
         of_models = {
             digest
-            for model in (run.model, run.facts.model, run.profiling.model)
+            for model in (run.model, run.model_before, run.facts.model, run.profiling.model)
             if model is not None
             for digest in model.digests
         }
@@ -210,6 +210,7 @@ class RunEngine:
             stop_listening()
             if self._slow is not None:
                 self._slow.cancel()
+            self._finishing.stop()
             if self.masking is not None:
                 self.masking.stop()
             run.news.close()
@@ -283,6 +284,10 @@ class RunEngine:
                 await self._slow
         if self.masking is not None:
             await self.masking.give_up()
+        try:
+            await self._finishing.settled()
+        except (PotluckError, OSError) as error:
+            self._run.say(f"the last round's files were not tidied up: {error}", warning=True)
         run_id, in_store = self.row.run_id, self._environment.in_store
         await asyncio.to_thread(self.spool.remove)  # first: where the disk is full, it makes room
         attempt = await in_store(lambda store: store.current_attempt(run_id))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,8 @@ from potluck.server.news import committed_round_message
 from potluck.server.round_work import States
 from potluck.server.selection import RoundOutcome
 from potluck.server.standing import Standing
-from potluck.server.store.records import MemberState, RoundCommit, RoundRow, UpdateRow
+from potluck.server.store import Store
+from potluck.server.store.records import MemberState, RoundCommit, RoundRow, RunRow, UpdateRow
 from potluck.server.store.records import Metrics as MetricsRow
 
 _SETTLE_SECONDS = 3600.0
@@ -34,6 +37,7 @@ class Finishing:
         self._run = run
         self._masking = masking
         self._in_store = run.environment.in_store
+        self._aftermath: asyncio.Task[None] | None = None
 
     async def reduce(self, clients: tuple[str, ...]) -> None:
         """Combine the updates of these clients, in this order, into the round's model."""
@@ -52,9 +56,6 @@ class Finishing:
                 run.states.strategy,
                 clients=len(run.roster),
             )
-        model = run.facts.model
-        assert model is not None  # noqa: S101  # it has just been made
-        run.facts.step_norm = await asyncio.to_thread(run.work.step_norm, run.model, model)
         run.post(rounds.Reduced())
 
     async def evaluate(self) -> None:
@@ -98,15 +99,28 @@ class Finishing:
             committed_at=utc(),
             included=action.included,
         )
-        await self._in_store(lambda store: store.commit_round(commit))
-        run.model, run.states = facts.model, states
+        await self.settled()
+        row, run.row = await self._in_store(partial(_committed, commit=commit))
+        run.model_before, run.model, run.states = run.model, facts.model, states
         if self._masking is None:  # else nobody has told
             run.samples |= {c: facts.updates[c].row.samples for c in action.included}
         run.included_updates |= {c: run.instruction_id(c) for c in action.included}
         run.gate.count_picks(facts.cohort)
         self._tell_settled(action)
-        await self._after_commit(action.round, action.attempt)
+        self._announce(row)
+        spent = [update.path for update in facts.updates.values()]
+        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
         run.post(rounds.Committed())
+
+    async def settled(self) -> None:
+        """Wait until what follows a commit is done. Raises what went wrong there."""
+        if self._aftermath is not None:
+            await self._aftermath
+
+    def stop(self) -> None:
+        """The coordinator stops."""
+        if self._aftermath is not None:
+            self._aftermath.cancel()
 
     def _outcome(self, action: rounds.Commit) -> RoundOutcome:
         run, facts = self._run, self._run.facts
@@ -153,25 +167,33 @@ class Finishing:
                 instruction, deadline=now() + _SETTLE_SECONDS, until_acknowledged=True
             )
 
-    async def _after_commit(self, round_number: int, attempt: int) -> None:
-        run, run_id = self._run, self._run.row.run_id
-        spent = [update.path for update in run.facts.updates.values()]
-        await asyncio.to_thread(run.spool.clear, round_number, attempt, spent)
-        await run.environment.tidy()
-        row: RoundRow = await self._in_store(lambda store: store.last_round(run_id))
-        run.row = await self._in_store(lambda store: store.run(run_id))
-        run.log.info("committed", round=round_number, seconds=round(row.seconds, 3))
+    def _announce(self, row: RoundRow) -> None:
+        """Tell people and metrics of a committed round."""
+        run, observer = self._run, self._run.environment.observer
+        run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
         run.news.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
         run.publish_status()
-        await self._observe(row)
-
-    async def _observe(self, row: RoundRow) -> None:
-        """Tell the metrics what came of the round."""
-        run, observer = self._run, self._run.environment.observer
         size = 0 if run.model is None else run.model.size
-        observer.committed(row, size, run.facts.step_norm)
+        observer.committed(row, size)
         observer.picks(*run.gate.picks_summary(), row.key.round)
         observer.privacy(run.profiling.largest_epsilon)
+
+    async def _after_commit(
+        self, action: rounds.Commit, row: RoundRow, spent: Sequence[Path]
+    ) -> None:
+        """What nobody waits for: the next round has begun."""
+        run = self._run
+        await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
+        await self._observe(row)
+        if run.model_before is not None and run.model is not None:
+            norm = await asyncio.to_thread(run.work.step_norm, run.model_before, run.model)
+            run.environment.observer.moved(norm)
+            run.model_before = None
+        await run.environment.tidy()
+
+    async def _observe(self, row: RoundRow) -> None:
+        """Tell the metrics whose data the round was of."""
+        run, observer = self._run, self._run.environment.observer
         included = [m.client_id for m in row.members if m.state is MemberState.INCLUDED]
         population, rows = run.population(), {row.key.round: run.rows(included)}
         if population.label_counts is not None:
@@ -179,6 +201,14 @@ class Finishing:
             observer.cohort(labels)
         if run.profiling.needs and run.profiling.changed_since_last_asked():
             observer.heterogeneity(await asyncio.to_thread(heterogeneity, population))
+
+
+def _committed(store: Store, *, commit: RoundCommit) -> tuple[RoundRow, RunRow]:
+    """Commit a round; it, and where its run stands then."""
+    store.commit_round(commit)
+    row = store.last_round(commit.key.run_id)
+    assert row is not None  # noqa: S101  # it has just been committed
+    return row, store.run(commit.key.run_id)
 
 
 def _reported(row: UpdateRow | None, name: str) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from potluck.common.compression import compress_file
 from potluck.common.encoding import Encoding
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.layout import Layout
+from potluck.common.spare_files import SpareFiles
 from potluck.common.tensors import FileDigest, TensorFile, file_digest, open_tensors, write_tensors
 from potluck.common.transfer import check_digest
 
@@ -64,6 +67,8 @@ class ModelFiles:
         self._folder = folder
         self._lock = threading.Lock()
         self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
+        self._lent: Counter[str] = Counter()
+        self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
 
     def path(self, blake3: str) -> Path:
         """Where the file with this digest is, or would be."""
@@ -79,11 +84,29 @@ class ModelFiles:
             )
         return path
 
+    @contextlib.contextmanager
+    def lent(self, blake3: str) -> Iterator[Path]:
+        """The file with this digest, not written over while the block runs.
+
+        Raises NotFoundError.
+        """
+        with self._lock:
+            path = self.existing(blake3)
+            self._lent[blake3] += 1
+        try:
+            yield path
+        finally:
+            with self._lock:
+                self._lent[blake3] -= 1
+                if not self._lent[blake3]:
+                    del self._lent[blake3]
+
     def write(self, arrays: Mapping[str, NDArray[Any]], layout: Layout | None = None) -> FileDigest:
         """Write arrays under their digest, synced to disk."""
         temporary = self._temporary()
         try:
-            digest = write_tensors(temporary, arrays, layout=layout)
+            over = self._spare.take()
+            digest = write_tensors(temporary, arrays, layout=layout, over=over)
             _sync(temporary)
             self._name(temporary, digest)
         finally:
@@ -139,9 +162,11 @@ class ModelFiles:
     def _notes(self, blake3: str) -> Path:
         return self._folder / f"{check_digest(blake3)}.json"
 
-    def open(self, blake3: str, expected: Layout | None = None) -> TensorFile:
-        """Map a file by its digest."""
-        return open_tensors(self.existing(blake3), expected=expected)
+    @contextlib.contextmanager
+    def opened(self, blake3: str, expected: Layout | None = None) -> Iterator[TensorFile]:
+        """A file by its digest, mapped while the block runs."""
+        with self.lent(blake3) as path, open_tensors(path, expected=expected) as file:
+            yield file
 
     def verify(self, blake3: str) -> None:
         """Read a file whole. Raises NotFoundError, or StorageError if it is not what it was."""
@@ -161,13 +186,17 @@ class ModelFiles:
 
     def keep_only(self, digests: set[str]) -> None:
         """Delete every other file, but for those written since somebody last needed them: the
-        round they were written for goes on."""
+        round they were written for goes on. One stays to be written over."""
         with self._lock:
             self._fresh -= digests
             for path in self._folder.iterdir():
                 known = path.stem in digests or path.stem in self._fresh
-                if path.suffix in (".safetensors", ".json") and not known:
+                if known or path.suffix not in (".safetensors", ".json"):
+                    continue
+                if path.suffix == ".json" or path.stem in self._lent:
                     path.unlink(missing_ok=True)
+                else:
+                    self._spare.give(path)
 
 
 def _sync(path: Path) -> None:

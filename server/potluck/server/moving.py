@@ -84,15 +84,18 @@ def move(
     current: TensorFile,
     updates: OpenUpdates,
     numbers: RoundNumbers,
+    *,
+    workspace: NDArray[np.float32] | None = None,
 ) -> tuple[Weights, State]:
     """The next model and the strategy's next state.
 
+    workspace: `layout.parameters` elements, which the model may be views of; the state is not.
     Raises PluginError where the strategy asks for what can't be, NotFiniteError where the result
     overflows.
     """
     statistics = _statistics(strategy.needs, updates, current, numbers.buffers)
     combine = strategy.weigh(statistics)
-    combined = reduce(updates.encoded, combine, current, norms=statistics.norms)
+    combined = reduce(updates.encoded, combine, current, norms=statistics.norms, out=workspace)
     context = RoundContext(
         round=numbers.round,
         clients=numbers.clients,
@@ -101,7 +104,8 @@ def move(
         auxiliary=_auxiliaries(strategy.auxiliary, combine, updates),
         updates=updates.single() if strategy.individual else (),
     )
-    return strategy.apply(state, current.arrays, combined, context)
+    weights, state = strategy.apply(state, current.arrays, combined, context)
+    return weights, state.apart()
 
 
 def _statistics(

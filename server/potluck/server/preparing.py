@@ -82,8 +82,8 @@ class Preparing:
     def _initial_states(self) -> States:
         run = self._run
         assert run.model is not None  # noqa: S101  # prepare has just loaded it
-        with run.environment.files.open(run.model.blake3) as file:
-            strategy = run.blueprint.strategy.init(file.arrays)
+        with run.environment.files.opened(run.model.blake3) as file:
+            strategy = run.blueprint.strategy.init(file.arrays).apart()
         return States(selector=run.blueprint.selector.init(run.population()), strategy=strategy)
 
     # Resuming ---------------------------------------------------------------------------------

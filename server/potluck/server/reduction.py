@@ -49,11 +49,13 @@ def reduce(
     *,
     norms: NDArray[np.float64] | None = None,
     threads: int | None = None,
+    out: NDArray[np.float32] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """The updates, in client order, combined into arrays of the model's layout.
 
     `norms`: what `update_norms` said, if it was asked; only the clipped mean needs them.
-    `threads`: by default one for each processor this process may use, at most 8. Raises
+    `threads`: by default one for each processor this process may use, at most 8. `out`: where the
+    floating-point tensors go, `layout.parameters` elements; the arrays are views of it. Raises
     LayoutError if an update does not fit the model, PluginError if `combine` makes no sense,
     NotFiniteError if the result overflows.
     """
@@ -68,7 +70,7 @@ def reduce(
     if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
         # At most 8 MiB for each thread, unless there are more than 8,192 updates.
         block = min(_SORTED_BLOCK_ELEMENTS, max(256, _SORTED_ELEMENTS // len(decoders)))
-    result = np.empty(model.layout.parameters, np.float32)
+    result = np.empty(model.layout.parameters, np.float32) if out is None else out
 
     def combiner() -> Callable[[int, int], None]:
         combined = _combiner(decoders, combine, factors, model, block)
@@ -121,6 +123,28 @@ def update_norms(
     for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
     norms: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
     return norms
+
+
+def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> float:
+    """The Euclidean distance of two models' floating-point tensors, summed in float64."""
+    one, other = FlatVector(first.arrays, first.layout), FlatVector(second.arrays, first.layout)
+    squares = np.zeros(-(-len(one) // BLOCK_ELEMENTS))
+
+    def combiner() -> Callable[[int, int], None]:
+        scratches = np.empty((3, BLOCK_ELEMENTS), np.float32)
+        difference = np.empty(BLOCK_ELEMENTS)
+
+        def one_block(begin: int, end: int) -> None:
+            work, step = difference[: end - begin], scratches[2, : end - begin]
+            blocks = one.block(begin, end, scratches[0]), other.block(begin, end, scratches[1])
+            np.subtract(*blocks, out=step)
+            np.copyto(work, step)
+            squares[begin // BLOCK_ELEMENTS] = np.dot(work, work)
+
+        return one_block
+
+    for_each_block(len(one), BLOCK_ELEMENTS, combiner, threads)
+    return math.sqrt(squares.sum())
 
 
 def tensor_norms(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from potluck.server.initial_weights import load_weights
 from potluck.server.masked_reduction import move_masked, opened_sum
 from potluck.server.model_files import ModelFiles, Published, Rendition
 from potluck.server.moving import RoundNumbers, move, opened
+from potluck.server.reduction import distance
 from potluck.server.state import State
 from potluck.server.update_files import SpooledUpdate, UpdateFiles
 
@@ -65,6 +65,7 @@ class RoundWork:
         self._layout: Layout | None = None
         self._network: nn.Module | None = None
         self._buffer_names: frozenset[str] | None = None
+        self._workspace: NDArray[np.float32] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -89,7 +90,7 @@ class RoundWork:
     def load(self, blake3: str) -> Published:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
         self._files.verify(blake3)
-        with self._files.open(blake3) as file:
+        with self._files.opened(blake3) as file:
             self._layout = file.layout
         return self._files.published(blake3)
 
@@ -108,12 +109,11 @@ class RoundWork:
         if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
             digest = self._files.write(arrays, self.layout)
             return self._files.publish(digest, [Rendition.whole(digest)])
-        base_file = self._files.open(base.blake3) if with_base and base is not None else None
-        try:
+        with contextlib.ExitStack() as stack:
+            base_file = None
+            if with_base and base is not None:
+                base_file = stack.enter_context(self._files.opened(base.blake3))
             return self._publish_encoded(arrays, down, base_file, base, round_number)
-        finally:
-            if base_file is not None:
-                base_file.close()
 
     def _publish_encoded(
         self,
@@ -133,7 +133,7 @@ class RoundWork:
         encoded_digest = self._files.write(encoded, encoded_layout(self.layout, down.encoding))
         del encoded
         layout = encoded_layout(self.layout, down.encoding)
-        with self._files.open(encoded_digest.blake3, layout) as file:
+        with self._files.opened(encoded_digest.blake3, layout) as file:
             update = EncodedUpdate(file, self.layout, down.encoding, base_file)
             digest = self._files.write(update.decode_to_arrays(), self.layout)
         if down.compress:
@@ -169,7 +169,7 @@ class RoundWork:
         """
         files = self._updates
         with contextlib.ExitStack() as stack:
-            base = stack.enter_context(self._files.open(model.blake3)) if files.delta else None
+            base = stack.enter_context(self._files.opened(model.blake3)) if files.delta else None
             files.check(path, base, compressed=compressed)
 
     def next_model(
@@ -192,13 +192,21 @@ class RoundWork:
             round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
         )
         with (
-            self._files.open(model.blake3, self.layout) as current,
+            self._files.opened(model.blake3, self.layout) as current,
             opened(updates, files, current if files.delta else None) as these,
         ):
-            arrays, state = move(strategy, state, current, these, numbers)
+            arrays, state = move(
+                strategy, state, current, these, numbers, workspace=self._reduced_into()
+            )
             self._note_bias(round_number, these.clients, these.encoded, current)
             published = self._publish(arrays, base=model, round_number=round_number)
         return published, state
+
+    def _reduced_into(self) -> NDArray[np.float32]:
+        """The same memory in every round: fresh pages cost more than what is written to them."""
+        if self._workspace is None:
+            self._workspace = np.empty(self.layout.parameters, np.float32)
+        return self._workspace
 
     def next_masked_model(
         self,
@@ -217,7 +225,7 @@ class RoundWork:
             round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
         )
         with (
-            self._files.open(model.blake3, self.layout) as current,
+            self._files.opened(model.blake3, self.layout) as current,
             opened_sum([update.path for update in updates], unmasking) as total,
         ):
             arrays, state = move_masked(strategy, state, current, total, names, numbers)
@@ -261,16 +269,11 @@ class RoundWork:
 
     def step_norm(self, before: Published, after: Published) -> float:
         """The Euclidean distance of two models' floating-point tensors."""
-        total, layout = 0.0, self.layout
         with (
-            self._files.open(before.blake3, layout) as old,
-            self._files.open(after.blake3, layout) as new,
+            self._files.opened(before.blake3, self.layout) as old,
+            self._files.opened(after.blake3, self.layout) as new,
         ):
-            for name, array in new.arrays.items():
-                if np.issubdtype(array.dtype, np.floating):
-                    step = (array - old.arrays[name]).reshape(-1)
-                    total += float(np.dot(step, step))
-        return math.sqrt(total)
+            return distance(old, new)
 
     # Evaluation -------------------------------------------------------------------------------
 
@@ -285,7 +288,7 @@ class RoundWork:
         network = self._network
         with _TORCH:
             torch.set_num_threads(self._threads)
-            with self._files.open(model.blake3, self.layout) as file:
+            with self._files.opened(model.blake3, self.layout) as file:
                 load_arrays(network, file.arrays)
             return evaluate(
                 network,
@@ -316,7 +319,7 @@ class RoundWork:
         arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
         if blake3 is not None:
             self._files.verify(blake3)
-            with self._files.open(blake3) as file:
+            with self._files.opened(blake3) as file:
                 for name, array in file.arrays.items():
                     owner, _, own_name = name.partition("/")
                     arrays[owner][own_name] = array.copy()

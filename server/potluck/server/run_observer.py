@@ -141,16 +141,19 @@ class RunObserver:
     def _attempt(self, outcome: AttemptOutcome) -> None:
         self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
 
-    def committed(self, row: RoundRow, model_bytes: int, step_norm: float | None) -> None:
-        """A round is committed; `step_norm` is how far it moved the model."""
+    def committed(self, row: RoundRow, model_bytes: int) -> None:
+        """A round is committed."""
         self._attempt(AttemptOutcome.COMMITTED)
         self._instruments.observe(metrics.ROUND_SECONDS, row.seconds)
         self._set(metrics.RUN_ROUNDS_COMMITTED, row.key.round)
         self._set(metrics.MODEL_TIMESTAMP, row.committed_at.timestamp())
         self._set(metrics.MODEL_SIZE, model_bytes)
-        self._set(metrics.UPDATE_NORM, step_norm)
         self._set(metrics.COHORT_CLIENTS, len(row.members))
         self._evaluated(row.metrics)
+
+    def moved(self, step_norm: float) -> None:
+        """How far the last round moved the model."""
+        self._set(metrics.UPDATE_NORM, step_norm)
 
     def _evaluated(self, found: Metrics) -> None:
         if found == Metrics():

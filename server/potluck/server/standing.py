@@ -55,8 +55,6 @@ class RoundFacts:
     """What clients were asked before the cohort was chosen, and said."""
     model: Published | None = None
     """The round's result, once there is one."""
-    step_norm: float | None = None
-    """How far it is from the model before."""
     strategy_state: State | None = None
     metrics: Metrics | None = None
 
@@ -90,6 +88,8 @@ class Standing:
         self.facts = RoundFacts()
         self.model: Published | None = None
         """The model clients train from."""
+        self.model_before: Published | None = None
+        """The one they trained from before, as long as something is to be learnt from it."""
         self.states = States(selector=State(), strategy=State())
         """What selector and strategy remember, as of the last committed round."""
         self.begun_attempt: AttemptKey | None = None

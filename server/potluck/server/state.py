@@ -20,3 +20,11 @@ class State:
 
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def apart(self) -> State:
+        """The same without views of arrays that are somebody else's, who may write over them."""
+        arrays = {
+            name: array if array.flags.owndata else array.copy()
+            for name, array in self.arrays.items()
+        }
+        return State(scalars=self.scalars, arrays=arrays)
