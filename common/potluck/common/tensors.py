@@ -102,6 +102,12 @@ class TensorFile:
         """The tensors by name; bfloat16 appears as its bits in uint16."""
         return self._arrays
 
+    @property
+    def aligned(self) -> bool:
+        """Whether every tensor begins at a multiple of its elements' size in the file."""
+        data = self._mapping.size() - self.layout.data_bytes
+        return all((data + t.begin) % DTYPES[t.dtype].itemsize == 0 for t in self.layout.tensors)
+
     def close(self) -> None:
         """Drop the arrays; may be called twice."""
         self._arrays = MappingProxyType({})

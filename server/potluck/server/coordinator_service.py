@@ -23,6 +23,7 @@ from potluck.common.errors import (
     TruncatedError,
     UpdateError,
 )
+from potluck.common.finite_screen import FiniteScreen
 from potluck.common.frames import require
 from potluck.common.identity import Identity
 from potluck.common.local_steps import LEAST_NORMALIZER, largest_normalizer
@@ -182,8 +183,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise RoundClosedError("the run has no model yet")
             try:
                 engine.upload_begins()
-                path = await self._receive(header, engine, requests)
-                answer = await self._accept(header, engine, model, path)
+                screen = FiniteScreen() if header.offset == 0 else None
+                path = await self._receive(header, engine, requests, screen)
+                finite = screen is not None and screen.clean
+                answer = await self._accept(header, engine, model, path, finite=finite)
                 transfer.complete()
                 return answer
             except StorageError as error:
@@ -196,6 +199,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
         requests: AsyncIterator[Any],
+        screen: FiniteScreen | None,
     ) -> Path:
         folder = engine.spool.folder
         try:
@@ -205,7 +209,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             over = engine.spool.take_spare()
             receiver = await _receiver(path, header, maximum=announced, over=over)
             with contextlib.closing(receiver):
-                return await self._fill(receiver, header, engine, requests)
+                return await self._fill(receiver, header, engine, requests, screen)
         except OSError as error:
             raise StorageError(
                 f"can't spool an update to {folder}: {error.strerror}; make room there, or put it "
@@ -219,10 +223,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
         requests: AsyncIterator[Any],
+        screen: FiniteScreen | None,
     ) -> Path:
         async for request in requests:
             if isinstance(request, memoryview):
                 receiver.write(request)
+                if screen is not None:
+                    screen.see(request)
                 engine.count_up(len(request))
             else:
                 frame = require(request, "a chunk or a trailer").frame
@@ -242,12 +249,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         engine: RunEngine,
         model: Published,
         path: Path,
+        *,
+        finite: bool,
     ) -> coordinator_pb2.SubmitUpdateResponse:
         client = header.client_id
         try:
             if engine.masking is None:
                 await asyncio.to_thread(
-                    engine.work.check_update, path, model, compressed=header.compressed
+                    engine.work.check_update,
+                    path,
+                    model,
+                    compressed=header.compressed,
+                    finite=finite,
                 )
             else:
                 await asyncio.to_thread(engine.masking.check, path)

@@ -139,7 +139,8 @@ def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> 
             blocks = one.block(begin, end, scratches[0]), other.block(begin, end, scratches[1])
             np.subtract(*blocks, out=step)
             np.copyto(work, step)
-            squares[begin // BLOCK_ELEMENTS] = np.dot(work, work)
+            np.multiply(work, work, out=work)
+            squares[begin // BLOCK_ELEMENTS] = work.sum()
 
         return one_block
 

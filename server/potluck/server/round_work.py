@@ -162,15 +162,18 @@ class RoundWork:
         """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
         return self._updates.largest
 
-    def check_update(self, path: Path, model: Published, *, compressed: bool) -> None:
+    def check_update(
+        self, path: Path, model: Published, *, compressed: bool, finite: bool = False
+    ) -> None:
         """Whether a received file is an update of the model: layout and numbers.
 
-        Raises LayoutError, NotFiniteError, TooLargeError.
+        finite: a `FiniteScreen` saw the file arrive, and it is clean. Raises LayoutError,
+        NotFiniteError, TooLargeError.
         """
         files = self._updates
         with contextlib.ExitStack() as stack:
             base = stack.enter_context(self._files.opened(model.blake3)) if files.delta else None
-            files.check(path, base, compressed=compressed)
+            files.check(path, base, compressed=compressed, finite=finite)
 
     def next_model(
         self,

@@ -16,7 +16,7 @@ from potluck.common.auxiliary import (
     weights_of,
 )
 from potluck.common.compression import decompress_file
-from potluck.common.encoding import EncodedUpdate
+from potluck.common.encoding import EncodedUpdate, Encoding
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.layout import Layout
 from potluck.common.runfile import Direction
@@ -53,12 +53,18 @@ class UpdateFiles:
         """Whether updates are differences from the model."""
         return self._up.delta
 
-    def check(self, path: Path, base: TensorFile | None, *, compressed: bool) -> None:
+    def check(
+        self, path: Path, base: TensorFile | None, *, compressed: bool, finite: bool = False
+    ) -> None:
         """Whether a received file is an update: layout and numbers. `base`: the round's model.
 
-        Raises LayoutError, NotFiniteError, TooLargeError.
+        finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
+        TooLargeError.
         """
+        plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
+            if finite and plain and file.aligned:
+                return  # reading it all once more would find nothing
             EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_finite()
             check_auxiliaries_finite(file)
 
