@@ -127,6 +127,7 @@ class Downloads:
         layout: LayoutSource,
     ) -> Path:
         """Fetch one rendition, decode it, verify the model, put it into the cache."""
+        self._cache.make_room()
         fetched = await self._fetch_file(rendition)
         target = self._cache.path(reference.blake3)
         try:

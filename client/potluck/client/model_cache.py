@@ -70,6 +70,10 @@ class ModelCache:
         with contextlib.suppress(OSError):
             os.utime(self.path(blake3))
 
+    def make_room(self) -> None:
+        """One more model is coming: those that would go when it is here may go now."""
+        self._evict(self._keep - 1)
+
     def remove(self, blake3: str) -> None:
         """Delete a model that is not what it should be."""
         self._verified.discard(blake3)
@@ -89,8 +93,9 @@ class ModelCache:
                 del self._pins[blake3]
                 self._evict()
 
-    def _evict(self) -> None:
-        for blake3 in evictions(self._by_use, self._pins.keys(), self._keep):
+    def _evict(self, keep: int | None = None) -> None:
+        keep = self._keep if keep is None else keep
+        for blake3 in evictions(self._by_use, self._pins.keys(), keep):
             self._by_use.remove(blake3)
             self._verified.discard(blake3)
             self.spare.give(self.path(blake3))

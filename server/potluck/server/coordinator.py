@@ -40,6 +40,7 @@ from potluck.server.disclosures import Disclosures, read_disclosures
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
+from potluck.server.limits import Turns
 from potluck.server.model_files import ModelFiles
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.profiling import Profiling, Trust, stored_profiles
@@ -53,6 +54,9 @@ from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, R
 
 log = structlog.get_logger()
 T = TypeVar("T")
+
+_TURNS, _TURN_SECONDS = 4, 1.0
+"""Of the files on their way, so many are in their first second: enough to fill any line."""
 
 
 class Coordinator:
@@ -71,6 +75,7 @@ class Coordinator:
         self.metrics = CoordinatorMetrics(instruments, self.attendance, config.state_directory)
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = asyncio.Semaphore(config.concurrent_transfers)
+        self._turns = Turns(_TURNS, _TURN_SECONDS)
         self.maximum_model_bytes = config.maximum_model_bytes
         self._store = store
         self._thread = thread
@@ -175,7 +180,7 @@ class Coordinator:
     ) -> AsyncIterator[Transfer]:
         """Held while a host's file is on its way; waits for its turn."""
         with self.metrics.transfer(direction, peer, file, offset=offset) as transfer:
-            async with self.transfers:
+            async with self.transfers, self._turns.turn():
                 yield transfer
 
     @contextlib.asynccontextmanager

@@ -61,6 +61,38 @@ class Admission:
         return self._transfers.setdefault(peer, asyncio.Semaphore(self._limits.transfers_per_peer))
 
 
+class Turns:
+    """Lets few files set out at once, so that those that move fast move one after another.
+
+    Many at once take as long altogether, but each holds messages in memory and in the processor's
+    caches. A file that is slow anyway must not hold up others: its turn ends after some seconds,
+    and it goes on beside them.
+    """
+
+    def __init__(self, at_once: int, seconds: float) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._seconds = seconds
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn; it lasts no longer than the block."""
+        await self._free.acquire()
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._seconds, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
+
 async def with_first_message(
     requests: AsyncIterator[Message], limits: Limits
 ) -> AsyncIterator[Message]:
