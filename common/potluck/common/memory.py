@@ -12,6 +12,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 KEPT_BYTES = 16 << 20
+_MOST_FREED_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
@@ -29,6 +30,33 @@ def keep_freed_memory() -> None:
         library.mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         library.mallopt(_M_ARENA_MAX, 2)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc says of its heaps, in bytes (mallinfo2(3))."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def give_back_freed_memory() -> None:
+    """Give freed memory back to the system, if it is more than a round is likely to need again.
+
+    What a crowd of transfers has left behind lies between things that stay. Does nothing where
+    the C library is not glibc of 2021 or later.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Mallinfo2
+        if library.mallinfo2().fordblks > _MOST_FREED_BYTES:
+            library.malloc_trim(0)
 
 
 def spare_what_is_loaded() -> None:

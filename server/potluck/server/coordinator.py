@@ -55,8 +55,10 @@ from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, R
 log = structlog.get_logger()
 T = TypeVar("T")
 
-_TURNS, _TURN_SECONDS = 4, 1.0
-"""Of the files on their way, so many are in their first second: enough to fill any line."""
+_TURNS = 4
+"""So many files move fast at once: more are not faster."""
+_TURN_SECONDS, _TURN_BYTES = 1.0, 16 << 20
+"""What moves less in that time leaves room for another."""
 
 
 class Coordinator:
@@ -75,7 +77,7 @@ class Coordinator:
         self.metrics = CoordinatorMetrics(instruments, self.attendance, config.state_directory)
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = asyncio.Semaphore(config.concurrent_transfers)
-        self._turns = Turns(_TURNS, _TURN_SECONDS)
+        self._turns = Turns(_TURNS, seconds=_TURN_SECONDS, least_bytes=_TURN_BYTES)
         self.maximum_model_bytes = config.maximum_model_bytes
         self._store = store
         self._thread = thread
@@ -180,7 +182,7 @@ class Coordinator:
     ) -> AsyncIterator[Transfer]:
         """Held while a host's file is on its way; waits for its turn."""
         with self.metrics.transfer(direction, peer, file, offset=offset) as transfer:
-            async with self.transfers, self._turns.turn():
+            async with self.transfers, self._turns.turn(lambda: transfer.moved):
                 yield transfer
 
     @contextlib.asynccontextmanager

@@ -36,6 +36,8 @@ class Transfer:
     """One attempt to move a file."""
 
     outcome = TransferOutcome.BROKEN
+    moved = 0
+    """Bytes of it in this attempt."""
 
     def complete(self) -> None:
         """All of it is there, or handed over."""

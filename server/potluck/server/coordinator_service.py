@@ -36,6 +36,7 @@ from potluck.common.transfer import FileReceiver, check_digest, held_bytes
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.attendance import LARGEST_EPOCH, Session
 from potluck.server.coordinator import Coordinator
+from potluck.server.coordinator_metrics import Transfer
 from potluck.server.engine import RunEngine
 from potluck.server.guard import Context, credential_of, identity_of
 from potluck.server.model_files import Published
@@ -137,6 +138,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
                 for message in send_file(path, blake3, request.offset, reply):
                     if isinstance(message, bytes):
+                        transfer.moved += len(message)
                         self._coordinator.count_down(blake3, len(message))
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         transfer.complete()  # a host that has it may end the call at once
@@ -184,7 +186,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             try:
                 engine.upload_begins()
                 screen = FiniteScreen() if header.offset == 0 else None
-                path = await self._receive(header, engine, requests, screen)
+                path = await self._receive(header, engine, requests, transfer, screen)
                 finite = screen is not None and screen.clean
                 answer = await self._accept(header, engine, model, path, finite=finite)
                 transfer.complete()
@@ -199,6 +201,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
         requests: AsyncIterator[Any],
+        transfer: Transfer,
         screen: FiniteScreen | None,
     ) -> Path:
         folder = engine.spool.folder
@@ -209,7 +212,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             over = engine.spool.take_spare()
             receiver = await _receiver(path, header, maximum=announced, over=over)
             with contextlib.closing(receiver):
-                return await self._fill(receiver, header, engine, requests, screen)
+                return await self._fill(receiver, header, engine, requests, transfer, screen)
         except OSError as error:
             raise StorageError(
                 f"can't spool an update to {folder}: {error.strerror}; make room there, or put it "
@@ -223,6 +226,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header: transfer_pb2.UpdateHeader,
         engine: RunEngine,
         requests: AsyncIterator[Any],
+        transfer: Transfer,
         screen: FiniteScreen | None,
     ) -> Path:
         async for request in requests:
@@ -230,6 +234,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 receiver.write(request)
                 if screen is not None:
                     screen.see(request)
+                transfer.moved += len(request)
                 engine.count_up(len(request))
             else:
                 frame = require(request, "a chunk or a trailer").frame

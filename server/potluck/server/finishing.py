@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.memory import give_back_freed_memory
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server import round_events as rounds
@@ -44,6 +45,7 @@ class Finishing:
         run = self._run
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         updates = [run.facts.updates[client] for client in clients]
+        await asyncio.to_thread(give_back_freed_memory)  # before more is needed
         if self._masking is not None:
             if not await self._masking.reduce(updates):
                 return  # the round learns why

@@ -65,32 +65,32 @@ class Turns:
     """Lets few files set out at once, so that those that move fast move one after another.
 
     Many at once take as long altogether, but each holds messages in memory and in the processor's
-    caches. A file that is slow anyway must not hold up others: its turn ends after some seconds,
-    and it goes on beside them.
+    caches. A file that is slow anyway must not hold up others: its turn ends, and it goes on
+    beside them.
     """
 
-    def __init__(self, at_once: int, seconds: float) -> None:
+    def __init__(self, at_once: int, *, seconds: float, least_bytes: int) -> None:
+        """A turn ends where fewer than `least_bytes` were moved within `seconds`."""
         self._free = asyncio.Semaphore(at_once)
         self._seconds = seconds
+        self._least_bytes = least_bytes
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn; it lasts no longer than the block."""
+    async def turn(self, moved: Callable[[], int]) -> AsyncIterator[None]:
+        """Wait for a turn; it lasts no longer than the block. `moved`: how many bytes were."""
         await self._free.acquire()
-        over = False
-
-        def end() -> None:
-            nonlocal over
-            if not over:
-                over = True
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(self._seconds, end)
+        looking = asyncio.create_task(self._while_fast(moved))
+        looking.add_done_callback(lambda _: self._free.release())
         try:
             yield
         finally:
-            timer.cancel()
-            end()
+            looking.cancel()
+
+    async def _while_fast(self, moved: Callable[[], int]) -> None:
+        before = -self._least_bytes
+        while (after := moved()) - before >= self._least_bytes:
+            before = after
+            await asyncio.sleep(self._seconds)
 
 
 async def with_first_message(
