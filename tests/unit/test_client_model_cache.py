@@ -64,3 +64,17 @@ def test_a_pinned_model_stays_until_it_is_let_go(tmp_path: Path) -> None:
 def test_a_path_is_only_made_of_a_digest(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="BLAKE3 digest"):
         ModelCache(tmp_path, keep=1).path("../../etc/passwd")
+
+
+def test_room_is_made_before_a_model_comes(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    older, newer = (put(folder, text, age=age) for age, text in ((2, b"older"), (1, b"newer")))
+    cache = ModelCache(folder, keep=2)
+    with cache.pinned(older):
+        cache.make_room()
+        assert cache.holds(older)
+        assert not cache.holds(newer)
+    spare = cache.spare.take()
+    assert spare is not None
+    assert spare.read_bytes() == b"newer"

@@ -11,6 +11,7 @@ from potluck.common.errors import OverloadedError, ProtocolError, TruncatedError
 from potluck.server.limits import (
     Admission,
     Limits,
+    Turns,
     not_left_unread,
     not_too_slow,
     with_first_message,
@@ -53,6 +54,48 @@ async def test_transfers_of_a_peer_wait_for_each_other() -> None:
             assert admission.transfer("host a").locked()
             assert not admission.transfer("host b").locked()
         assert not admission.transfer("host a").locked()
+
+
+async def test_few_files_set_out_at_once() -> None:
+    turns = Turns(2, seconds=3600, least_bytes=1)
+    set_out: asyncio.Queue[str] = asyncio.Queue()
+    first_may_end = asyncio.Event()
+
+    async def move(name: str) -> None:
+        async with turns.turn(lambda: 0):
+            set_out.put_nowait(name)
+            if name == "a":
+                await first_may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        async with turns.turn(lambda: 0):
+            for name in "abc":
+                group.create_task(move(name))
+            assert await set_out.get() == "a"
+            assert set_out.empty()  # this block has the other turn
+        assert [await set_out.get(), await set_out.get()] == ["b", "c"]
+        first_may_end.set()
+
+
+async def test_a_file_that_crawls_leaves_its_turn_to_others() -> None:
+    turns = Turns(1, seconds=0.001, least_bytes=100)
+    moved = 0
+
+    async def others_turn() -> None:
+        async with turns.turn(lambda: 0):
+            pass
+
+    async with turns.turn(lambda: moved):
+        other = asyncio.create_task(others_turn())
+        for _ in range(5):
+            moved += 100  # as fast as it must be
+            await asyncio.sleep(0)
+        await other  # and now it stands still
+    async with turns.turn(lambda: moved):
+        last = asyncio.create_task(others_turn())
+        await asyncio.sleep(0)
+        assert not last.done()  # the turn given back early was not given back again
+    await last
 
 
 async def test_a_stream_must_begin() -> None:

@@ -56,3 +56,32 @@ def test_a_damaged_model_is_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(StorageError, match="its BLAKE3 digest is not its name any more"):
         files.verify(digest.blake3)
+
+
+def dropped(files: ModelFiles, blake3: str) -> None:
+    files.keep_only({blake3})
+    files.keep_only(set())
+
+
+def test_a_model_nobody_needs_is_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    files = ModelFiles(folder)
+    old = files.write(OTHERS)
+    inode = files.existing(old.blake3).stat().st_ino
+    dropped(files, old.blake3)
+    new = files.write(ARRAYS)
+    assert files.existing(new.blake3).stat().st_ino == inode
+    files.verify(new.blake3)
+    assert [path.stem for path in folder.iterdir()] == [new.blake3]
+
+
+def test_a_model_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    files = ModelFiles(folder)
+    old = files.write(OTHERS)
+    with files.opened(old.blake3) as file:
+        dropped(files, old.blake3)
+        files.write({"weights": np.ones(3, dtype=np.float32)})
+        assert np.array_equal(file.arrays["weights"], OTHERS["weights"])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.errors import LayoutError, NotFiniteError, PluginError, RunError
 from potluck.common.tensors import Layout, TensorFile, open_tensors, write_tensors
-from potluck.server.reduction import BLOCK_ELEMENTS, reduce, update_norms
+from potluck.server.reduction import BLOCK_ELEMENTS, distance, reduce, update_norms
 from potluck.server.strategy import Combine, Reduction
 
 Arrays = dict[str, NDArray[Any]]
@@ -151,6 +151,23 @@ def test_norms_are_those_of_the_differences(tmp_path: Path) -> None:
     norms = update_norms(updates, model, threads=1)
     np.testing.assert_allclose(norms, expected, rtol=1e-13)
     assert norms.tobytes() == update_norms(updates, model, threads=3).tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_distance_of_two_models_is_their_differences_norm(tmp_path: Path, threads: int) -> None:
+    first, second = draw(2, 3 * BLOCK_ELEMENTS + 7)
+    one, other = files(tmp_path, [first, second])
+    expected = np.linalg.norm((first - second).astype(np.float64))
+    assert distance(one, other, threads=threads) == pytest.approx(expected, rel=1e-12)
+
+
+def test_it_may_go_into_given_memory(tmp_path: Path) -> None:
+    updates, how = files(tmp_path, draw(3, 12)), combine(Reduction.MEAN, 3)
+    model = updates[0]
+    out = np.full(12, np.nan, np.float32)
+    result = reduce(updates, how, model, out=out)
+    assert flat(result).tobytes() == flat(reduce(updates, how, model)).tobytes()
+    assert all(np.may_share_memory(result[name], out) for name in "abc")
 
 
 @pytest.mark.parametrize(("reduction", "options"), COMBINES)

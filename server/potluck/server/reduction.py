@@ -29,7 +29,7 @@ from potluck.common.tensors import TensorFile, Tensors, block_is_finite, not_fin
 from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
 
-BLOCK_ELEMENTS: Final = 2**17
+BLOCK_ELEMENTS: Final = 2**16
 """Elements combined at once, 20 bytes each: about a core's second-level cache."""
 
 _SORTED_BLOCK_ELEMENTS: Final = 2**14

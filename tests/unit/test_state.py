@@ -1,0 +1,16 @@
+"""What is remembered between rounds is nobody else's memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potluck.server.state import State
+
+
+def test_views_are_copied_and_owned_arrays_are_not() -> None:
+    workspace, own = np.ones(6, np.float32), np.ones(2, np.float32)
+    state = State(scalars={"t": 1}, arrays={"view": workspace[:3], "own": own}).apart()
+    workspace.fill(7)
+    assert state.arrays["view"].tolist() == [1, 1, 1]
+    assert state.arrays["own"] is own
+    assert state.scalars == {"t": 1}
