@@ -39,11 +39,13 @@ class SpareFiles:
 
     def take(self) -> Path | None:
         """A file to be written over and renamed; None if there is none."""
-        while self._files:
-            path = self._files.pop()
+        while True:
+            try:
+                path = self._files.pop()
+            except IndexError:  # asking first would not do: another thread may take the last one
+                return None
             if path.is_file():  # somebody may have tidied up
                 return path
-        return None
 
     def clear(self) -> None:
         """Delete them all."""
