@@ -139,7 +139,8 @@ def move_masked(
             name: _auxiliary(total, name, combine, current) for name in sorted(strategy.auxiliary)
         },
     )
-    return strategy.apply(state, current.arrays, combined, context)
+    weights, state = strategy.apply(state, current.arrays, combined, context)
+    return weights, state.apart()
 
 
 def _alike(total: MaskedSum, clients: Sequence[str], buffers: frozenset[str]) -> UpdateStatistics:
