@@ -338,4 +338,4 @@ def test_private_memory_is_the_result_and_does_not_grow_with_the_cohort(tmp_path
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         grown.append(float(answer.stdout))
     assert abs(grown[0] - grown[1]) < 2
-    assert grown[1] < megabytes + 5
+    assert grown[1] < megabytes + 12  # the result, and a few blocks for each of two threads

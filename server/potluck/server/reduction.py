@@ -29,12 +29,17 @@ from potluck.common.tensors import TensorFile, Tensors, block_is_finite, not_fin
 from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
 
-BLOCK_ELEMENTS: Final = 2**16
-"""Elements combined at once, 20 bytes each: about a core's second-level cache."""
+BLOCK_ELEMENTS: Final = 2**18
+"""Elements combined at once, 28 bytes each.
 
-_SORTED_BLOCK_ELEMENTS: Final = 2**14
+More than a core's cache holds, and a single thread would rather have fewer. But each step on a
+block ends with a wait for the interpreter's lock: where steps are short, four threads wait more
+than they work.
+"""
+
+_SORTED_BLOCK_ELEMENTS: Final = 2**17
 _SORTED_ELEMENTS: Final = 2**21
-_MAXIMUM_THREADS: Final = 8
+_MAXIMUM_THREADS: Final = 4
 
 Update = EncodedUpdate | TensorFile
 """An update as it lies in the spool; a plain file holds whole float32 weights."""
@@ -54,7 +59,7 @@ def reduce(
     """The updates, in client order, combined into arrays of the model's layout.
 
     `norms`: what `update_norms` said, if it was asked; only the clipped mean needs them.
-    `threads`: by default one for each processor this process may use, at most 8. `out`: where the
+    `threads`: by default one for each processor this process may use, at most 4. `out`: where the
     floating-point tensors go, `layout.parameters` elements; the arrays are views of it. Raises
     LayoutError if an update does not fit the model, PluginError if `combine` makes no sense,
     NotFiniteError if the result overflows.
