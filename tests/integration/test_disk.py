@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -51,10 +52,10 @@ async def undisturbed(shared: Federation) -> str:
     return await shared.finished(await shared.start_run())
 
 
-async def before_round_two(federation: Federation) -> str:
+async def before_round_two(federation: Federation, *assignments: str) -> str:
     """A run that has committed a round and waits in the selection of the next."""
     federation.points.hold("select")
-    run_id = await federation.start_run()
+    run_id = await federation.start_run(*assignments)
     await until(lambda: federation.points.reached("select"))
     federation.points.hold("weigh")
     federation.points.release("select")
@@ -123,6 +124,23 @@ async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> 
     filler.unlink()
     await federation.operator.resume_run(run_id)
     assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_failure_to_tidy_up_ends_the_run_at_its_next_commit(
+    federation: Federation,
+) -> None:
+    run_id = await before_round_two(federation, "rounds=3")
+    spare = federation.state / "spool" / run_id / "spare"
+    await until(lambda: len(list(spare.glob("*"))) == 2)  # the updates of round 1 are there
+    shutil.rmtree(spare)
+    spare.write_text("where old updates go there is no folder any more")
+    federation.points.release()
+    ended = await federation.ended(run_id)
+    assert ended.committed_rounds == 2
+    assert ended.state == operator_pb2.RUN_STATE_FAILED
+    assert str(spare) in ended.reason
+    assert "\n" not in ended.reason
+    assert len(await federation.history(run_id)) == 2
 
 
 async def test_no_room_for_the_model(federation: Federation, undisturbed: str) -> None:

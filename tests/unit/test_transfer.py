@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from potluck.common.errors import (
     TruncatedError,
 )
 from potluck.common.frames import FrameDecoder, encode_chunk
-from potluck.common.transfer import FileReceiver, held_bytes, part_path
+from potluck.common.transfer import FileReceiver, held_bytes, part_path, verified
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 
 CONTENT = bytes(range(256)) * 3
@@ -71,6 +73,55 @@ def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
         wrong.finish(BLAKE3)
     wrong.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_verifies_sees_every_byte(tmp_path: Path) -> None:
+    path, content = tmp_path / "file", bytes(range(256)) * 10_000
+    seen = bytearray()
+    for offset in (0, 1_000_000):
+        into = FileReceiver(
+            path, blake3=digest_of(content), size=len(content), offset=offset, maximum=len(content)
+        )
+        into.write(content[offset : offset + 1_500_000])
+        if offset:
+            into.write(content[offset + 1_500_000 :])
+            assert into.finish(digest_of(content), see=seen.extend).read_bytes() == content
+        into.close()
+    assert seen == content
+
+
+async def test_a_cancelled_verification_ends_before_the_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    into = receiver(path)
+    into.write(CONTENT)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def see(piece: memoryview) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    verifying = asyncio.create_task(verified(into, BLAKE3, see=see))
+    await asyncio.to_thread(begun.wait, 60)
+    verifying.cancel()
+    await asyncio.sleep(0)
+    assert not verifying.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await verifying
+    into.close()
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_cancelled_verification_of_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
+    into = receiver(tmp_path / "file")
+    into.write(CONTENT[::-1])
+    verifying = asyncio.create_task(verified(into, BLAKE3))
+    await asyncio.sleep(0)
+    verifying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await verifying
+    into.close()
+    assert held_bytes(tmp_path / "file") == 0
 
 
 PIECES = st.one_of(

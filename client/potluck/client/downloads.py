@@ -27,7 +27,7 @@ from potluck.common.frames import require
 from potluck.common.layout import Layout
 from potluck.common.metric_labels import Direction
 from potluck.common.protocol import FRAMING_VERSION
-from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -128,9 +128,10 @@ class Downloads:
     ) -> Path:
         """Fetch one rendition, decode it, verify the model, put it into the cache."""
         self._cache.make_room()
-        fetched = await self._fetch_file(rendition)
         target = self._cache.path(reference.blake3)
+        fetched = self._folder / check_digest(rendition.blake3)
         try:
+            await self._fetch_file(rendition, fetched)
             if rendition.blake3 == reference.blake3:
                 fetched.replace(target)
             else:
@@ -151,15 +152,16 @@ class Downloads:
         self._cache.add(reference.blake3)
         return target
 
-    async def _fetch_file(self, rendition: transfer_pb2.Rendition) -> Path:
-        path = self._folder / check_digest(rendition.blake3)
+    async def _fetch_file(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
+        """Fetch a file whole, however often it takes."""
         backoff = self._link.backoff()
         mismatches = 0
         while True:
             try:
                 async with self._link.transfers:
                     with calling():
-                        return await self._stream(rendition, path)
+                        await self._stream(rendition, path)
+                        return
             except (UnreachableError, TruncatedError) as error:
                 log.info("download interrupted", file=rendition.blake3, error=error.message)
             except DigestMismatchError:
@@ -172,7 +174,7 @@ class Downloads:
             await self._link.pause(backoff.next_seconds())
             self._link.metrics.retried(Direction.DOWN)
 
-    async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> Path:
+    async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
         """One attempt, from where the last one broke off."""
         offset = min(held_bytes(path), rendition.size)
         request = rpc.CoordinatorServiceFetchModelRequest(blake3=rendition.blake3, offset=offset)
@@ -182,8 +184,7 @@ class Downloads:
             async for response in call:
                 if receiver is None:
                     header = _checked_header(require(response, "a header").frame, rendition)
-                    # Going on means hashing what is there.
-                    receiver = await asyncio.to_thread(self._receiver, path, header)
+                    receiver = self._receiver(path, header)
                 elif isinstance(response, memoryview):
                     receiver.write(response)
                     self._link.metrics.moved(Direction.DOWN, len(response))
@@ -192,7 +193,8 @@ class Downloads:
                     part = frame.WhichOneof("part")
                     if part != "trailer":
                         raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
-                    return receiver.finish(frame.trailer.blake3)
+                    await verified(receiver, frame.trailer.blake3)
+                    return
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
         finally:
             call.cancel()

@@ -1,4 +1,4 @@
-"""A look at a file's numbers while it arrives, when each chunk is in the processor's cache anyway.
+"""A look at a file's numbers while it is verified, as each piece is in the processor's cache then.
 
 Nothing is believed of the file and nothing in it is followed: its bytes are taken for float32
 words from its beginning on, and added up. A file whose words are all finite holds no NaN and no

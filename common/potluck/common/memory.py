@@ -41,7 +41,7 @@ class _Mallinfo2(ctypes.Structure):
             "arena", "ordblks", "smblks", "hblks", "hblkhd",
             "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
         )
-    )  # fmt: skip
+    )  # fmt: skip  # as the manual page has them
 
 
 def give_back_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""Files arriving: received, verified, resumed.
+"""Files arriving: received, resumed, and verified once they are whole.
 
 A file being received is `PATH.part`; it gets its name only when its length and digest are what
 was announced. A broken transfer leaves the part behind, and the next one may go on from there.
@@ -8,9 +8,12 @@ what arrived. A process that is killed leaves an `.over`, of which nothing is be
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import mmap
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from potluck.common.digest import hasher
@@ -39,7 +42,8 @@ class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
     Not thread-safe. `close` may be called at any time; the part is kept so that a later
-    transfer can resume.
+    transfer can resume. Bytes are hashed when all are there and not as they come: whoever takes
+    them from the network has no time for it, and `finish` may run in a thread (`verified`).
     """
 
     def __init__(
@@ -73,7 +77,6 @@ class FileReceiver:
         self._blake3 = check_digest(blake3)
         self._size = size
         self._received = offset
-        self._hash = hasher()
         self._writing = self._part
         if over is not None and offset:
             over.unlink(missing_ok=True)
@@ -99,11 +102,7 @@ class FileReceiver:
                 held=held,
             )
         self._file.truncate(offset)
-        remaining = offset
-        while remaining:
-            piece = self._file.read(min(remaining, CHUNK_BYTES))
-            self._hash.update(piece)
-            remaining -= len(piece)
+        self._file.seek(offset)
 
     @property
     def received(self) -> int:
@@ -118,17 +117,17 @@ class FileReceiver:
             raise TooLargeError(
                 f"more than the {self._size} bytes announced were sent", size=self._size
             )
-        self._hash.update(chunk)
         view = memoryview(chunk)
         while view:
             view = view[self._file.write(view) :]
         self._received += len(chunk)
 
-    def finish(self, blake3: str, *, sync: bool = False) -> Path:
-        """Verify length and digest and give the file its name.
+    def finish(self, blake3: str, *, see: Callable[[memoryview], None] | None = None) -> Path:
+        """Verify length and digest and give the file its name. Reads the whole file.
 
-        `sync` waits until the bytes are on disk. Raises TruncatedError (the part is kept) or
-        DigestMismatchError (the part is deleted: the file must be sent again from its start).
+        `see` is shown its bytes in order, in pieces it must not keep. Raises TruncatedError (the
+        part is kept) or DigestMismatchError (the part is deleted: the file must be sent again from
+        its start).
         """
         if self._received != self._size:
             raise TruncatedError(
@@ -136,7 +135,7 @@ class FileReceiver:
                 received=self._received,
                 size=self._size,
             )
-        actual = self._hash.hexdigest()
+        actual = self._digest(see)
         if actual != self._blake3 or check_digest(blake3) != self._blake3:
             self._writing.unlink(missing_ok=True)
             raise DigestMismatchError(
@@ -146,11 +145,24 @@ class FileReceiver:
                 actual=actual,
             )
         self._cut()
-        if sync:
-            os.fsync(self._file.fileno())
         self._file.close()
         self._writing.replace(self._path)
         return self._path
+
+    def _digest(self, see: Callable[[memoryview], None] | None) -> str:
+        digest = hasher()
+        if not self._size:
+            return digest.hexdigest()  # an empty file can't be mapped
+        with (
+            mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_READ) as mapping,
+            memoryview(mapping) as whole,
+        ):
+            for begin in range(0, self._size, CHUNK_BYTES):
+                with whole[begin : begin + CHUNK_BYTES] as piece:
+                    digest.update(piece)
+                    if see is not None:
+                        see(piece)
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Stop; what has arrived stays as the part."""
@@ -166,6 +178,21 @@ class FileReceiver:
         """Of a spare file that was longer, keep what arrived."""
         if os.fstat(self._file.fileno()).st_size > self._received:
             self._file.truncate(self._received)
+
+
+async def verified(
+    receiver: FileReceiver, blake3: str, *, see: Callable[[memoryview], None] | None = None
+) -> Path:
+    """`FileReceiver.finish` in a thread, to its end even if the task is cancelled meanwhile: the
+    receiver can be closed after it."""
+    finishing = asyncio.ensure_future(asyncio.to_thread(receiver.finish, blake3, see=see))
+    try:
+        return await asyncio.shield(finishing)
+    except asyncio.CancelledError:
+        await asyncio.wait([finishing])
+        if not finishing.cancelled():
+            finishing.exception()  # looked at: asyncio complains of those nobody looked at
+        raise
 
 
 def part_path(path: Path) -> Path:

@@ -18,7 +18,7 @@ from potluck.common.errors import (
     TruncatedError,
     UnreachableError,
 )
-from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
 from potluck.deploy.operator_client import OperatorClient
 from potluck.rpc.v1 import transfer_pb2
 
@@ -92,6 +92,7 @@ async def _receive(
         try:
             async for frame in frames:
                 if _take(receiver, frame):
+                    await verified(receiver, frame.trailer.blake3)
                     break
                 if progress is not None:
                     progress(receiver.received, header.size)
@@ -109,13 +110,12 @@ async def _receive(
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
-    """Whether the file is complete and verified with this frame."""
+    """Whether this frame ends the file."""
     match frame.WhichOneof("part"):
         case "chunk":
             receiver.write(frame.chunk)
             return False
         case "trailer":
-            receiver.finish(frame.trailer.blake3)
             return True
         case other:
             raise ProtocolError(f"the coordinator sent {other or 'nothing'} in the midst of a file")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,7 +25,7 @@ from potluck.common.errors import (
 from potluck.common.identity import Role
 from potluck.common.instruments import Instruments
 from potluck.common.membership import load_members, load_public_key
-from potluck.common.metric_labels import Direction, Party
+from potluck.common.metric_labels import Party
 from potluck.common.names import is_name
 from potluck.common.runfile import parse_run_file
 from potluck.common.secagg import FederationRoot
@@ -35,12 +34,11 @@ from potluck.server.attendance import Attendance, Session
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator_metrics import CoordinatorMetrics, Transfer
+from potluck.server.coordinator_metrics import CoordinatorMetrics
 from potluck.server.disclosures import Disclosures, read_disclosures
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
-from potluck.server.limits import Turns
 from potluck.server.model_files import ModelFiles
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.profiling import Profiling, Trust, stored_profiles
@@ -51,14 +49,10 @@ from potluck.server.selection import Population
 from potluck.server.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, RunRow, RunState
+from potluck.server.transfers import Transfers
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
-_TURNS = 4
-"""So many files move fast at once: more are not faster."""
-_TURN_SECONDS, _TURN_BYTES = 1.0, 16 << 20
-"""What moves less in that time leaves room for another."""
 
 
 class Coordinator:
@@ -76,8 +70,7 @@ class Coordinator:
         self.attendance = Attendance(now)
         self.metrics = CoordinatorMetrics(instruments, self.attendance, config.state_directory)
         self.files = ModelFiles(_folder(config.state_directory / "models"))
-        self.transfers = asyncio.Semaphore(config.concurrent_transfers)
-        self._turns = Turns(_TURNS, seconds=_TURN_SECONDS, least_bytes=_TURN_BYTES)
+        self.transfers = Transfers(config.concurrent_transfers)
         self.maximum_model_bytes = config.maximum_model_bytes
         self._store = store
         self._thread = thread
@@ -87,7 +80,6 @@ class Coordinator:
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, set[str]] = {}  # model files, by run
-        self._upload_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._resuming = asyncio.Lock()
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""
@@ -160,7 +152,7 @@ class Coordinator:
         """All clients ever met."""
         return await self.in_store(lambda store: store.clients())
 
-    # Uploads ----------------------------------------------------------------------------------
+    # Transfers --------------------------------------------------------------------------------
 
     async def engine_of(self, update_id: str) -> RunEngine:
         """The run under way that an update is for. Raises RoundClosedError.
@@ -175,26 +167,6 @@ class Coordinator:
             )
         await engine.prepared()
         return engine
-
-    @contextlib.asynccontextmanager
-    async def moving(
-        self, direction: Direction, peer: str, file: str, *, offset: int
-    ) -> AsyncIterator[Transfer]:
-        """Held while a host's file is on its way; waits for its turn."""
-        with self.metrics.transfer(direction, peer, file, offset=offset) as transfer:
-            async with self.transfers, self._turns.turn(lambda: transfer.moved):
-                yield transfer
-
-    @contextlib.asynccontextmanager
-    async def uploading(self, update_id: str) -> AsyncIterator[None]:
-        """One upload of an update at a time."""
-        lock = self._upload_locks[update_id]
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._upload_locks.pop(update_id, None)
 
     def count_down(self, blake3: str, sent: int) -> None:
         """Bytes of a model file went out: to the account of the run that uses it."""

@@ -17,6 +17,7 @@ import structlog
 from potluck.common.errors import IdentityError, PotluckError, to_status
 from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.common.identity import Credential, Identity, Role, peer_credential
+from potluck.common.names import is_name
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.limits import (
     Admission,
@@ -44,6 +45,17 @@ def credential_of(context: Context) -> Credential:
 def identity_of(context: Context) -> Identity:
     """Who is calling, by its verified certificate."""
     return credential_of(context).identity
+
+
+def check_client(client: str, identity: Identity) -> None:
+    """Raise IdentityError unless a host may speak for a client."""
+    if not is_name(client) or not identity.may_speak_for(client):
+        raise IdentityError(
+            f"host '{identity.name}' may not speak for client {client[:80]!r}; its certificate "
+            "does not name it: issue one that does with `potluck pki issue … --clients`",
+            host=identity.name,
+            client=client[:80],
+        )
 
 
 class Guard(grpc.aio.ServerInterceptor):

@@ -164,7 +164,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
         blake3 = await self._coordinator.model_of(request.run_id, request.round)
         with self._coordinator.files.lent(blake3) as path:
-            async with self._coordinator.transfers:
+            async with self._coordinator.transfers.place():
                 offset = request.offset if request.blake3 == blake3 else 0
                 reply = operator_pb2.OperatorServiceFetchModelResponse
                 for message in send_file(path, blake3, offset, reply):
