@@ -59,12 +59,13 @@ class Appointment:
 
     expected: what the client knows of the sum, once it has the round's model. agreed: once there
     are masks. over: what is left to say when the update is delivered, or won't be: nothing, or a
-    refusal.
+    refusal. said: once whoever waits for that has taken it.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
     agreed: asyncio.Future[None] = field(default_factory=lambda: _future())
     over: asyncio.Future[tuple[Envelope, ...]] = field(default_factory=lambda: _future())
+    said: asyncio.Event = field(default_factory=asyncio.Event)
     session_id: bytes = b""
 
     def close(self, replies: tuple[Envelope, ...] = ()) -> None:

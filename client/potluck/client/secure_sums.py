@@ -246,6 +246,7 @@ class SecureSums:
             step = client.refuse(live.session, broken)
             await self._take(name, live, step)
             self.missed(update_id, step.replies)
+            await appointment.said.wait()  # the round hears why before it hears that
             raise
         if live.session.masking is not masking:
             raise RoundClosedError("the secure sum that the update was for has been given up")
@@ -260,8 +261,11 @@ class SecureSums:
         appointment.session_id = live.header.session_id
         if not appointment.agreed.done():
             appointment.agreed.set_result(None)
-        replies = await _kept(appointment.over)
-        return _reply(replies)
+        try:
+            replies = await _kept(appointment.over)
+            return _reply(replies)
+        finally:
+            appointment.said.set()
 
     # Steps ------------------------------------------------------------------------------------
 

@@ -112,9 +112,11 @@ class MaskedSession(SumSession):
 
     async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
         self._session = session
-        if not self._control.empty():
+        uploading = isinstance(session.state, Uploading)
+        # Who uploads may have refused before the round gave up on it: that is heard first.
+        if not self._control.empty() and not (uploading and not self._events.empty()):
             return await asyncio.to_thread(self._obey, session, self._control.get_nowait())
-        if not isinstance(session.state, Uploading):
+        if not uploading:
             return await super()._next(session, left)
         client, answer = await self._events.get()  # who trains is waited for by the round
         return await asyncio.to_thread(self._hear, session, client, answer)
