@@ -24,6 +24,7 @@ from potluck.common.errors import (
     TruncatedError,
 )
 from potluck.common.protocol import CHUNK_BYTES
+from potluck.common.to_the_end import to_the_end
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
@@ -180,19 +181,9 @@ class FileReceiver:
             self._file.truncate(self._received)
 
 
-async def verified(
-    receiver: FileReceiver, blake3: str, *, see: Callable[[memoryview], None] | None = None
-) -> Path:
-    """`FileReceiver.finish` in a thread, to its end even if the task is cancelled meanwhile: the
-    receiver can be closed after it."""
-    finishing = asyncio.ensure_future(asyncio.to_thread(receiver.finish, blake3, see=see))
-    try:
-        return await asyncio.shield(finishing)
-    except asyncio.CancelledError:
-        await asyncio.wait([finishing])
-        if not finishing.cancelled():
-            finishing.exception()  # looked at: asyncio complains of those nobody looked at
-        raise
+async def verified(receiver: FileReceiver, blake3: str) -> Path:
+    """`FileReceiver.finish` in a thread; when this ends, the receiver may be closed."""
+    return await to_the_end(asyncio.to_thread(receiver.finish, blake3))
 
 
 def part_path(path: Path) -> Path:

@@ -63,7 +63,8 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ended(), GRACE_SECONDS)
+                async with asyncio.timeout(GRACE_SECONDS):
+                    await self.ended()
 
 
 class ForkedProcesses:
@@ -133,7 +134,8 @@ class ForkedProcesses:
         """End the server and all that it forked."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self.server.wait(), 2 * GRACE_SECONDS)
+            async with asyncio.timeout(2 * GRACE_SECONDS):
+                await self.server.wait()
         except TimeoutError:
             self.server.kill()
             await self.server.wait()

@@ -134,7 +134,8 @@ class OperatorClient:
         try:
             while True:
                 try:
-                    answer = await asyncio.wait_for(anext(frames), STALL_SECONDS)
+                    async with asyncio.timeout(STALL_SECONDS):
+                        answer = await anext(frames)
                 except StopAsyncIteration:
                     return
                 yield answer.frame

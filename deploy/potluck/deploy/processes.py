@@ -92,7 +92,8 @@ class TetheredProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), GRACE_SECONDS + 2.0)
+            async with asyncio.timeout(GRACE_SECONDS + 2.0):
+                await self._process.wait()
         with contextlib.suppress(ProcessLookupError):  # as a rule nobody is left
             os.killpg(self.group, signal.SIGKILL)
         await self._process.wait()

@@ -229,7 +229,8 @@ class RunEngine:
         wakeup = run.machine.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - now())
         try:
-            return await asyncio.wait_for(run.events.get(), timeout)
+            async with asyncio.timeout(timeout):
+                return await run.events.get()
         except TimeoutError:
             return rounds.Ticked()
 

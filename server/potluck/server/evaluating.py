@@ -58,7 +58,8 @@ async def gather(
             while waiting := [c for c in waiting if c not in answers and present(c)]:
                 changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), _PRESENCE_SECONDS)
+                    async with asyncio.timeout(_PRESENCE_SECONDS):
+                        await changed.wait()
     except TimeoutError:
         pass
     finally:

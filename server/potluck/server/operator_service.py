@@ -93,7 +93,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 yield Event(committed=committed_round_message(row))
             while engine is not None and watcher is not None:
                 try:
-                    event = await asyncio.wait_for(watcher.get(), PROGRESS_SECONDS)
+                    async with asyncio.timeout(PROGRESS_SECONDS):
+                        event = await watcher.get()
                 except TimeoutError:
                     progress = engine.progress()
                     if progress is not None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from potluck.common.local_steps import LEAST_NORMALIZER, largest_normalizer
 from potluck.common.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.metric_labels import Direction
 from potluck.common.protocol import FRAMING_VERSION
+from potluck.common.to_the_end import to_the_end
 from potluck.common.training import LocalTraining
-from potluck.common.transfer import FileReceiver, check_digest, held_bytes, verified
+from potluck.common.transfer import FileReceiver, check_digest, held_bytes
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.coordinator import Coordinator
 from potluck.server.coordinator_metrics import Transfer
@@ -41,6 +43,16 @@ from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import ENCODINGS, MASKED
 
 _MOST_SAMPLES = 1 << 40
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """One update on its way. model: what it was trained from."""
+
+    header: transfer_pb2.UpdateHeader
+    engine: RunEngine
+    model: Published
+    transfer: Transfer
 
 
 class Uploads:
@@ -79,18 +91,18 @@ class Uploads:
             _check_report(header)
             _check_steps(header.report, engine.blueprint.training)
         _check_form(header, engine)
+        if engine.model is None:
+            raise RoundClosedError("the run has no model yet")
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._one_at_a_time(header.update_id):
-            with counted as transfer:
-                try:
-                    await self._take(header, engine, frames, transfer)
-                except StorageError as error:
-                    _check_expected(engine, client, header.update_id)
-                    engine.post(Broke(error.message))  # sending it again can't help
-                    raise
-                transfer.complete()
+            with counted as transfer, contextlib.ExitStack() as stack:
+                upload = _Upload(header, engine, engine.model, transfer)
+                with _spooling(upload):
+                    receiver, blake3 = await self._receive(upload, frames, stack)
+                # All of it is here: it counts even if its host goes away now.
+                await to_the_end(_finish(upload, receiver, blake3))
         return coordinator_pb2.SubmitUpdateResponse()
 
     @contextlib.asynccontextmanager
@@ -103,55 +115,27 @@ class Uploads:
             if not lock.locked():
                 self._locks.pop(update_id, None)
 
-    async def _take(
-        self,
-        header: transfer_pb2.UpdateHeader,
-        engine: RunEngine,
-        frames: AsyncIterator[Any],
-        transfer: Transfer,
-    ) -> None:
-        model, screen = engine.model, FiniteScreen()
-        if model is None:
-            raise RoundClosedError("the run has no model yet")
-        try:
-            path = await self._receive(header, engine, frames, transfer, screen)
-        except OSError as error:
-            raise StorageError(
-                f"can't spool an update to {engine.spool.folder}: {error.strerror}; make room "
-                "there, or put it right, and resume the run",
-                path=engine.spool.folder,
-            ) from error
-        await self._accept(header, engine, model, path, finite=screen.clean)
-
     async def _receive(
-        self,
-        header: transfer_pb2.UpdateHeader,
-        engine: RunEngine,
-        frames: AsyncIterator[Any],
-        transfer: Transfer,
-        screen: FiniteScreen,
-    ) -> Path:
-        """The verified file. `screen` has seen all of it."""
-        with contextlib.ExitStack() as stack:
-            async with self._coordinator.transfers.turn(transfer):
-                _check_expected(engine, header.client_id, header.update_id)
-                engine.upload_begins()
-                receiver = stack.enter_context(contextlib.closing(self._receiver(header, engine)))
-                async for frame in frames:
-                    if not isinstance(frame, memoryview):
-                        blake3 = _trailer(frame).blake3
-                        break
-                    receiver.write(frame)
-                    transfer.moved += len(frame)
-                    engine.count_up(len(frame))
-                else:
-                    raise TruncatedError(
-                        f"the upload ended without a trailer after {receiver.received} of "
-                        f"{header.size} bytes; send the rest",
-                        received=receiver.received,
-                        size=header.size,
-                    )
-            return await verified(receiver, blake3, see=screen.see)
+        self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
+    ) -> tuple[FileReceiver, str]:
+        """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
+        header, engine = upload.header, upload.engine
+        async with self._coordinator.transfers.turn(upload.transfer):
+            _check_expected(engine, header.client_id, header.update_id)
+            engine.upload_begins()
+            receiver = stack.enter_context(contextlib.closing(self._receiver(header, engine)))
+            async for frame in frames:
+                if not isinstance(frame, memoryview):
+                    return receiver, _trailer(frame).blake3
+                receiver.write(frame)
+                upload.transfer.moved += len(frame)
+                engine.count_up(len(frame))
+        raise TruncatedError(
+            f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
+            "send the rest",
+            received=receiver.received,
+            size=header.size,
+        )
 
     def _receiver(self, header: transfer_pb2.UpdateHeader, engine: RunEngine) -> FileReceiver:
         path = engine.spool_path(header.client_id, header.blake3)
@@ -165,53 +149,78 @@ class Uploads:
             over=engine.spool.take_spare(),
         )
 
-    async def _accept(
-        self,
-        header: transfer_pb2.UpdateHeader,
-        engine: RunEngine,
-        model: Published,
-        path: Path,
-        *,
-        finite: bool,
-    ) -> None:
-        client = header.client_id
+
+@contextlib.contextmanager
+def _spooling(upload: _Upload) -> Iterator[None]:
+    """A disk that refuses an update ends the run: sending it again can't help."""
+    engine, folder = upload.engine, upload.engine.spool.folder
+    try:
         try:
-            if engine.masking is None:
-                await asyncio.to_thread(
-                    engine.work.check_update,
-                    path,
-                    model,
-                    compressed=header.compressed,
-                    finite=finite,
-                )
-            else:
-                await asyncio.to_thread(engine.masking.check, path)
-                engine.masking.vouch(client, header.masked_input, header.blake3)
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"can't spool an update to {folder}: {error.strerror}; make room there, or put it "
+                "right, and resume the run",
+                path=folder,
+            ) from error
+    except StorageError as error:
+        _check_expected(engine, upload.header.client_id, upload.header.update_id)
+        engine.post(Broke(error.message))
+        raise
+
+
+async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:
+    """Verify a file that is whole, check what is in it, and hand it to its run."""
+    header, engine, screen = upload.header, upload.engine, FiniteScreen()
+    with _spooling(upload):
+        path = await asyncio.to_thread(receiver.finish, blake3, see=screen.see)
+        try:
+            await _check(upload, path, finite=screen.clean)
         except (UpdateError, TooLargeError, ProtocolError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            if engine.expects(client, header.update_id):
-                engine.fail(client, error.message, error.reason)
+            if engine.expects(header.client_id, header.update_id):
+                engine.fail(header.client_id, error.message, error.reason)
             raise
-        _check_expected(engine, client, header.update_id)
-        report = header.report
-        up, masked = engine.blueprint.run_file.transport.up, engine.masking is not None
-        if masked:
-            report = transfer_pb2.TrainingReport()  # whatever it says is none of our business
-        row = UpdateRow(
-            blake3=header.blake3,
-            size=header.size,
-            encoding=MASKED_LABEL if masked else up.encoding.value,
-            delta=header.delta,
-            compressed=header.compressed,
-            samples=report.samples,
-            steps=report.steps,
-            seconds=_seconds(engine, client, report),
-            loss=None if masked else report.loss,
-            normalizer=report.normalizer or None,
-            reports=_reports(engine, report),
-        )
-        update = SpooledUpdate(client=client, path=path, row=row)
-        await engine.accept(client, header.update_id, update)
+        _check_expected(engine, header.client_id, header.update_id)
+        update = SpooledUpdate(client=header.client_id, path=path, row=_row(header, engine))
+        await engine.accept(header.client_id, header.update_id, update)
+    upload.transfer.complete()
+
+
+async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
+    header, engine = upload.header, upload.engine
+    if engine.masking is not None:
+        await asyncio.to_thread(engine.masking.check, path)
+        engine.masking.vouch(header.client_id, header.masked_input, header.blake3)
+        return
+    await asyncio.to_thread(
+        engine.work.check_update,
+        path,
+        upload.model,
+        compressed=header.compressed,
+        finite=finite,
+    )
+
+
+def _row(header: transfer_pb2.UpdateHeader, engine: RunEngine) -> UpdateRow:
+    """What the store is told of an update."""
+    report = header.report
+    up, masked = engine.blueprint.run_file.transport.up, engine.masking is not None
+    if masked:
+        report = transfer_pb2.TrainingReport()  # whatever it says is none of our business
+    return UpdateRow(
+        blake3=header.blake3,
+        size=header.size,
+        encoding=MASKED_LABEL if masked else up.encoding.value,
+        delta=header.delta,
+        compressed=header.compressed,
+        samples=report.samples,
+        steps=report.steps,
+        seconds=_seconds(engine, header.client_id, report),
+        loss=None if masked else report.loss,
+        normalizer=report.normalizer or None,
+        reports=_reports(engine, report),
+    )
 
 
 def _check_expected(engine: RunEngine, client: str, update_id: str) -> None:
