@@ -82,7 +82,7 @@ async def scanned(
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(Party.COORDINATOR)
-    monkeypatch.setattr("potluck.client.instructions.write_masked", salted.write)
+    monkeypatch.setattr("potluck.client.duties.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]

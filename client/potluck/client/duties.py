@@ -1,0 +1,401 @@
+"""What hosts are asked to do: train, evaluate, disclose, answer questions, take part in sums."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from potluck.client.disclosing import Discloser, noised, randomness
+from potluck.client.disclosure_policy import (
+    check_held_out,
+    check_question,
+    check_updates,
+    check_weighting,
+)
+from potluck.client.downloads import Downloads
+from potluck.client.host_metrics import HostMetrics
+from potluck.client.job import Job
+from potluck.client.kept_states import KeptStates
+from potluck.client.kept_updates import KeptUpdate, KeptUpdates
+from potluck.client.ledger import Ledger, Standing
+from potluck.client.link import Link
+from potluck.client.masked_updates import MASKED, HeadNumbers, write_masked
+from potluck.client.model_cache import ModelCache
+from potluck.client.secure_sums import SecureSums
+from potluck.client.uploads import deliver
+from potluck.client.worker import Worker
+from potluck.common.disclosure import (
+    INTERACTION_MATRIX,
+    LABEL_COUNTS,
+    TRIPLET,
+    Parameters,
+    Weighting,
+)
+from potluck.common.errors import (
+    IdentityError,
+    ProtocolError,
+)
+from potluck.common.layout import Layout
+from potluck.common.names import ClientId
+from potluck.common.scores import EvaluationCounts
+from potluck.common.secagg import encode
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.auxiliary_files import ReceivedAuxiliaries
+    from potluck.client.workbench import Trained, Workbench
+
+log = structlog.get_logger()
+
+_MOST_NUMBERS = 64
+"""In an answer."""
+
+
+class Duties:
+    """Carries out one instruction after another, or several at once. Lives on the event loop; what
+    computes is in the worker's thread."""
+
+    def __init__(
+        self,
+        *,
+        clients: frozenset[ClientId],
+        link: Link,
+        cache: ModelCache,
+        downloads: Downloads,
+        kept: KeptUpdates,
+        states: KeptStates,
+        worker: Worker[Workbench],
+        discloser: Discloser,
+        sums: SecureSums,
+        ledger: Ledger,
+        metrics: HostMetrics,
+    ) -> None:
+        self._clients = clients
+        self._link = link
+        self._cache = cache
+        self._downloads = downloads
+        self._kept = kept
+        self._states = states
+        self._worker = worker
+        self._discloser = discloser
+        self._sums = sums
+        self._ledger = ledger
+        self._metrics = metrics
+
+    async def do(self, job: Job) -> rpc.Answer | None:
+        """What is to be answered; nothing where an update was delivered instead.
+
+        Raises PotluckError, and whatever a plug-in does.
+        """
+        kind = job.instruction.WhichOneof("work")
+        if job.instruction.client_id not in self._clients:
+            raise IdentityError(
+                f"client '{job.instruction.client_id}' is not on this host",
+                client=job.instruction.client_id,
+            )
+        if kind == "train":
+            await self._train(job)
+            return None
+        if kind == "evaluate":
+            return await self._evaluate(job)
+        if kind == "disclose":
+            return await self._disclose(job)
+        if kind == "question":
+            return await self._question(job)
+        if kind == "secure":
+            return await self._secure(job)
+        raise ProtocolError(
+            "this host's software does not know what the instruction asks for; update it"
+        )
+
+    async def _train(self, job: Job) -> None:
+        instruction = job.instruction
+        kept = self._kept.find(instruction.id)
+        fresh = kept is None
+        try:
+            if kept is None:
+                kept = await self._make_update(job)
+            self._ledger.move(instruction.id, Standing.UPLOADING)
+            await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
+        finally:
+            self._sums.missed(instruction.id)
+
+    async def _make_update(self, job: Job) -> KeptUpdate:
+        instruction, work = job.instruction, job.instruction.train
+        weighting, masked = _weighting(work), work.encoding == MASKED
+        check_weighting(self._discloser.policy, instruction.client_id, weighting)
+        check_updates(self._discloser.policy, instruction.client_id, masked=masked)
+        path = self._kept.path(instruction.id)
+
+        def progress(fraction: float) -> None:
+            job.entry.fraction = fraction
+
+        def compute(bench: Workbench) -> Trained:
+            job.started()
+            return bench.train(
+                work,
+                client_id=ClientId(instruction.client_id),
+                round_number=instruction.round,
+                model=model,
+                update=path,
+                auxiliaries=auxiliaries,
+                progress=progress,
+                cancelled=job.cancelled.is_set,
+                spare=self._kept.spare.take,
+            )
+
+        with contextlib.ExitStack() as pins:
+            pins.enter_context(self._cache.pinned(work.model.blake3))
+            model = await self._model(job, work.model, work.task)
+            if masked:
+                await self._sums.meet(instruction, model)
+            auxiliaries = await self._auxiliaries(job, pins)
+            trained = await self._worker.run(compute)
+        if trained.kept:
+            self._states.pend(instruction.run_id, instruction.client_id, instruction.id)
+        result = trained.result
+        seen = result.steps * trained.settings.batch_size
+        self._metrics.trained(seen, result.seconds, result.loss)
+        told = weighting.tell(result.samples)
+        update = (
+            self._open(instruction, trained, told)
+            if trained.file is not None
+            else await self._masked(instruction, trained, told)
+        )
+        self._kept.keep(update)
+        return update
+
+    def _open(self, instruction: rpc.Instruction, trained: Trained, told: int) -> KeptUpdate:
+        """The record of an update that is sent as it is. told: samples, as far as disclosed."""
+        work, steps = instruction.train, trained.settings.planned_steps(told)
+        assert trained.file is not None  # noqa: S101  # whoever calls has looked
+        return KeptUpdate(
+            update_id=instruction.id,
+            client_id=instruction.client_id,
+            run_id=instruction.run_id,
+            round=instruction.round,
+            blake3=trained.file.blake3,
+            size=trained.file.size,
+            encoding=work.encoding,
+            delta=work.delta,
+            compressed=work.compressed,
+            samples=told,
+            steps=steps,
+            normalizer=trained.normalizer(steps, instruction.round),
+            seconds=trained.seconds,
+            loss=trained.result.loss,
+            reports=trained.reports(told),
+            expires=_expires(instruction),
+        )
+
+    async def _masked(
+        self, instruction: rpc.Instruction, trained: Trained, told: int
+    ) -> KeptUpdate:
+        """Mask an update and write it; of its training nothing is said but in the masked head."""
+        work, update = instruction.train, trained.differences
+        assert update is not None  # noqa: S101  # it has no file
+        numbers = HeadNumbers(
+            weight=told,
+            loss=trained.result.loss,
+            normalizer=trained.normalizer(trained.settings.planned_steps(told), instruction.round),
+        )
+        path = self._kept.path(instruction.id)
+        file, word = await self._sums.mask(
+            instruction.client_id,
+            instruction.id,
+            lambda masking: write_masked(path, update, numbers, masking),
+        )
+        return KeptUpdate(
+            update_id=instruction.id,
+            client_id=instruction.client_id,
+            run_id=instruction.run_id,
+            round=instruction.round,
+            blake3=file.blake3,
+            size=file.size,
+            encoding=work.encoding,
+            delta=work.delta,
+            compressed=False,
+            samples=0,
+            steps=0,
+            seconds=0.0,
+            loss=0.0,
+            expires=_expires(instruction),
+            masked_input=encode(word).hex(),
+        )
+
+    async def _auxiliaries(
+        self, job: Job, pins: contextlib.ExitStack
+    ) -> ReceivedAuxiliaries | None:
+        """Fetch what the strategy sends beside the model; it stays in the cache while pinned."""
+        instruction, sent = job.instruction, job.instruction.train.auxiliary
+        if not instruction.train.HasField("auxiliary"):
+            return None
+        kept = self._states.begin(
+            instruction.run_id, instruction.client_id, sent.included_update_id
+        )
+        paths: list[Path | None] = []
+        for reference in (sent.shared, sent.personal):
+            if not reference.blake3:
+                paths.append(None)
+                continue
+            pins.enter_context(self._cache.pinned(reference.blake3))
+            paths.append(await self._model(job, reference, instruction.train.task))
+        shared, personal = paths
+        if shared is None:
+            raise ProtocolError("the strategy's auxiliaries come without a file for all clients")
+        from potluck.client.auxiliary_files import ReceivedAuxiliaries
+
+        return ReceivedAuxiliaries(
+            names=tuple(sent.names),
+            shared=shared,
+            personal=personal,
+            kept=kept,
+            keep_at=self._states.path(instruction.id),
+        )
+
+    async def _evaluate(self, job: Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.evaluate
+        check_held_out(self._discloser.policy, instruction.client_id)
+
+        def compute(bench: Workbench) -> EvaluationCounts:
+            job.started()
+            return bench.evaluate(work, client_id=ClientId(instruction.client_id), model=model)
+
+        with self._cache.pinned(work.model.blake3):
+            model = await self._model(job, work.model, work.task)
+            counts = await self._worker.run(compute)
+        evaluation = rpc.EvaluationCounts(
+            loss_sum=counts.loss_sum,
+            confusion=counts.confusion.reshape(-1).tolist(),
+            group_samples=counts.group_samples.tolist(),
+            group_correct=counts.group_correct.tolist(),
+        )
+        return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
+
+    async def _disclose(self, job: Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.disclose
+        client = ClientId(instruction.client_id)
+
+        def count(bench: Workbench, parameters: Parameters) -> dict[str, Any]:
+            job.started()
+            if work.signal == LABEL_COUNTS:
+                counts = bench.label_counts(work.task, client)
+                noise = randomness(self._discloser.policy, client, parameters)
+                return {LABEL_COUNTS: noised(counts, parameters, noise)}
+            return {INTERACTION_MATRIX: bench.interaction_matrix(work.task, client)}
+
+        async def measure(parameters: Parameters) -> dict[str, Any]:
+            if work.signal != TRIPLET:
+                return await self._worker.run(lambda bench: count(bench, parameters))
+
+            def estimate(bench: Workbench) -> dict[str, Any]:
+                job.started()
+                return bench.triplet(
+                    work.task,
+                    parameters,
+                    client,
+                    model=model,
+                    randomness=randomness(self._discloser.policy, client, parameters),
+                    cancelled=job.cancelled.is_set,
+                )
+
+            with self._cache.pinned(work.model.blake3):
+                model = await self._model(job, work.model, work.task)
+                return await self._worker.run(estimate)
+
+        profile = await self._discloser.answer(instruction, measure)
+        return rpc.Answer(instruction_id=instruction.id, profile=profile)
+
+    async def _question(self, job: Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.question
+        check_question(self._discloser.policy, instruction.client_id, work.kind)
+        question = await self._worker.run(lambda bench: bench.question(work))
+
+        def compute(bench: Workbench) -> Mapping[str, float]:
+            job.started()
+            return bench.answer(
+                question,
+                work,
+                client_id=ClientId(instruction.client_id),
+                round_number=instruction.round,
+                model=model,
+                cancelled=job.cancelled.is_set,
+            )
+
+        if question.needs_model:
+            with self._cache.pinned(work.model.blake3):
+                model: Path | None = await self._model(job, work.model, work.task)
+                values = await self._worker.run(compute)
+        else:
+            model = None
+            values = await self._worker.run(compute)
+        told = _wanted(work, values)
+        log.info(
+            f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
+            f"federation {self._discloser.asker.federation}, for run {instruction.run_id}",
+            **{f"told_{name}": value for name, value in told.items()},
+        )
+        scalars = rpc.Scalars(values=told)
+        return rpc.Answer(instruction_id=instruction.id, scalars=scalars)
+
+    async def _secure(self, job: Job) -> rpc.Answer:
+        instruction = job.instruction
+        work, client = instruction.secure, ClientId(instruction.client_id)
+
+        def count(bench: Workbench) -> list[int]:
+            job.started()
+            return bench.label_counts(work.task, client)
+
+        reply = await self._sums.answer(instruction, lambda: self._worker.run(count))
+        return rpc.Answer(instruction_id=instruction.id, secure=reply)
+
+    async def _model(
+        self, job: Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
+    ) -> Path:
+        async def layout() -> Layout:
+            return await self._worker.run(lambda bench: bench.layout(task))
+
+        self._ledger.move(job.instruction.id, Standing.DOWNLOADING)
+        path = await self._downloads.obtain(reference, layout)
+        self._ledger.move(job.instruction.id, Standing.QUEUED)
+        return path
+
+
+_WEIGHTINGS = {
+    rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
+    rpc.WEIGHTING_EXACT: Weighting.EXACT,
+    rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
+    rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
+}
+
+
+def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that were asked for, and no others."""
+    missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
+    if missing:
+        has = ", ".join(values) or "none"
+        raise ProtocolError(
+            f"question '{work.kind[:40]}' has no number '{missing[0][:40]}' here, it has: {has}; "
+            "install the same release on both sides",
+        )
+    return {name: values[name] for name in work.names[:_MOST_NUMBERS]}
+
+
+def _weighting(work: rpc.Train) -> Weighting:
+    weighting = _WEIGHTINGS.get(work.weighting)
+    if weighting is None:
+        raise ProtocolError(
+            f"this host's software does not know weighting {work.weighting}; update it"
+        )
+    return weighting
+
+
+def _expires(instruction: rpc.Instruction) -> float:
+    """When its deadline passes, in seconds since 1970."""
+    return time.time() + instruction.time_left.ToTimedelta().total_seconds()
