@@ -199,6 +199,21 @@ def test_control_variates_are_summed_as_they_are(tmp_path: Path) -> None:
     assert np.abs(flat(sums) - np.sum(clipped, axis=0)).max() < 1e-6
 
 
+def test_what_a_strategy_remembers_needs_no_file(tmp_path: Path) -> None:
+    run = session(tmp_path).finish()
+    assert isinstance(run, Filed)
+
+    class Remembers(FedAvg):
+        def apply(self, state: State, model: Any, combined: Any, context: Any) -> Any:
+            weights, _ = super().apply(state, model, combined, context)
+            views = {"model": model["first"], "update": combined["first"][1:]}
+            return weights, State(arrays=views)
+
+    _, state = moved(run, Remembers())
+    assert state.arrays.keys() == {"model", "update"}
+    assert all(array.flags.owndata for array in state.arrays.values())
+
+
 def test_what_trainings_were_like_is_known_together_only(tmp_path: Path) -> None:
     run = session(tmp_path).finish()
     assert isinstance(run, Filed)
