@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.common.memory import give_back_freed_memory
 from potluck.common.scores import Metrics
-from potluck.rpc.v1 import coordinator_pb2, operator_pb2
+from potluck.rpc.v1 import operator_pb2
 from potluck.server import round_events as rounds
 from potluck.server.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.environment import now, utc
@@ -22,13 +22,11 @@ from potluck.server.masked_rounds import MaskedRounds
 from potluck.server.news import committed_round_message
 from potluck.server.round_work import States
 from potluck.server.selection import RoundOutcome
+from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
 from potluck.server.store import Store
 from potluck.server.store.records import MemberState, RoundCommit, RoundRow, RunRow, UpdateRow
 from potluck.server.store.records import Metrics as MetricsRow
-
-_SETTLE_SECONDS = 3600.0
-"""How long a client is tried to be told how a round ended."""
 
 
 class Finishing:
@@ -108,7 +106,8 @@ class Finishing:
             run.samples |= {c: facts.updates[c].row.samples for c in action.included}
         run.included_updates |= {c: run.instruction_id(c) for c in action.included}
         run.gate.count_picks(facts.cohort)
-        self._tell_settled(action)
+        included = {client: client in action.included for client in facts.cohort}
+        tell_settled(run, action.round, action.attempt, included)
         self._announce(row)
         spent = [update.path for update in facts.updates.values()]
         self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
@@ -154,20 +153,6 @@ class Finishing:
             return now() - self._run.facts.begun
         everybody = len(outcome.included) == len(outcome.selected)
         return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
-
-    def _tell_settled(self, action: rounds.Commit) -> None:
-        run = self._run
-        for client in run.facts.cohort:
-            instruction = coordinator_pb2.Instruction(
-                id=f"{run.instruction_id(client)}/settle",
-                client_id=client,
-                run_id=run.row.run_id,
-                round=action.round,
-                settle=coordinator_pb2.Settle(included=client in action.included),
-            )
-            run.environment.attendance.instruct(
-                instruction, deadline=now() + _SETTLE_SECONDS, until_acknowledged=True
-            )
 
     def _announce(self, row: RoundRow) -> None:
         """Tell people and metrics of a committed round."""

@@ -11,6 +11,7 @@ from potluck.server.model_files import Published
 from potluck.server.questioning import stored_answers
 from potluck.server.round import Resumption, RoundMachine
 from potluck.server.round_work import States
+from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
 from potluck.server.store.records import Attempt, MemberState, RoundRow
 from potluck.server.update_files import SpooledUpdate, spooled_intact
@@ -100,15 +101,19 @@ class Preparing:
                 if member.state is MemberState.INCLUDED:
                     update_id = train_instruction_id(*row.key, member.client_id)
                     run.included_updates[member.client_id] = update_id
+        if history:  # the coordinator may have gone down before it could tell
+            last = history[-1]
+            ended = {m.client_id: m.state is MemberState.INCLUDED for m in last.members}
+            tell_settled(run, last.key.round, last.key.attempt, ended)
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None and run.blueprint.run_file.secure_aggregation:
             await self._abandon_masked(attempt)
             attempt = None
         if attempt is None:
-            last = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))
+            spent = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))
             await asyncio.to_thread(run.spool.remove)
             resumption = Resumption(
-                roster=tuple(run.roster), committed=committed, attempt=last + 1, spent=last
+                roster=tuple(run.roster), committed=committed, attempt=spent + 1, spent=spent
             )
         else:
             resumption = await self._resume_attempt(attempt, committed)
