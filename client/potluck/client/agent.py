@@ -17,10 +17,12 @@ from potluck.client.config import ClientConfig
 from potluck.client.disclosing import Asker, Discloser, key_of
 from potluck.client.disclosure_ledger import DisclosureLedger
 from potluck.client.downloads import Downloads
+from potluck.client.duties import Duties
 from potluck.client.host_metrics import HostMetrics
 from potluck.client.instructions import Instructions
 from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdates
+from potluck.client.ledger import Ledger
 from potluck.client.link import Link
 from potluck.client.model_cache import ModelCache
 from potluck.client.secure_sums import Membership, SecureSums
@@ -110,18 +112,29 @@ class Agent:
         devices = self._device.split(",")
         worker = Worker(*(partial(self._make_workbench, device) for device in devices))
         discloser = self._make_discloser()
-        instructions = Instructions(
+        ledger = Ledger()
+        kept = KeptUpdates(self._state.updates, now=time.time())
+        states = KeptStates(self._state.kept)
+        duties = Duties(
             clients=frozenset(self._clients),
             link=link,
             cache=cache,
             downloads=Downloads(
                 link, cache, self._state.fetched, maximum_bytes=config.maximum_model_bytes
             ),
-            kept=KeptUpdates(self._state.updates, now=time.time()),
-            states=KeptStates(self._state.kept),
+            kept=kept,
+            states=states,
             worker=worker,
             discloser=discloser,
             sums=self._make_sums(discloser),
+            ledger=ledger,
+            metrics=self._metrics,
+        )
+        instructions = Instructions(
+            duties=duties,
+            ledger=ledger,
+            kept=kept,
+            states=states,
             say=self._say,
             metrics=self._metrics,
         )

@@ -17,20 +17,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from potluck.client.disclosing import Discloser
-from potluck.client.downloads import Downloads
 from potluck.client.duties import Duties
 from potluck.client.host_metrics import HostMetrics
 from potluck.client.job import Job
 from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdates
 from potluck.client.ledger import Ledger, Reception, Standing
-from potluck.client.link import Link
 from potluck.client.masked_updates import MASKED
-from potluck.client.model_cache import ModelCache
-from potluck.client.secure_sums import SecureSums
 from potluck.client.state_directory import storage_error
-from potluck.client.worker import Worker
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,
@@ -39,11 +33,10 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.metric_labels import DisclosureOutcome, WorkOutcome
-from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
-    from potluck.client.workbench import Workbench
+    pass
 
 log = structlog.get_logger()
 
@@ -54,34 +47,17 @@ class Instructions:
     def __init__(
         self,
         *,
-        clients: frozenset[ClientId],
-        link: Link,
-        cache: ModelCache,
-        downloads: Downloads,
+        duties: Duties,
+        ledger: Ledger,
         kept: KeptUpdates,
         states: KeptStates,
-        worker: Worker[Workbench],
-        discloser: Discloser,
-        sums: SecureSums,
         say: Callable[[rpc.AttendRequest], None],
         metrics: HostMetrics,
     ) -> None:
         """`say` sends a message to the coordinator, or drops it while there is no connection:
         what is not yet answered is asked again after a reconnect."""
-        self.ledger = Ledger()
-        self._duties = Duties(
-            clients=clients,
-            link=link,
-            cache=cache,
-            downloads=downloads,
-            kept=kept,
-            states=states,
-            worker=worker,
-            discloser=discloser,
-            sums=sums,
-            ledger=self.ledger,
-            metrics=metrics,
-        )
+        self.ledger = ledger
+        self._duties = duties
         self._kept = kept
         self._states = states
         self._say = say

@@ -167,7 +167,7 @@ class RoundWork:
     ) -> None:
         """Whether a received file is an update of the model: layout and numbers.
 
-        finite: a `FiniteScreen` saw the file arrive, and it is clean. Raises LayoutError,
+        finite: a `FiniteScreen` saw the whole file, and it is clean. Raises LayoutError,
         NotFiniteError, TooLargeError.
         """
         files = self._updates

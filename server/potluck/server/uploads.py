@@ -97,6 +97,8 @@ class Uploads:
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._one_at_a_time(header.update_id):
+            if engine.has(client, header.update_id):  # it was being verified when it came again
+                return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
                 upload = _Upload(header, engine, engine.model, transfer)
                 with _spooling(upload):
