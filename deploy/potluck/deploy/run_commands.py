@@ -28,14 +28,17 @@ from potluck.deploy.watch_lines import status_line
 RunId = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="The run's id, or a unique beginning of it.", show_default=False
+        metavar="RUN",
+        help="The run's id, a unique beginning of it, or a name that no other run has.",
+        show_default=False,
     ),
 ]
 RunOrNewest = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="The run's id, or a unique beginning of it; the newest run if left out.",
+        help="The run's id, a unique beginning of it, or a name that no other run has; the newest "
+        "run if left out.",
         show_default=False,
     ),
 ]
@@ -105,7 +108,8 @@ async def watch(
 async def runs(client: OperatorClient, as_json: AsJson = False) -> None:
     """List all runs, newest first.
 
-    Other commands take a run's id from here, or a unique beginning of it.
+    Other commands take a run's id from here, a unique beginning of it, or a name that no other
+    run has.
 
     ```console
     potluck runs

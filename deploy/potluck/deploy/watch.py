@@ -127,7 +127,7 @@ async def follow(client: OperatorClient, run_id: str, display: Display) -> RunVi
     """Show a run until it ends; the run as seen at the end.
 
     A coordinator that goes away is waited for, however long. One that can't be reached in the
-    first place is an UnreachableError. `run_id` may be a unique beginning.
+    first place is an UnreachableError. `run_id` may be a unique beginning or a name.
     """
     view, failures = RunView(), 0
     while not view.ended:
@@ -138,6 +138,8 @@ async def follow(client: OperatorClient, run_id: str, display: Display) -> RunVi
                     display.connection(f"back with the coordinator at {client.address}", lost=False)
                 if is_news(view, event):
                     view = observe(view, event)
+                    if view.status is not None:  # a name may mean two by the time it is back
+                        run_id = view.status.run_id
                     display.show(view, event)
         except UnreachableError:
             if view.status is None:

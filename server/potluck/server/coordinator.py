@@ -307,7 +307,7 @@ class Coordinator:
         return BiasRecords(self.config.state_directory / "bias-updates" / run_id)
 
     async def run(self, run_id: str) -> RunRow:
-        """A run by id or a unique beginning of it. Raises NotFoundError."""
+        """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
         return await self.in_store(lambda store: store.run(run_id))
 
     async def committed_rounds(self, run_id: str) -> list[RoundRow]:

@@ -82,7 +82,8 @@ def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> No
     assert store.run("cd_").run_id == "cd_1"  # no wildcard
     assert store.run("A").run_id == "Ab99"  # case counts
     with pytest.raises(
-        NotFoundError, match="'cd' begins the ids of 2 runs; name one of cd_1, cdx1"
+        NotFoundError,
+        match="'cd' could be any of 2 runs; give the id of one, newest first: cdx1, cd_1",
     ):
         store.run("cd")
     with pytest.raises(NotFoundError, match="there are: Ab99, cdx1, cd_1, ab, ab12"):
@@ -93,6 +94,19 @@ def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> No
         store.run("a%")
     with pytest.raises(NotFoundError):
         store.run("\0")
+
+
+def test_a_run_goes_by_its_name_where_no_other_has_it(store: Store) -> None:
+    names = {"ab": "tea", "cd": "tea", "ef": "co%ee", "0f": "ef0", "ef0": "x"}
+    for run_id, name in names.items():
+        store.add_run(replace(RUN, run_id=run_id, name=name))
+    assert store.run("co%ee").run_id == "ef"
+    with pytest.raises(NotFoundError, match=r"'tea' could be any of 2 runs; .*: cd, ab"):
+        store.run("tea")
+    assert store.run("ef0").run_id == "ef0"  # an id before a name
+    store.add_run(replace(RUN, run_id="c0ffee", name="e"))
+    with pytest.raises(NotFoundError, match="'e' could be any of 3 runs"):
+        store.run("e")  # a name, and the beginning of two ids
 
 
 def test_a_long_list_of_runs_is_cut(store: Store) -> None:

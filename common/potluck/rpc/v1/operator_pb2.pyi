@@ -185,7 +185,7 @@ class WatchRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,
@@ -544,7 +544,7 @@ class StopRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,
@@ -590,7 +590,7 @@ class ResumeRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,
@@ -827,7 +827,7 @@ class FetchProfilesRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,
@@ -921,7 +921,7 @@ class AuditLabelsRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,
@@ -1171,7 +1171,7 @@ class OperatorServiceFetchModelRequest(_message.Message):
     BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     round: _builtins.int
     """The round; 0 for the last committed one."""
     blake3: _builtins.str
@@ -1228,7 +1228,7 @@ class AuditDisclosuresRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; a unique beginning of its id suffices."""
+    """The run: its id, a unique beginning of it, or a name that no other run has."""
     def __init__(
         self,
         *,

@@ -91,26 +91,25 @@ class Runs(Part):
             return _read(connection, _rows().where(unfinished).order_by(schema.runs.c.number))
 
     def run(self, run_id: str) -> RunRow:
-        """A run by its id or by a beginning of it that no other run shares.
+        """A run by its id; by a beginning of it, or by its name, where that means no other run.
 
-        Raises NotFoundError where there is none, or more than one, saying which there are.
+        Raises NotFoundError where it means none, or more than one, saying which there are.
         """
-        column, run_id = schema.runs.c.run_id, encode_text(run_id)
+        text = encode_text(run_id)
         with self._database.transaction() as connection:
-            found = _read(connection, _rows().where(column == run_id))
-            if not found and run_id:
-                found = _read(connection, _rows().where(column.startswith(run_id, autoescape=True)))
-                # LIKE ignores case in SQLite.
-                found = [run for run in found if run.run_id.startswith(run_id)]
-            if not found:
+            found = _read(connection, _rows().where(schema.runs.c.run_id == text))
+            if found:
+                return found[0]
+            meant = _meant(connection, text)
+            if not meant:
                 raise _no_run(connection, run_id)
-        if len(found) > 1:
-            raise NotFoundError(
-                f"{run_id!r} begins the ids of {len(found)} runs; name one of "
-                f"{_listed([run.run_id for run in found])}",
-                run=run_id,
-            )
-        return found[0]
+            if len(meant) > 1:
+                raise NotFoundError(
+                    f"{run_id!r} could be any of {len(meant)} runs; give the id of one, newest "
+                    f"first: {_listed(meant)}",
+                    run=run_id,
+                )
+            return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
 
     def set_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
         """Number a run's clients from 0, once. Raises StorageError where it has a roster."""
@@ -191,6 +190,22 @@ def _rows() -> Select[tuple[object, ...]]:
 
 def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[RunRow]:
     return [_read_run(row) for row in read_rows(connection, query)]
+
+
+def _meant(connection: Connection, text: str) -> list[str]:
+    """The ids of runs that `text` begins or whose name it is, newest first."""
+    if not text:
+        return []
+    runs = schema.runs
+    named = runs.c.name == text
+    begun = runs.c.run_id.startswith(text, autoescape=True)
+    query = select(runs.c.run_id, named).where(named | begun).order_by(runs.c.number.desc())
+    # LIKE ignores case in SQLite.
+    return [
+        str(each)
+        for each, is_name in connection.execute(query)
+        if is_name or str(each).startswith(text)
+    ]
 
 
 def _exists(connection: Connection, run_id: str) -> bool:
