@@ -71,6 +71,16 @@ class Points:
         """Whether a process has been there since it was last held there."""
         return (self.folder / f"at-{point}").exists()
 
+    def note_boundaries(self) -> None:
+        """From now on, changes of what outlives the coordinator are points as well, numbered
+        from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
+        (self.folder / "boundaries").write_text("")
+
+    @property
+    def boundaries(self) -> list[str]:
+        """What there was of them since."""
+        return (self.folder / "boundaries").read_text().splitlines()
+
     def clear(self) -> None:
         """Forget everything."""
         for path in self.folder.iterdir():
@@ -86,6 +96,7 @@ def plugins_installed(points: Path) -> Iterator[Points]:
         [str(PLUGINS), *filter(None, [before.get("PYTHONPATH")])]
     )
     os.environ["POTLUCK_POINTS"] = str(points)
+    os.environ["POTLUCK_BOUNDARIES"] = "potluck-server"
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(PLUGINS))
     try:

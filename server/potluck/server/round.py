@@ -239,6 +239,8 @@ class RoundMachine:
 
     def _start(self, now: float) -> list[Action]:
         self._started = True
+        if self.round > self.plan.rounds:  # killed between its last commit and its end
+            return self._end(Ending.FINISHED, "")
         self._waiting_until = now + self.plan.roster_timeout_seconds
         if self._resumed:
             self._waiting_for = frozenset(self.roster) - self._attending

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from potluck_crash_boundaries import watch
 from torch import Tensor, nn
 
 from potluck.common.names import ClientId
@@ -32,6 +33,9 @@ def reach(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     while (folder / f"hold-{point}").exists():
         time.sleep(_LOOK_SECONDS)
+
+
+watch(reach)
 
 
 class _Network(nn.Module):

@@ -1,0 +1,87 @@
+"""Killed between its last commit and its end, a run ends, and with the same model."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROUNDS = 2
+LAST_COMMIT = f"after-commit_round-{ROUNDS}"
+PRETRAINED = [
+    'selector.name="feddiverse"',
+    f"profiles.triplet.pretraining_rounds={ROUNDS}",
+    "profiles.triplet.bias_steps=1",
+    "profiles.triplet.attribute_steps=1",
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("end")
+    async with crash_federation(folder, clients=4, hosts=2, count=2, rounds=ROUNDS) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    await shared.until_attending()
+    return shared
+
+
+async def ended_well(federation: Federation, run_id: str, digest: str) -> None:
+    """Wait for the end; so many rounds as planned are committed, and no more."""
+    assert await federation.finished(run_id) == digest
+    assert [each.round for each in await federation.history(run_id)] == [*range(1, ROUNDS + 1)]
+    assert not list(federation.state.glob("spool/*"))
+
+
+@pytest.mark.parametrize("point", [LAST_COMMIT, "before-set_run_state-2"])
+async def test_killed_when_its_last_round_is_committed(federation: Federation, point: str) -> None:
+    digest = await federation.finished(await federation.start_run())
+    federation.points.note_boundaries()
+    federation.points.kill(point)
+    run_id = await federation.start_run()
+    assert await federation.coordinator.ended() == 137
+    for number in range(2):
+        await federation.kill_host(number)
+    await federation.restart_coordinator()
+    await ended_well(federation, run_id, digest)  # nobody is needed for that
+    await federation.start_hosts()
+
+
+async def test_killed_when_its_pretraining_is_complete(federation: Federation) -> None:
+    digest = await federation.finished(await federation.start_run(*PRETRAINED))
+    federation.points.note_boundaries()
+    federation.points.kill(LAST_COMMIT)
+    run_id = await federation.start_run(*PRETRAINED)
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    await ended_well(federation, run_id, digest)
+    commits = [each for each in federation.points.boundaries if each.startswith("commit_round")]
+    assert len(commits) == 2 * ROUNDS
+
+
+async def test_resumed_when_it_failed_after_its_last_round(federation: Federation) -> None:
+    """As a coordinator leaves it that can't read the run file any more when it is restarted."""
+    digest = await federation.finished(await federation.start_run())
+    federation.points.note_boundaries()
+    federation.points.kill(LAST_COMMIT)
+    run_id = await federation.start_run()
+    assert await federation.coordinator.ended() == 137
+    with contextlib.closing(sqlite3.connect(federation.state / "potluck.sqlite3")) as database:
+        database.execute("UPDATE runs SET state = 'failed' WHERE run_id = ?", [run_id])
+        database.commit()
+    await federation.restart_coordinator()
+    assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_FAILED
+    await federation.operator.resume_run(run_id)
+    await ended_well(federation, run_id, digest)
