@@ -26,6 +26,7 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.config import example_config
 from potluck.common.errors import ProtocolVersionError
+from potluck.common.protocol import VERSIONS
 from potluck.rpc.v1 import transfer_pb2
 
 COMMAND = (sys.executable, "-m", "potluck.client.cli")
@@ -177,6 +178,32 @@ async def test_another_protocol_version_ends_it_with_one_line(
         code, lines = await ended(process)
     assert code == 1
     assert lines == ["potluck-client: this coordinator speaks version 2, the host 1"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        ({}, "none on the coordinator"),
+        ({**VERSIONS, "framing": 1}, "(framing: version 2 on the host, 1 on the coordinator)"),
+        ({**VERSIONS, "framing": 3}, "(framing: version 2 on the host, 3 on the coordinator)"),
+    ],
+    ids=["of the release before", "older", "newer"],
+)
+async def test_a_coordinator_of_another_release_ends_it_with_one_line(
+    tmp_path: Path,
+    federation: TestFederation,
+    fake: FakeCoordinator,
+    versions: dict[str, int],
+    told: str,
+) -> None:
+    fake.versions = versions
+    async with host(tmp_path, federation, fake.port, log_level="error") as process:
+        code, [line] = await ended(process)
+    assert code == 1
+    assert told in line
+    mover = "host 'host-0'" if versions.get("framing", 0) > 2 else "the coordinator"
+    assert line.endswith(f"upgrade Potluck on {mover}")
+    assert not fake.acknowledged
 
 
 async def test_two_processes_cannot_share_a_state_directory(

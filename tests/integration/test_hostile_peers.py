@@ -30,6 +30,8 @@ from support.raw_host import (
     whole,
 )
 
+from potluck.common.errors import ProtocolVersionError, from_rpc_error
+from potluck.common.protocol import VERSIONS
 from potluck.common.tensors import open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2, transfer_pb2
@@ -37,6 +39,7 @@ from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2, transfer_pb2
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ME = "client-2"
+HOST = "host 'host-2'"
 INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 FAILED = operator_pb2.MEMBER_STATE_FAILED
 MEGABYTE = 1 << 20
@@ -377,6 +380,32 @@ async def test_control_streams_that_break_the_protocol(
     hostile: RawHost, messages: list[rpc.AttendRequest], expected: Refusal
 ) -> None:
     assert await hostile.talk(*messages) == expected
+
+
+@pytest.mark.parametrize(
+    ("versions", "told", "mover"),
+    [
+        ({}, "framing: version none on the host, 2 on the coordinator", HOST),
+        ({**VERSIONS, "framing": 1}, "framing: version 1 on the host, 2 on the coordinator", HOST),
+        ({**VERSIONS, "framing": 3}, "framing: version 3 on the host, 2 on", "the coordinator"),
+        ({**VERSIONS, "relays": 1}, "relays: version 1 on the host, none on", "the coordinator"),
+    ],
+    ids=["before versions were compared", "older", "newer", "with more to agree on"],
+)
+async def test_hosts_of_other_releases_are_refused_at_hello(
+    hostile: RawHost, versions: dict[str, int], told: str, mover: str
+) -> None:
+    said = hello(ME)
+    said.hello.ClearField("versions")
+    said.hello.versions.update(versions)
+    call = hostile.stub.Attend()
+    await call.write(said)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    error = from_rpc_error(refused.value)
+    assert isinstance(error, ProtocolVersionError)
+    assert told in error.message
+    assert error.message.endswith(f"; upgrade Potluck on {mover}")
 
 
 async def test_what_is_said_of_others_is_ignored(federation: Federation, hostile: RawHost) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from potluck.common.digest import digest_of
 from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
-from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
+from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
 from potluck.common.tls import SERVER_OPTIONS, TlsFiles, server_credentials
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
@@ -54,6 +54,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     headers: list[transfer_pb2.UpdateHeader] = field(default_factory=list)
     hosts: int = 0
     port: int = 0
+    versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     mismatches: int = 0
@@ -134,7 +135,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         assert hello.protocol_version == PROTOCOL_VERSION
         outbox: asyncio.Queue[rpc.Instruction | None] = asyncio.Queue()
         self._outboxes.append(outbox)
-        welcome = rpc.Welcome(coordinator_id="fake")
+        welcome = rpc.Welcome(coordinator_id="fake", versions=self.versions)
         welcome.heartbeat_interval.FromMilliseconds(50)
         yield rpc.AttendResponse(welcome=welcome)
         self.hosts += 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from potluck.common.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles, channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
@@ -23,7 +24,13 @@ async def hostile_host(
             coordinator_pb2_grpc.CoordinatorServiceStub(connection)
         )
         call = stub.Attend()
-        hello = rpc.Hello(protocol_version=1, client_ids=clients, device="cpu", data_epoch=1)
+        hello = rpc.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            versions=VERSIONS,
+            client_ids=clients,
+            device="cpu",
+            data_epoch=1,
+        )
         await call.write(rpc.AttendRequest(hello=hello))
         welcomed = await call.read()
         assert isinstance(welcomed, rpc.AttendResponse)

@@ -15,7 +15,7 @@ from potluck.client.config import ClientConfig
 from potluck.common.configuration import load
 from potluck.common.digest import digest_of
 from potluck.common.errors import PotluckError, from_rpc_error
-from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION
+from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
 from potluck.common.tls import CHANNEL_OPTIONS, TlsFiles, channel_credentials
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
@@ -118,7 +118,12 @@ class RawHost:
 
 def hello(*clients: str, version: int = PROTOCOL_VERSION) -> rpc.AttendRequest:
     return rpc.AttendRequest(
-        hello=rpc.Hello(protocol_version=version, client_ids=clients, device="cpu")
+        hello=rpc.Hello(
+            protocol_version=version,
+            versions={**VERSIONS, "protocol": version},
+            client_ids=clients,
+            device="cpu",
+        )
     )
 
 

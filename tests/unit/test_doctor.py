@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from potluck.common.identity import Role
-from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles
 from potluck.deploy import diagnosis, pki
 from potluck.deploy.cli import app
@@ -22,10 +23,13 @@ from potluck.rpc.v1 import operator_pb2
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def described(**values: object) -> operator_pb2.DescribeCoordinatorResponse:
+def described(
+    versions: Mapping[str, int] = VERSIONS, **values: object
+) -> operator_pb2.DescribeCoordinatorResponse:
     answer = operator_pb2.DescribeCoordinatorResponse(
         software_version=SOFTWARE_VERSION,
         protocol_version=PROTOCOL_VERSION,
+        versions=versions,
         disk_free_bytes=50,
         disk_size_bytes=100,
         hosts_attending=3,
@@ -52,7 +56,8 @@ def test_a_federation_that_is_well() -> None:
 
 
 def test_what_may_be_wrong_with_a_coordinator() -> None:
-    assert verdicts(described(protocol_version=99)) == {"its version bad"}
+    assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version bad"}
+    assert verdicts(described(versions={})) == {"its version bad"}
     assert verdicts(described(software_version="0.0.1")) == {"its version doubtful"}
     assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
     assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}

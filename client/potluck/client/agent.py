@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from potluck.client.state_directory import StateDirectory
 from potluck.client.sum_ledger import SumLedger
 from potluck.client.worker import Worker
 from potluck.common import plugins
+from potluck.common.agreement import check_agreement
 from potluck.common.connection_errors import connection_error
 from potluck.common.errors import (
     ConfigurationError,
@@ -44,7 +46,12 @@ from potluck.common.errors import (
 from potluck.common.identity import Role
 from potluck.common.memory import spare_what_is_loaded
 from potluck.common.names import ClientId
-from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES, PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.protocol import (
+    MAXIMUM_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    VERSIONS,
+)
 from potluck.common.step_by_step import LEAKS
 from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -272,6 +279,8 @@ class Agent:
             begun, sent_away = clock(), False
             try:
                 welcome = await self._open(session)
+                host_name = self._config.tls.load(Role.HOST).identity.name
+                check_agreement(VERSIONS, welcome.versions, host_name=host_name)
                 log.info(
                     "attending",
                     coordinator=self._config.coordinator,
@@ -309,6 +318,8 @@ class Agent:
             device=self._device,
             tasks=plugins.installed(plugins.TASKS),
             data_epoch=self._config.disclosure.data_epoch,
+            versions=VERSIONS,
+            process_id=secrets.token_hex(8),
         )
         if hello.ByteSize() > MAXIMUM_MESSAGE_BYTES - _FRAME_BYTES:
             raise ConfigurationError(

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1
-FRAMING_VERSION = 2
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "protocol": 1,  # messages on the control stream
+        "framing": 2,  # files on their way: their frames and digests
+        "encoding": 1,  # tensors in files, whole, as deltas and quantised
+        "secure-sum": 1,  # messages of secure sums, and masked updates
+    }
+)
+"""What both sides must do alike, each with the version that this software does. A change that the
+other side must know of raises one of these numbers, or adds a line: hello and welcome carry them
+all (`agreement.py`), and nothing else compares them before hosts are selected."""
+
+PROTOCOL_VERSION: Final = VERSIONS["protocol"]
+FRAMING_VERSION: Final = VERSIONS["framing"]
+SECURE_SUM_VERSION: Final = VERSIONS["secure-sum"]
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of a file on the wire; gRPC refuses messages over 4 MiB."""

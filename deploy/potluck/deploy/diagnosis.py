@@ -16,9 +16,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from potluck.client.config import ClientConfig
+from potluck.common.agreement import differences
 from potluck.common.errors import PotluckError
 from potluck.common.monitoring import parse_address
-from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.protocol import SOFTWARE_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles
 from potluck.deploy.readable import readable_bytes, readable_seconds
 from potluck.rpc.v1 import operator_pb2
@@ -191,7 +192,12 @@ def federation(
 
 def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
     found = f"Potluck {described.software_version}, protocol {described.protocol_version}"
-    if described.protocol_version != PROTOCOL_VERSION:
+    theirs = {"protocol": described.protocol_version, **described.versions}
+    differing = differences(theirs, VERSIONS)
+    if differing:
+        parts = ", ".join(f"{part} {there or 'none'}" for part, (there, _) in differing.items())
+        here = ", ".join(f"{part} {here or 'none'}" for part, (_, here) in differing.items())
+        found = f"Potluck {described.software_version} with {parts}; here {here}"
         remedy = "install the same release on coordinator, hosts and here"
         return Finding("its version", Verdict.BAD, found, remedy)
     if described.software_version != SOFTWARE_VERSION:

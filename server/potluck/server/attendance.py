@@ -34,6 +34,8 @@ class Session:
     tasks: frozenset[str]
     data_epoch: int = 0
     """Version of its clients' data."""
+    process_id: str = ""
+    """Which process of the host it is."""
     serial: int = 0
     certificate_expires: datetime | None = None
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)

@@ -27,6 +27,7 @@ from potluck.common.instruments import Instruments
 from potluck.common.membership import load_members, load_public_key
 from potluck.common.metric_labels import Party
 from potluck.common.names import is_name
+from potluck.common.protocol import VERSIONS
 from potluck.common.runfile import parse_run_file
 from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
@@ -117,7 +118,7 @@ class Coordinator:
 
     def welcome(self) -> coordinator_pb2.AttendResponse:
         """What a host is told after its hello."""
-        welcome = coordinator_pb2.Welcome(coordinator_id=self.id)
+        welcome = coordinator_pb2.Welcome(coordinator_id=self.id, versions=VERSIONS)
         welcome.heartbeat_interval.FromNanoseconds(int(self.config.heartbeat_seconds * 1e9))
         return coordinator_pb2.AttendResponse(welcome=welcome)
 

@@ -21,7 +21,7 @@ from potluck.common.metric_labels import (
     known_reason,
 )
 from potluck.common.process_metrics import show_disk
-from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION
+from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.attendance import Attendance
 from potluck.server.environment import now, utc
@@ -83,6 +83,7 @@ class CoordinatorMetrics:
         described = operator_pb2.DescribeCoordinatorResponse(
             software_version=SOFTWARE_VERSION,
             protocol_version=PROTOCOL_VERSION,
+            versions=VERSIONS,
             disk_free_bytes=usage.free,
             disk_size_bytes=usage.total,
             hosts_attending=self._attendance.host_count,

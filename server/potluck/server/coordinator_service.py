@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from potluck.common.errors import ProtocolError, ProtocolVersionError
+from potluck.common.agreement import check_agreement
+from potluck.common.errors import ProtocolError
 from potluck.common.identity import Identity
 from potluck.common.metric_labels import Direction
-from potluck.common.protocol import PROTOCOL_VERSION
+from potluck.common.protocol import VERSIONS
 from potluck.common.transfer import check_digest
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.attendance import LARGEST_EPOCH, Session
@@ -53,13 +54,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             raise ProtocolError("the first message on the control stream must be a hello")
         hello = first.hello
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                f"host '{identity.name}' speaks protocol version {hello.protocol_version}, this "
-                f"coordinator {PROTOCOL_VERSION}; install the same release of Potluck on both",
-                host=hello.protocol_version,
-                coordinator=PROTOCOL_VERSION,
-            )
+        told = {"protocol": hello.protocol_version, **hello.versions}
+        check_agreement(told, VERSIONS, host_name=identity.name)
         clients = tuple(hello.client_ids)
         if not clients:
             raise ProtocolError(f"host '{identity.name}' says hello without clients")
@@ -73,6 +69,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             device=hello.device[:64],
             tasks=frozenset(name[:64] for name in hello.tasks[:1000]),
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
+            process_id=hello.process_id[:64],
         )
 
     async def _listen(

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Final
 
+from potluck.common.protocol import SECURE_SUM_VERSION
 from potluck.common.secagg.masks import StreamCipher
 
-VERSION: Final = 1
+VERSION: Final = SECURE_SUM_VERSION
 SESSION_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64

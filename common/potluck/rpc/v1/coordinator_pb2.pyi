@@ -132,12 +132,34 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLIENT_IDS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol the host speaks; 1."""
     software_version: _builtins.str
@@ -148,6 +170,8 @@ class Hello(_message.Message):
     """Version of its clients' data, counted up by the owner; what was disclosed of another version is
     asked for anew.
     """
+    process_id: _builtins.str
+    """Identifies the host's process; another value after a reconnect means it was started anew."""
     @_builtins.property
     def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The clients the host answers for; its certificate must allow each."""
@@ -155,6 +179,10 @@ class Hello(_message.Message):
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tasks installed on it."""
+
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Versions of all that both sides must do alike, by name; releases that name none are refused."""
 
     def __init__(
         self,
@@ -165,10 +193,12 @@ class Hello(_message.Message):
         device: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
         data_epoch: _builtins.int = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,23 +210,49 @@ class Welcome(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     COORDINATOR_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
     """Identifies the coordinator process; another value after a reconnect means it was restarted."""
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """How often the host should send a heartbeat."""
 
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The coordinator's versions, as in the hello."""
+
     def __init__(
         self,
         *,
         coordinator_id: _builtins.str = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1060,6 +1060,26 @@ class DescribeCoordinatorResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
@@ -1069,6 +1089,7 @@ class DescribeCoordinatorResponse(_message.Message):
     HOSTS_ATTENDING_FIELD_NUMBER: _builtins.int
     CLIENTS_ATTENDING_FIELD_NUMBER: _builtins.int
     RUNS_UNDER_WAY_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     """Its release."""
     protocol_version: _builtins.int
@@ -1091,6 +1112,10 @@ class DescribeCoordinatorResponse(_message.Message):
     def certificate_expires_at(self) -> _timestamp_pb2.Timestamp:
         """When the certificate that it shows ends."""
 
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Versions of all that hosts and coordinator must do alike, by name."""
+
     def __init__(
         self,
         *,
@@ -1103,10 +1128,11 @@ class DescribeCoordinatorResponse(_message.Message):
         hosts_attending: _builtins.int = ...,
         clients_attending: _builtins.int = ...,
         runs_under_way: _builtins.int = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
