@@ -151,7 +151,7 @@ def test_gpus_limits_and_data_reach_the_engine() -> None:
         ('"ssh://ops@gpu-1.example.org"', '"tcp://gpu-1:2376"', "needs its `tls` table"),
         ('machine = "gpu-1"', 'machine = "gpu-9"', "'gpu-9' is none of the machines gpu-1"),
         ("gpus = []", 'gpus = ["all"]', "'all' is neither a GPU's index nor its UUID"),
-        ("gpus = []", "gpsu = []", "unknown key 'machines.0.hosts.0.gpsu'; known here: clients"),
+        ("gpus = []", "gpsu = []", "unknown key 'machines.0.hosts.0.gpsu' (did you mean 'gpus'?)"),
         ("gpu-1.example.org:7443", "gpu-1.example.org", "'address': must be HOST:PORT"),
         ("# data_directory =", 'data_directory = "data"', "must be an absolute path on that"),
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "b"\nclients = ["client-5"]',

@@ -314,7 +314,10 @@ def test_settings_travel_as_json() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learningrate": 0.1}, "unknown key 'learningrate'; known here: batch_size, betas"),
+        (
+            {"learningrate": 0.1},
+            r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, betas",
+        ),
         ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
         ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
         ({"momentum": 1.0}, "'momentum': Input should be less than 1"),

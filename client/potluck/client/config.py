@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from potluck.client.disclosure_policy import DisclosurePolicy
 from potluck.common.configuration import Settings, annotated_example, load
+from potluck.common.configuration_errors import HOST
 from potluck.common.identity import expand_clients
 from potluck.common.logs import LogFormat, LogLevel
 from potluck.common.monitoring import MetricsAddress
@@ -33,6 +34,8 @@ _EXAMPLES = {
 
 class ClientConfig(Settings):
     """What a client process is told: whom to call, for whom to answer, what it may use."""
+
+    kind = HOST
 
     coordinator: str = Field(
         description="Where the coordinator listens, HOST:PORT. Hosts dial, so no port needs to be\n"

@@ -6,16 +6,17 @@ into the commented file that `potluck-server config` and its siblings print.
 
 from __future__ import annotations
 
+import codecs
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Final, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
+from potluck.common.configuration_errors import explain, nested
 from potluck.common.errors import ConfigurationError
 
 
@@ -23,6 +24,9 @@ class Settings(BaseModel):
     """A table of a configuration file: immutable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    kind: ClassVar[str] = ""
+    """What a file of it is called; empty for a table within another."""
 
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
@@ -56,8 +60,24 @@ def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: st
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(model, detail) for detail in error.errors(include_url=False)]
-        raise ConfigurationError(f"{source}: {'; '.join(lines)}", source=source) from None
+        text = explain(model, error, values, kind=model.kind)
+        raise ConfigurationError(f"{source}: {text}", source=source) from None
+
+
+def decode(data: bytes, *, source: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark. Raises ConfigurationError."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:64]:
+        raise ConfigurationError(
+            f"{source}: UTF-16 text, or no text at all; save it as UTF-8 (in PowerShell: "
+            "| Out-File -Encoding utf8)",
+            source=source,
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{source}: not UTF-8 text (byte {error.start}); save it as UTF-8", source=source
+        ) from None
 
 
 def load(
@@ -73,13 +93,11 @@ def load(
     in the file are relative to the file's folder.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decode(path.read_bytes(), source=str(path))
     except OSError as error:
         raise ConfigurationError(
             f"can't read the configuration file {path}: {error.strerror}", path=path
         ) from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: not UTF-8 text", path=path) from None
     merged = environment(model, environment_prefix) | {
         key: value for key, value in (overrides or {}).items() if value is not None
     }
@@ -109,47 +127,20 @@ def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> Mo
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _explain(model: type[BaseModel], detail: ErrorDetails) -> str:
-    location = ".".join(str(part) for part in detail["loc"]) or "the file"
-    if detail["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(model, detail["loc"][:-1]))
-        return f"unknown key '{location}'; known here: {known}"
-    if detail["type"] == "missing":
-        return f"'{location}' is missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    shown = repr(detail["input"])
-    value = "" if len(shown) > 80 else f" (got {shown})"
-    return f"'{location}': {message}{value}"
-
-
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    for part in location:
-        if isinstance(part, int):  # which of several tables
-            continue
-        field = model.model_fields.get(str(part))
-        nested = _nested(field) if field else None
-        if nested is None:
-            return []
-        model = nested
-    return sorted(field.alias or name for name, field in model.model_fields.items())
-
-
-def _nested(field: FieldInfo) -> type[BaseModel] | None:
-    for candidate in (field.annotation, *get_args(field.annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-def annotated_example(model: type[Settings], examples: Mapping[str, str] | None = None) -> str:
+def annotated_example(
+    model: type[Settings],
+    examples: Mapping[str, str] | None = None,
+    tables: Mapping[str, type[Settings]] | None = None,
+) -> str:
     """A commented TOML file for a model: every field with its reason and its default.
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
     default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
-    and optional tables without an example. A tuple of tables is shown with one of them.
+    and optional tables without an example. A tuple of tables is shown with one of them. `tables`
+    says what may stand in a table whose field takes anything; it counts as `RECOMMENDED`.
     """
     lines: list[str] = []
-    _annotate(model, None, "", examples or {}, lines)
+    _annotate(model, None, "", examples or {}, tables or {}, lines)
     return "\n".join(lines).strip() + "\n"
 
 
@@ -158,6 +149,7 @@ def _annotate(
     defaults: BaseModel | None,
     prefix: str,
     examples: Mapping[str, str],
+    open_tables: Mapping[str, type[Settings]],
     lines: list[str],
     *,
     commented: bool = False,
@@ -166,7 +158,7 @@ def _annotate(
     mark = "# " if commented else ""
     for name, field in model.model_fields.items():
         default = _default(name, field, defaults)
-        if _nested(field) is not None or isinstance(default, dict):
+        if nested(field) is not None or isinstance(default, dict):
             tables.append(name)  # TOML wants a table's own keys before its sub-tables
             continue
         lines += [f"# {line}" for line in (field.description or "").splitlines()]
@@ -176,17 +168,20 @@ def _annotate(
         field = model.model_fields[name]
         lines += [f"# {line}" for line in (field.description or "").splitlines()]
         several = get_origin(field.annotation) is tuple
-        nested, default = _nested(field), _default(name, field, defaults)
+        described = open_tables.get(f"{prefix}{name}")
+        table, default = described or nested(field), _default(name, field, defaults)
         shown = any(key.startswith(f"{prefix}{name}.") for key in examples)
-        absent = nested is not None and default is None and not field.is_required() and not shown
+        absent = table is not None and default is None and not field.is_required() and not shown
         header = f"[[{prefix}{name}]]" if several else f"[{prefix}{name}]"
         lines += [f"# {header}" if absent else header]
-        if nested is None:
+        if table is None:
             lines.append("")
             continue
         inner = default if isinstance(default, BaseModel) else None
-        commented = absent or field.json_schema_extra == RECOMMENDED
-        _annotate(nested, inner, f"{prefix}{name}.", examples, lines, commented=commented)
+        commented = absent or described is not None or field.json_schema_extra == RECOMMENDED
+        _annotate(
+            table, inner, f"{prefix}{name}.", examples, open_tables, lines, commented=commented
+        )
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> object:

@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from potluck.common.configuration import RECOMMENDED, Settings, annotated_example, parse
+from potluck.common.configuration_errors import RUN
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.encoding import Encoding
 from potluck.common.masking import Masking
+from potluck.common.training import LocalTraining
 from potluck.common.triplet import TripletSettings
 from potluck.common.virtual_clock import VirtualClock
 
@@ -230,6 +232,8 @@ _EXAMPLES = {"task.name": '"colored-digits"'}
 class RunFile(Settings):
     """One training job: a task, a selector, a strategy, so many rounds."""
 
+    kind = RUN
+
     name: Annotated[str, Field(max_length=80)] = Field(
         default="run", description="A name for people."
     )
@@ -320,4 +324,4 @@ def parse_run_file(text: str, *, source: str) -> RunFile:
 
 def example_run_file() -> str:
     """The annotated example that `potluck config` prints."""
-    return annotated_example(RunFile, _EXAMPLES)
+    return annotated_example(RunFile, _EXAMPLES, {"training": LocalTraining})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from potluck.common.configuration import Settings, validate
-from potluck.common.task import Task
+
+if TYPE_CHECKING:
+    from potluck.common.task import Task
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

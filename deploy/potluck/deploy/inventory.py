@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from potluck.common.configuration import Settings, annotated_example, load
+from potluck.common.configuration_errors import INVENTORY
 from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.common.identity import expand_clients
 from potluck.common.names import is_name
@@ -258,6 +259,8 @@ class MachineSettings(Settings):
 
 class Inventory(Settings):
     """The whole federation, as it is to be."""
+
+    kind = INVENTORY
 
     federation: str = Field(description="The federation's name, as in `potluck pki init`.")
     address: str = Field(description="Where hosts and operators reach the coordinator, HOST:PORT.")

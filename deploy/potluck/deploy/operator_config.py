@@ -17,6 +17,7 @@ from potluck.common.configuration import (
     load,
     validate,
 )
+from potluck.common.configuration_errors import OPERATOR
 from potluck.common.errors import ConfigurationError
 from potluck.common.tls import TlsFiles
 
@@ -34,6 +35,8 @@ _EXAMPLES = {
 
 class OperatorConfig(Settings):
     """operator.toml."""
+
+    kind = OPERATOR
 
     coordinator: str = Field(description="Where the coordinator listens, HOST:PORT.")
     server_name: str | None = Field(

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from potluck.common.command_line import FAILED
+from potluck.common.configuration import decode
 from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.runfile import parse_run_file
 from potluck.deploy.connection import operator_command
@@ -229,15 +230,14 @@ def table_console() -> Console:
 
 def _read(file: Path) -> str:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"can't read the run file {file}: {error.strerror}; "
             "`potluck config > run.toml` makes one",
             path=file,
         ) from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{file}: not UTF-8 text", path=file) from None
+    return decode(data, source=str(file))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from potluck.common.configuration import Settings, annotated_example
+from potluck.common.configuration_errors import COORDINATOR
 from potluck.common.logs import LogFormat, LogLevel
 from potluck.common.monitoring import MetricsAddress
 from potluck.common.plugins import MODEL_MODULES
@@ -16,6 +17,8 @@ from potluck.common.tls import TlsFiles
 
 class CoordinatorConfig(Settings):
     """What a coordinator needs to know of its machine; what it trains comes from run files."""
+
+    kind = COORDINATOR
 
     listen: str = Field(
         default="127.0.0.1:7443",

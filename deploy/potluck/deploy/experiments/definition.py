@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from potluck.common.configuration import Settings, validate
+from potluck.common.configuration import Settings, decode, validate
+from potluck.common.configuration_errors import EXPERIMENT
 from potluck.common.errors import ConfigurationError
 from potluck.common.presets import Assumption, Preset, preset_named
 
@@ -55,6 +56,8 @@ class Reading(Settings):
 
 class ExperimentFile(Settings):
     """A grid of runs."""
+
+    kind = EXPERIMENT
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Names its folder.")
     title: str = Field(default="", description="One line above the report.")
@@ -161,10 +164,10 @@ class ExperimentFile(Settings):
 def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
     """The experiment of a file; `quick` applies its [quick] table. Raises ConfigurationError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(decode(path.read_bytes(), source=str(path)))
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}", path=path) from None
     shortened = values.pop("quick", None)
     if quick:

@@ -1,0 +1,138 @@
+"""What is wrong with a configuration file, in one line that a person can read.
+
+The first few problems are named, the others counted. A file that is meant for another program is
+recognised by its keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+_SHOWN = 3
+_LONGEST_VALUE = 80
+_LONGEST_MESSAGE = 300
+_NO_TABLE = {"model_type", "dict_type", "model_attributes_type"}
+
+RUN = "a run file"
+COORDINATOR = "the configuration of a coordinator"
+HOST = "the configuration of a host"
+OPERATOR = "an operator's configuration"
+EXPERIMENT = "an experiment file"
+INVENTORY = "an inventory"
+
+_TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
+    (INVENTORY, {"machines"}, ()),
+    (EXPERIMENT, {"axes"}, ()),
+    (EXPERIMENT, {"seeds", "run"}, ()),
+    (HOST, {"coordinator", "clients"}, {"rounds"}),
+    (OPERATOR, {"coordinator", "tls"}, {"clients", "state_directory"}),
+    (COORDINATOR, {"state_directory", "tls"}, {"coordinator", "clients"}),
+    (COORDINATOR, {"listen"}, ()),
+    (RUN, {"task"}, ()),
+    (RUN, {"rounds", "count"}, ()),
+)
+"""What a file is that has all of the first keys and none of the others; the first that fits."""
+
+
+def kind_of(keys: Iterable[str]) -> str | None:
+    """What a file with these keys at its top looks like; None where nothing tells."""
+    found = set(keys)
+    for kind, needed, absent in _TELLING:
+        if found.issuperset(needed) and found.isdisjoint(absent):
+            return kind
+    return None
+
+
+def explain(
+    model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
+) -> str:
+    """What `error` says of `values`, as a `model` that is `kind` of file; empty: of no file."""
+    details = error.errors(include_url=False)
+    looks_like = kind_of(values)
+    problems = _problems(model, details, hints=looks_like in (None, kind))
+    left = len(problems) - _SHOWN
+    text = "; ".join(problems[:_SHOWN]) + (f"; and {left} more" if left > 0 else "")
+    misplaced = any(each["type"] in ("extra_forbidden", "missing") for each in details)
+    if kind and looks_like not in (None, kind) and misplaced:
+        return f"this looks like {looks_like}, not {kind}: {text}"
+    return text
+
+
+def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints: bool) -> list[str]:
+    """One sentence for each problem, one for all unknown keys of a table."""
+    unknown: dict[tuple[int | str, ...], list[str]] = {}
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            unknown.setdefault(detail["loc"][:-1], []).append(_dotted(detail["loc"]))
+    found = [_unknown(model, table, keys, hints=hints) for table, keys in unknown.items()] + [
+        _explained(model, each) for each in details if each["type"] != "extra_forbidden"
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _unknown(
+    model: type[BaseModel], table: tuple[int | str, ...], keys: Sequence[str], *, hints: bool
+) -> str:
+    shown = ", ".join(f"'{_cut(key)}'" for key in keys[:_SHOWN])
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    known = _known_keys(model, table)
+    close = difflib.get_close_matches(keys[0].rpartition(".")[2], known, n=1)
+    meant = f" (did you mean '{close[0]}'?)" if close and len(keys) == 1 else ""
+    listed = f"; known here: {', '.join(known)}" if hints and known else ""
+    return f"unknown key{'s' * (len(keys) > 1)} {shown}{more}{meant}{listed}"
+
+
+def _explained(model: type[BaseModel], detail: ErrorDetails) -> str:
+    where = _cut(_dotted(detail["loc"])) or "the file"
+    if detail["type"] == "missing":
+        return f"'{where}' is missing"
+    shown = repr(detail["input"])
+    value = "" if len(shown) > _LONGEST_VALUE else f" (got {shown})"
+    if detail["type"] in _NO_TABLE:
+        return f"'{where}' is a table{value}; {_as_table(model, detail['loc'], where)}"
+    message = detail["msg"].removeprefix("Value error, ")
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "…"
+    return f"'{where}': {message}{value}"
+
+
+def _as_table(model: type[BaseModel], location: tuple[int | str, ...], where: str) -> str:
+    """How to write it instead."""
+    keys = _known_keys(model, location)
+    if keys == ["name"]:  # a plug-in: the others are its options
+        return f'write {where}.name = "…"'
+    return f"write its keys below [{where}]" + (f": {', '.join(keys)}" if keys else "")
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        if isinstance(part, int):  # which of several tables
+            continue
+        field = model.model_fields.get(str(part))
+        inner = nested(field) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def nested(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a table, or several; None for other fields."""
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
