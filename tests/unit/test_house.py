@@ -74,6 +74,11 @@ def test_no_source_root_makes_potluck_a_regular_package() -> None:
     ] == []
 
 
+def test_the_folder_that_the_readme_makes_is_ignored() -> None:
+    [folder] = re.findall(r"^mkdir -p (\w+) && cd", (HOUSE / "README.md").read_text(), re.MULTILINE)
+    assert f"/{folder}/" in (HOUSE / ".gitignore").read_text().splitlines()
+
+
 def test_every_package_is_typed() -> None:
     assert [folder.name for folder in packages() if not (folder / "py.typed").is_file()] == []
     assert {folder.name for folder in packages()} == {*MAY_IMPORT, "deploy"}
