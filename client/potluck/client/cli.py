@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
-import sys
-import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
 
 from potluck.client.config import ClientConfig, example_config, load_config
-from potluck.common.command_line import FAILED, INTERRUPTED, run_command_line
+from potluck.common.command_line import run_command_line
+from potluck.common.ending import Ending
 from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
 from potluck.common.monitoring import monitoring
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from potluck.client.state_directory import StateDirectory
 
-_LAST_STEP_SECONDS = 1.0
+log = structlog.get_logger()
 
 app = typer.Typer(
     add_completion=False,
@@ -153,40 +151,29 @@ def show_disclosures(
 
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
+    with Ending() as ending:
+        from potluck.client.state_directory import StateDirectory
+
+        state = StateDirectory(config.state_directory)
+        try:
+            asyncio.run(_attend(config, state, ending))
+        finally:
+            state.close()
+        log.info("stopped", signal=ending.signal.name if ending.signal else None)
+    return ending.code
+
+
+async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -> None:
     from potluck.client.agent import Agent, attend_until
     from potluck.client.host_metrics import HostMetrics
-    from potluck.client.state_directory import StateDirectory
 
-    state = StateDirectory(config.state_directory)
-    received: list[int] = []
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def stop_by(number: int) -> None:
-            received.append(number)
-            stop.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop_by, number)
-        metrics = HostMetrics()
-        async with monitoring(config.metrics_address, metrics.instruments, metrics.ready):
-            device, generator = _device(config.device), random.Random()
-            agent = Agent(config, state, device=device, generator=generator, metrics=metrics)
-            await attend_until(agent, stop)
-
-    try:
-        asyncio.run(main())
-    except Exception:
-        _end_with(FAILED)
-        raise
-    finally:
-        state.close()
-    log.info("stopped", signal=signal.Signals(received[0]).name if received else None)
-    code = INTERRUPTED if received[:1] == [signal.SIGINT] else 0
-    _end_with(code)
-    return code
+    stop = asyncio.Event()
+    ending.tell(stop.set)
+    metrics = HostMetrics()
+    async with monitoring(config.metrics_address, metrics.instruments, metrics.ready):
+        device, generator = _device(config.device), random.Random()
+        agent = Agent(config, state, device=device, generator=generator, metrics=metrics)
+        await attend_until(agent, stop)
 
 
 def _device(device: str) -> str:
@@ -195,22 +182,6 @@ def _device(device: str) -> str:
     from potluck.client.workbench import resolve_device
 
     return ",".join(resolve_device(name) for name in device.split(","))
-
-
-def _end_with(code: int) -> None:
-    """Leave soon: the process would wait for its thread, which may be amid a long step, or in the
-    seconds that importing torch takes.
-
-    All files are written atomically, so nothing is lost.
-    """
-
-    def leave() -> None:
-        sys.stderr.flush()
-        os._exit(code)
-
-    timer = threading.Timer(_LAST_STEP_SECONDS, leave)
-    timer.daemon = True
-    timer.start()
 
 
 def main() -> None:

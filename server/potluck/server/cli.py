@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import structlog
 import typer
 
-from potluck.common.command_line import run_command_line
+from potluck.common.command_line import FAILED, run_command_line
 from potluck.common.configuration import load
+from potluck.common.ending import GRACE_SECONDS, Ending
 from potluck.common.errors import PotluckError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
@@ -49,7 +49,7 @@ def serve(
         Path | None,
         typer.Option(help="Write address and process id here, as JSON, once hosts can connect."),
     ] = None,
-) -> None:
+) -> int:
     """Run the coordinator of a federation until SIGTERM or Ctrl-C.
 
     Hosts and operators dial it over mutually authenticated TLS. Runs that a stop or a crash
@@ -58,7 +58,7 @@ def serve(
     Example: potluck-server --config coordinator.toml
     """
     if context.invoked_subcommand is not None:
-        return
+        return 0
     if config is None:
         raise typer.BadParameter(
             "--config is missing; `potluck-server config` prints an example of the file"
@@ -72,7 +72,9 @@ def serve(
     log.info(
         "starting", version=SOFTWARE_VERSION, **settings.model_dump(mode="json", exclude={"tls"})
     )
-    asyncio.run(run(settings, ready_file))
+    with Ending() as ending:
+        asyncio.run(run(settings, ending, ready_file))
+    return ending.code
 
 
 @app.command("config")
@@ -81,7 +83,7 @@ def print_config() -> None:
     typer.echo(example_config(), nl=False)
 
 
-async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> None:
+async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:
     """Serve until the process is told to stop. Raises PotluckError if it can't begin, or go on."""
     from potluck.server.serving import serving  # it imports torch, which takes seconds
 
@@ -89,12 +91,12 @@ async def run(settings: CoordinatorConfig, ready_file: Path | None = None) -> No
     errors: list[PotluckError] = []
 
     def broken(error: PotluckError) -> None:
+        log.error("can't go on", reason=error.message)
+        ending.leave_after(GRACE_SECONDS, FAILED)
         errors.append(error)
         stop.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    ending.tell(stop.set)
     async with serving(settings, broken) as address:
         log.info("listening", address=address)
         if ready_file is not None:

@@ -28,7 +28,7 @@ from potluck.server.server_certificate import ServerCertificate
 
 log = structlog.get_logger()
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 2.0
 """How long calls under way may take to end when the coordinator stops."""
 
 

@@ -1,0 +1,128 @@
+"""Told to end, a process is gone within seconds, whatever it is doing, and nothing is lost.
+
+What holds it up here waits until the test lets it go: so it would for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+
+from potluck.deploy.processes import LocalProcess
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+SECONDS = 10.0
+"""Twice what a process may take: the machine may have other things to do."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("ending")
+    async with crash_federation(folder, clients=2, hosts=2, count=2, rounds=2) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Federation) -> str:
+    """The digest of the model that a run comes to when nothing happens to it."""
+    return await shared.finished(await shared.start_run())
+
+
+async def ended_by(process: LocalProcess, number: signal.Signals) -> int:
+    """Ask a process to end; its exit code."""
+    os.kill(process.group, number)
+    async with asyncio.timeout(SECONDS):
+        return await process.ended()
+
+
+@pytest.mark.parametrize(
+    ("point", "number", "code"),
+    [
+        ("select", signal.SIGTERM, 0),  # a thread is held up
+        ("weigh", signal.SIGINT, 130),
+        ("evaluate", signal.SIGTERM, 0),
+        ("observe", signal.SIGTERM, 0),  # the event loop is
+    ],
+)
+async def test_a_coordinator_ends_amid_what_a_plug_in_does(
+    federation: Federation, undisturbed: str, point: str, number: signal.Signals, code: int
+) -> None:
+    federation.points.hold(point)
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached(point))
+    assert await ended_by(federation.coordinator, number) == code
+    federation.points.release()
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_coordinator_ends_while_its_store_waits(
+    federation: Federation, undisturbed: str
+) -> None:
+    federation.points.hold("select")
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached("select"))
+    [path] = federation.state.glob("potluck.sqlite3")
+    with locked(path):
+        federation.points.release()  # the cohort is to be stored now
+        assert await ended_by(federation.coordinator, signal.SIGTERM) == 0
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_host_ends_amid_a_step_of_training(
+    federation: Federation, undisturbed: str
+) -> None:
+    federation.points.hold("train-client-0", "train-client-1")
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached("train-client-0"))
+    assert await ended_by(federation.processes.hosts[0], signal.SIGTERM) == 0
+    federation.points.release()
+    await federation.processes.start_host(0)
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_coordinator_ends_amid_the_reduction_of_a_large_model(
+    federation: Federation,
+) -> None:
+    large = "task.parameters=10_000_000"
+    wanted = await federation.finished(await federation.start_run(large))
+    federation.points.hold("weigh")
+    run_id = await federation.start_run(large)
+    await until(lambda: federation.points.reached("weigh"))
+    federation.points.release()
+    assert await ended_by(federation.coordinator, signal.SIGTERM) == 0
+    await federation.restart_coordinator()
+    status = await federation.status(run_id)
+    assert status.state != operator_pb2.RUN_STATE_FINISHED
+    assert await federation.finished(run_id) == wanted
+
+
+class locked:  # noqa: N801  # it is used as a context manager
+    """Another process has an SQLite database for itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN EXCLUSIVE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.rollback()
+        self._connection.close()
