@@ -376,13 +376,12 @@ def test_synchronous_channels_use_the_same_credentials(
     assert asyncio.run(serve_one_call()) == b"potluck://test/operator/operator|"
 
 
-OLD = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1)
+OLD = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2)
 
 
-async def test_tls_1_3_is_negotiated_and_below_1_2_refused(federation: TestFederation) -> None:
+async def test_tls_1_3_is_negotiated_and_below_refused(federation: TestFederation) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         assert await handshake(port, federation.operator) == "TLSv1.3"
-        assert await handshake(port, federation.operator, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
         for version in OLD:
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await handshake(port, federation.operator, version)
@@ -397,7 +396,19 @@ async def test_the_client_used_above_can_speak_old_tls(federation: TestFederatio
     async with server:
         port = server.sockets[0].getsockname()[1]
         agreed = [await handshake(port, federation.operator, version) for version in OLD]
-    assert agreed == ["TLSv1", "TLSv1.1"]
+    assert agreed == ["TLSv1", "TLSv1.1", "TLSv1.2"]
+
+
+async def test_a_coordinator_of_old_tls_is_not_dialled(federation: TestFederation) -> None:
+    server_side = context_of(ssl.PROTOCOL_TLS_SERVER, federation.coordinator)
+    server_side.maximum_version = ssl.TLSVersion.TLSv1_2
+    server = await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=server_side
+    )
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnreachableError):
+            await call(f"localhost:{port}", federation.operator)
 
 
 async def handshake(

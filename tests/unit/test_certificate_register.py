@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from potluck.client.cli import app as client_app
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
-from potluck.common.identity import Identity, Role, parse_claims, parse_identity
+from potluck.common.identity import Identity, Role, exceeding, parse_claims, parse_identity
 from potluck.common.key_files import make_request, parse_request, read_request
 from potluck.common.revocation import Revocations, parse_revocations, read_revocations
 from potluck.deploy import pki
@@ -117,7 +117,7 @@ def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path
     key, request, fingerprint = make_request(tmp_path / "host", host())
     assert key.stat().st_mode & 0o777 == 0o600
     assert make_request(tmp_path / "host", host())[2] == fingerprint  # the key is kept
-    path = sign(folder, request, now=NOW)
+    path = sign(folder, request, clients=["client-6:9"], now=NOW)
     assert inspect(path).identity == host()
     assert not (folder / "lab-b.key").exists()
     renewed, _ = renew(folder, "lab-b", now=NOW + timedelta(days=1))
@@ -127,15 +127,57 @@ def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path
 
 def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) -> None:
     _, request, _ = make_request(tmp_path / "host", host())
-    path = sign(folder, request, clients=["client-6"], now=NOW)
+    asks = "asks to speak for client-6:9, and is granted "
+    with pytest.raises(ConfigurationError, match=f"{asks}nobody; say with --clients"):
+        sign(folder, request, now=NOW)
+    with pytest.raises(ConfigurationError, match=f"{asks}client-6, client-7:8; "):
+        sign(folder, request, clients=["client-6", "client-7:8"], now=NOW)
+    assert not (folder / "lab-b.pem").exists()
+    path = sign(folder, request, clients=["client-6,client-7:10"], now=NOW)
     identity = inspect(path).identity
     assert identity is not None
-    assert [str(claim) for claim in identity.claims] == ["client-6"]
+    assert [str(claim) for claim in identity.claims] == ["client-6", "client-7:10"]
     with pytest.raises(ConfigurationError, match="exists; add --force"):
-        sign(folder, request)
+        sign(folder, request, now=NOW)
+    sign(folder, request, force=True, now=NOW)  # as it was before
+    assert inspect(path).identity == identity
+    revoke(folder, "lab-b", now=NOW)
+    with pytest.raises(ConfigurationError, match=f"{asks}nobody"):
+        sign(folder, request, force=True, now=NOW)
     _, foreign, _ = make_request(tmp_path / "host", host("lab-c", federation="elsewhere"))
     with pytest.raises(ConfigurationError, match="asks for federation elsewhere"):
-        sign(folder, foreign)
+        sign(folder, foreign, clients=["client-6:9"])
+
+
+def test_a_request_gets_no_other_role_than_is_said(folder: Path, tmp_path: Path) -> None:
+    wolf = Identity(federation="test", role=Role.OPERATOR, name="lab-b")
+    _, request, _ = make_request(tmp_path / "host", wolf)
+    with pytest.raises(ConfigurationError, match="asks for the role operator, not host; if that"):
+        sign(folder, request, clients=["client-6:9"], now=NOW)
+    refused = CliRunner().invoke(app, ["sign", str(folder), str(request), "--yes"])
+    assert refused.exit_code == 1
+    assert not (folder / "lab-b.pem").exists()
+    assert inspect(sign(folder, request, role=Role.OPERATOR, now=NOW)).identity == wolf
+    _, lab_a, _ = make_request(tmp_path / "host", host("lab-a"))
+    with pytest.raises(ConfigurationError, match=r"client-6:9, and is granted client-0:5; "):
+        sign(folder, lab_a, force=True, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "more"),
+    [
+        ("client-3:5", "client-0:4,client-5", ""),
+        ("client-3:5", "client-0:4", "client-3:5"),
+        ("silo-08:11", "silo-00:10,silo-11", ""),
+        ("silo-8:11", "silo-00:20", "silo-8:11"),
+        ("a,b", "a", "b"),
+        ("x0:99999999999", "x0:99999999999", ""),
+        ("x0:99999999999", "x0:199999999999", "x0:99999999999"),
+    ],
+)
+def test_what_exceeds_a_grant(asked: str, granted: str, more: str) -> None:
+    found = exceeding(parse_claims([asked]), parse_claims([granted]))
+    assert ",".join(map(str, found)) == more
 
 
 def test_names_that_the_authority_needs_are_refused(folder: Path) -> None:
@@ -153,10 +195,12 @@ def test_commands_from_enrolling_to_revoking(tmp_path: Path) -> None:
     )
     assert asked.exit_code == 0, asked.output
     request = f"{there}/lab-b.csr"
-    refused = run(app, ["sign", here, request], input="n\n")
+    sign_it = ["sign", here, request, "--clients", "client-6:9"]
+    refused = run(app, sign_it, input="n\n")
     assert refused.exit_code == 1
+    assert run(app, ["sign", here, request, "--yes"]).exit_code == 1
     assert not (tmp_path / "pki" / "lab-b.pem").exists()
-    signed = run(app, ["sign", here, request], input="y\n")
+    signed = run(app, sign_it, input="y\n")
     assert signed.exit_code == 0
     [shown] = {line for line in asked.output.splitlines() if line.startswith("fingerprint")}
     assert shown in signed.output

@@ -163,9 +163,12 @@ def test_load_gives_the_identity_and_the_bytes(federation: TestFederation) -> No
 
 def test_peer_identity_reads_what_grpc_hands_over(federation: TestFederation) -> None:
     pem = federation.operator.certificate.read_bytes()
-    assert peer_identity({"x509_pem_cert": [pem]}).role is Role.OPERATOR
+    newest = {"ssl_tls_version": [b"TLSv1.3"]}
+    assert peer_identity({"x509_pem_cert": [pem], **newest}).role is Role.OPERATOR
     with pytest.raises(IdentityError, match="carries no certificate"):
-        peer_identity({"transport_security_type": [b"ssl"]})
+        peer_identity(newest)
+    with pytest.raises(IdentityError, match=r"is not one of TLS 1\.3"):
+        peer_identity({"x509_pem_cert": [pem], "ssl_tls_version": [b"TLSv1.2"]})
 
 
 def test_certificates_without_one_identity_are_refused(

@@ -120,7 +120,7 @@ def enroll(
     typer.echo(f"request      {request}")
     typer.echo(f"fingerprint  {fingerprint}")
     typer.echo("Give the request to the operator, and the fingerprint by another way. Then:")
-    typer.echo(f"  potluck pki sign FOLDER {request.name}")
+    typer.echo(f"  potluck pki sign FOLDER {request.name} --clients {','.join(map(str, claims))}")
     typer.echo(f"and put {name}.pem and authority.pem, which come back, beside the key.")
 
 

@@ -4,6 +4,7 @@
     ├── ConfigurationError        a file, flag or option is wrong
     │   └── PluginError           a plug-in is missing, ambiguous or misused
     ├── IdentityError             who is speaking is unknown or may not say this
+    │   └── CertificateExpiredError
     ├── ProtocolError             a message breaks the protocol
     │   └── ProtocolVersionError  the other side speaks another version
     ├── TransferError             a file did not arrive as announced
@@ -34,8 +35,11 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
-# Read once, when grpc is imported: of failed handshakes it prints what we say better.
+# Both are read once, when grpc is imported. Of failed handshakes it prints what we say better.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# gRPC for Python has no setting for the least version of TLS; this one is about TLS 1.2 alone. Left
+# with a cipher that needs a key both sides were given beforehand, no handshake below 1.3 succeeds.
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES256-CBC-SHA"
 
 import grpc
 import grpc.aio
@@ -79,6 +83,12 @@ class IdentityError(PotluckError):
 
     reason = "IDENTITY_REFUSED"
     code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class CertificateExpiredError(IdentityError):
+    """The speaker's certificate has ended; a renewed one helps."""
+
+    reason = "CERTIFICATE_EXPIRED"
 
 
 class ProtocolError(PotluckError):

@@ -157,6 +157,25 @@ def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
         raise ConfigurationError(str(error)) from error
 
 
+def exceeding(
+    asked: Iterable[ClientClaim], granted: Iterable[ClientClaim]
+) -> tuple[ClientClaim, ...]:
+    """Which of the claims asked for hold a client that none of the granted ones holds.
+
+    One of more than `MAXIMUM_CLIENTS` ids must be granted as it is written.
+    """
+    granted = tuple(granted)
+    return tuple(
+        claim
+        for claim in asked
+        if claim not in granted
+        and (
+            claim.count > MAXIMUM_CLIENTS
+            or not all(any(one.includes(each) for one in granted) for each in claim.ids())
+        )
+    )
+
+
 def expand_clients(texts: Iterable[str]) -> list[ClientId]:
     """The client ids that `texts` spell, in the order written.
 
@@ -256,8 +275,11 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
     """What is shown at the other end of a call, from grpc's `context.auth_context()`.
 
     TLS has verified the certificate before any handler runs. Raises IdentityError when the
-    connection carries no certificate or one without an identity.
+    connection is not one of TLS 1.3, carries no certificate or one without an identity.
     """
+    versions = list(auth_context.get("ssl_tls_version", ()))
+    if versions != [b"TLSv1.3"]:
+        raise IdentityError("the connection is not one of TLS 1.3; connect with TLS 1.3")
     certificates = list(auth_context.get("x509_pem_cert", ()))
     if len(certificates) != 1:
         raise IdentityError("the connection carries no certificate; connect over mutual TLS")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.common.identity import Identity, parse_claims
+from potluck.common.identity import ClientClaim, Identity, Role, exceeding, parse_claims
 from potluck.common.key_files import (
     KEY_MODE,
     PUBLIC_MODE,
@@ -129,10 +129,49 @@ def renew(
     return target, old
 
 
+def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) -> Identity:
+    """Whom a signing request makes whom: as what, and for which clients, the operator says.
+
+    Without `clients`, it is granted what the party's newest certificate says. Raises
+    ConfigurationError or IdentityError for a request that asks for more, for another role or
+    federation, or that is malformed.
+    """
+    asked = read_request(request).identity
+    federation = load_authority(folder).federation
+    if asked.federation != federation:
+        raise ConfigurationError(
+            f"{request} asks for federation {asked.federation}; the authority in {folder} is that "
+            f"of {federation}"
+        )
+    if asked.role is not role:
+        raise ConfigurationError(
+            f"{request} asks for the role {asked.role}, not {role}; if that is meant, say "
+            f"--role {asked.role}"
+        )
+    claims = parse_claims(clients) if clients else _granted_before(folder, asked)
+    more = ", ".join(map(str, exceeding(asked.claims, claims)))
+    if more:
+        granted = ", ".join(map(str, claims)) or "nobody"
+        raise ConfigurationError(
+            f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; say with "
+            "--clients what it is to speak for, all that it asks or more, or have it ask for less"
+        )
+    return Identity(federation=federation, role=role, name=asked.name, claims=claims)
+
+
+def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
+    """What a party's newest certificate lets it speak for; nothing if it was revoked."""
+    for newest in [one for one in issued(folder) if one.identity.name == asked.name][-1:]:
+        if newest.identity.role is asked.role and newest.revoked is None:
+            return newest.identity.claims
+    return ()
+
+
 def sign(
     folder: Path,
     request: Path,
     *,
+    role: Role = Role.HOST,
     clients: Sequence[str] = (),
     hosts: Sequence[str] = (),
     days: int = LEAF_DAYS,
@@ -141,29 +180,17 @@ def sign(
 ) -> Path:
     """Certify the key of a signing request; the file written, NAME.pem beside the authority.
 
-    `clients` replace those asked for. Raises ConfigurationError or IdentityError for a request
-    that is malformed, of another federation, or whose name has a certificate already where `force`
-    is not set.
+    Raises what `grant` raises, and ConfigurationError for a name that has a certificate already
+    where `force` is not set.
     """
     authority = load_authority(folder)
-    asked = read_request(request)
-    claims = parse_claims(clients) if clients else asked.identity.claims
-    identity = Identity(
-        federation=asked.identity.federation,
-        role=asked.identity.role,
-        name=asked.identity.name,
-        claims=claims,
-    )
-    if identity.federation != authority.federation:
-        raise ConfigurationError(
-            f"{request} asks for federation {identity.federation}; the authority in {folder} is "
-            f"that of {authority.federation}"
-        )
+    identity = grant(folder, request, role, clients)
     check_request(identity, hosts)
     target = folder / f"{identity.name}.pem"
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; add --force to replace it", path=target)
-    certificate = certify(authority, identity, asked.public_key, hosts=hosts, days=days, now=now)
+    key = read_request(request).public_key
+    certificate = certify(authority, identity, key, hosts=hosts, days=days, now=now)
     _write(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
     return target
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.identity import Role
 from potluck.common.key_files import key_fingerprint, read_request
 from potluck.deploy import certificate_register as register
 from potluck.deploy import pki
@@ -118,8 +119,12 @@ def sign(
     ],
     clients: Annotated[
         list[str] | None,
-        typer.Option(help="What it may speak for, instead of what it asks.", show_default=False),
+        typer.Option(
+            help="What it may speak for; without it, what its certificate so far says.",
+            show_default=False,
+        ),
     ] = None,
+    role: Annotated[Role, typer.Option(help="What it is to be.")] = Role.HOST,
     host: Annotated[
         list[str] | None,
         typer.Option(help="For a coordinator: names it is dialled by.", show_default=False),
@@ -130,19 +135,26 @@ def sign(
 ) -> None:
     """Sign a request that was made where the key is: FOLDER/NAME.pem.
 
-    Compare the fingerprint with the one that was shown there. Give NAME.pem and authority.pem back.
+    You say what it gets. A request that asks for another role, or for clients that you did not
+    name, is refused. Compare the fingerprint with the one that was shown there. Give NAME.pem and
+    authority.pem back.
 
-    potluck pki sign pki lab-a.csr
+    potluck pki sign pki lab-a.csr --clients client-0:5
     """
-    asked = read_request(request)
-    claims = ", ".join(clients or [str(claim) for claim in asked.identity.claims])
-    typer.echo(f"{asked.identity.role} {asked.identity.name} of {asked.identity.federation}")
-    typer.echo(f"clients      {claims or 'none'}")
-    typer.echo(f"fingerprint  {key_fingerprint(asked.public_key)}")
+    granted = register.grant(folder, request, role, clients or ())
+    typer.echo(f"{granted.role} {granted.name} of {granted.federation}")
+    typer.echo(f"clients      {', '.join(map(str, granted.claims)) or 'none'}")
+    typer.echo(f"fingerprint  {key_fingerprint(read_request(request).public_key)}")
     if not yes:
         typer.confirm("Sign it?", abort=True)
     path = register.sign(
-        folder, request, clients=clients or (), hosts=host or (), days=days, force=force
+        folder,
+        request,
+        role=role,
+        clients=clients or (),
+        hosts=host or (),
+        days=days,
+        force=force,
     )
     typer.echo(f"certificate  {path}")
 

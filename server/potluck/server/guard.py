@@ -1,5 +1,6 @@
-"""What every call to the coordinator passes: is the caller of the right role and its certificate
-not revoked, and, on the way out, the one place where exceptions become gRPC statuses."""
+"""What every call to the coordinator passes: is the caller of the right role, does its certificate
+still count, is what it sends a message, and, on the way out, the one place where exceptions become
+gRPC statuses."""
 
 from __future__ import annotations
 
@@ -8,13 +9,20 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-import structlog
+from google.protobuf.message import DecodeError
 
-from potluck.common.errors import IdentityError, PotluckError, to_status
+from potluck.common.errors import (
+    CertificateExpiredError,
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    to_status,
+)
 from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.common.identity import Credential, Identity, Role, peer_credential
 from potluck.common.names import is_name
@@ -26,8 +34,10 @@ from potluck.server.limits import (
     not_too_slow,
     with_first_message,
 )
+from potluck.server.refusal_log import RefusalLog
 
-log = structlog.get_logger()
+LOOK_SECONDS = 1.0
+"""How often it is looked whether certificates with calls under way have expired."""
 
 Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
 
@@ -72,15 +82,27 @@ class Guard(grpc.aio.ServerInterceptor):
         `observe_refusal` is told the reason of every call that is refused."""
         self._limits = limits
         self._admission = Admission(limits)
-        self._check_credential = check_credential
+        self._check_revoked = check_credential
         self._observe_refusal = observe_refusal
+        self._log = RefusalLog()
         self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
+        self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
 
     def cut_off(self, serials: frozenset[int]) -> None:
-        """End every call under way of these certificates, which were revoked."""
+        """End every call under way of these certificates, which no longer count."""
         for serial in serials & self._calls.keys():
             for task in self._calls[serial]:
                 task.cancel()
+
+    async def watch_expiry(self) -> None:
+        """End the calls of certificates as they expire, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = datetime.now(UTC)
+            expired = frozenset(one for one, end in self._expiries.items() if end < now)
+            self.cut_off(expired)
+            for serial in expired:
+                del self._expiries[serial]
 
     async def intercept_service(
         self,
@@ -95,7 +117,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler  # gRPC answers UNIMPLEMENTED
         method = handler_call_details.method
         handler = _with_fast_frames(handler, method)
-        behaviour = _behaviour(handler)
+        behaviour = _decoding(handler, method)
         role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
         if handler.response_streaming:
             return _rebuild(handler, self._guard_stream(behaviour, role, method))
@@ -111,12 +133,8 @@ class Guard(grpc.aio.ServerInterceptor):
                         return await behaviour(request, context)
                     async with self._admission.transfer(peer):
                         return await behaviour(self._paced(request), context)
-            except PotluckError as error:
-                await self._abort(context, error, method)
             except Exception as error:
-                _reraise_abort(error)
-                log.exception("call failed", method=method)
-                await self._abort(context, _unexpected(error), method)
+                await self._abort(context, error, method)
 
         return guarded
 
@@ -139,12 +157,8 @@ class Guard(grpc.aio.ServerInterceptor):
                         request = with_first_message(request, self._limits)
                     async for response in behaviour(request, context):
                         yield response
-            except PotluckError as error:
-                await self._abort(context, error, method)
             except Exception as error:
-                _reraise_abort(error)
-                log.exception("call failed", method=method)
-                await self._abort(context, _unexpected(error), method)
+                await self._abort(context, error, method)
 
         return guarded
 
@@ -152,14 +166,15 @@ class Guard(grpc.aio.ServerInterceptor):
     def _admitted(self, context: Context, role: Role | None) -> Iterator[str]:
         """A call under way; the peer's name.
 
-        Raises IdentityError for one that may not call, also when its certificate is revoked
-        meanwhile, and OverloadedError.
+        Raises IdentityError for one that may not call, also when its certificate is revoked or
+        expires meanwhile, and OverloadedError.
         """
         credential = credential_of(context)
         self._check_credential(credential)
         peer = _check_role(credential.identity, role)
         task = asyncio.current_task()
         calls = self._calls[credential.serial]
+        self._expiries[credential.serial] = credential.expires
         if task is not None:
             calls.add(task)
         try:
@@ -173,14 +188,39 @@ class Guard(grpc.aio.ServerInterceptor):
                 calls.discard(task)
             if not calls:
                 self._calls.pop(credential.serial, None)
+                self._expiries.pop(credential.serial, None)
 
-    async def _abort(self, context: Context, error: PotluckError, method: str) -> NoReturn:
+    def _check_credential(self, credential: Credential) -> None:
+        """Raise IdentityError for a certificate that no longer counts.
+
+        TLS has looked at its end only when the connection was made.
+        """
+        if credential.expires < datetime.now(UTC):
+            raise CertificateExpiredError(
+                f"the certificate of {credential} expired on "
+                f"{credential.expires:%Y-%m-%d %H:%M} UTC; renew it with `potluck pki renew`",
+                expired=credential.expires,
+            )
+        self._check_revoked(credential)
+
+    async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
+        """End a call with the status of an error, and say so."""
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        peer = _name_of(context)
+        if isinstance(error, PotluckError):
+            self._log.refused(peer, method, error)
+        else:
+            self._log.failed(peer, method, error)
+            error = _unexpected(error)
         self._observe_refusal(error.reason)
-        await _abort(context, error, method)
+        details = to_status(error).SerializeToString()
+        await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
+        raise AssertionError("abort always raises")
 
     def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         first = with_first_message(requests, self._limits)
-        return not_too_slow(first, self._limits, _size_of, time.monotonic)
+        return not_too_slow(first, self._limits, len, time.monotonic)
 
 
 def _with_fast_frames(handler: Any, method: str) -> Any:
@@ -200,11 +240,35 @@ def _with_fast_frames(handler: Any, method: str) -> Any:
     return handler
 
 
-def _behaviour(handler: Any) -> Callable[[Any, Context], Any]:
+def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
+    """What a handler does, given messages as bytes.
+
+    They are decoded where the guard sees it: what a deserializer of gRPC raises ends the call
+    without a reason, and fills the log.
+    """
     behaviour: Callable[[Any, Context], Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
-    return behaviour
+    deserialize: Callable[[bytes], Any] = handler.request_deserializer
+
+    def decode(text: bytes) -> Any:
+        try:
+            return deserialize(text)
+        except DecodeError:
+            raise ProtocolError(
+                f"{method.rpartition('/')[2]} was sent {len(text)} bytes that are no message of "
+                "its kind; install the same release of Potluck on both sides",
+                method=method,
+                bytes=len(text),
+            ) from None
+
+    async def decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for text in requests:
+            yield decode(text)
+
+    if handler.request_streaming:
+        return lambda requests, context: behaviour(decoded(requests), context)
+    return lambda request, context: behaviour(decode(request), context)
 
 
 def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
@@ -216,13 +280,9 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
     }[handler.request_streaming, handler.response_streaming]
     return build(
         behaviour,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=None,  # see `_decoding`
         response_serializer=handler.response_serializer,
     )
-
-
-def _size_of(request: Any) -> int:
-    return len(request) if isinstance(request, memoryview) else 0
 
 
 def _check_role(identity: Identity, role: Role | None) -> str:
@@ -237,19 +297,15 @@ def _check_role(identity: Identity, role: Role | None) -> str:
     return f"{identity.role} {identity.name}"
 
 
-def _reraise_abort(error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
+def _name_of(context: Context) -> str:
+    try:
+        identity = identity_of(context)
+    except IdentityError:
+        return "unknown"
+    return f"{identity.role} {identity.name}"
 
 
 def _unexpected(error: Exception) -> PotluckError:
     return PotluckError(
         f"the coordinator failed unexpectedly ({type(error).__name__}); its log says more"
     )
-
-
-async def _abort(context: Context, error: PotluckError, method: str) -> NoReturn:
-    log.info("call refused", method=method, reason=error.reason, why=error.message)
-    details = to_status(error).SerializeToString()
-    await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
-    raise AssertionError("abort always raises")

@@ -64,7 +64,7 @@ async def serving(
         address = _bind(server, settings.listen, certificate.credentials())
         await server.start()
         spare_what_is_loaded()
-        watching = asyncio.create_task(revoking.watch())
+        watching = [asyncio.create_task(each) for each in (revoking.watch(), guard.watch_expiry())]
         readiness.reason = ""
         if metrics_address:
             log.info("serving metrics", address=metrics_address)
@@ -72,7 +72,8 @@ async def serving(
             yield address
         finally:
             readiness.reason = "stopping"
-            watching.cancel()
+            for each in watching:
+                each.cancel()
             coordinator.attendance.close()
             await server.stop(STOP_SECONDS)
 
