@@ -11,19 +11,29 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
+from potluck.rpc.v1 import operator_pb2
+
+INCLUDED, LATE = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LATE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
     async with crash_federation(
         tmp_path_factory.mktemp("selectors"),
         clients=6,
         count=2,
         rounds=4,
         assignments=['strategy.name="fedavg"', "virtual_clock.enabled=true"],
-    ) as shared:
-        yield shared
+    ) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    await shared.until_attending()
+    return shared
 
 
 async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, str]]]:
@@ -46,3 +56,37 @@ async def test_a_coordinator_killed_changes_nothing(federation: Federation, name
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == digest
     assert await picked(federation, run_id) == await picked(federation, undisturbed)
+
+
+@pytest.mark.parametrize("weighting", ["exact", "bucketed"])
+async def test_a_late_update_says_nothing_of_samples_before_or_after_a_kill(
+    federation: Federation, weighting: str
+) -> None:
+    """pow-d draws its candidates by the numbers of samples that are known."""
+    assignments = [
+        'selector.name="pow-d"',
+        "selector.candidates=4",
+        "round.over_selection=2",
+        "task.unequal=true",
+        "rounds=6",
+        f'weighting="{weighting}"',
+    ]
+    undisturbed = await federation.start_run(*assignments)
+    digest = await federation.finished(undisturbed)
+    history = await federation.history(undisturbed)
+    assert all(any(m.state == LATE for m in row.members) for row in history), "nobody is late"
+    for committed in (1, 2, 3):
+        federation.points.note_boundaries()
+        federation.points.kill(f"after-commit_round-{committed}")
+        run_id = await federation.start_run(*assignments)
+        assert await federation.coordinator.ended() == 137
+        await federation.restart_coordinator()
+        assert await federation.finished(run_id) == digest
+        assert await picked(federation, run_id) == await picked(federation, undisturbed)
+    once = await federation.start_run(*assignments, "rounds=1")
+    await federation.finished(once)
+    [first] = await federation.history(once)
+    _, profiles = await federation.operator.fetch_profiles(once)
+    assert {each.client_id: each.samples for each in profiles if each.samples} == {
+        member.client_id: member.samples for member in first.members if member.state == INCLUDED
+    }

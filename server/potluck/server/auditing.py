@@ -153,7 +153,7 @@ def _seen(
     length = training.learning_rate / (1 - training.momentum)
     seen: defaultdict[str, list[BiasUpdates]] = defaultdict(list)
     for one in rounds:
-        steps = {each.client_id: each.update.steps for each in one.members if each.update}
+        steps = {each.client_id: each.update.steps for each in one.included if each.update}
         for client, changes in records.read(one.key.round).items():
             known = exact and client in steps
             reach = np.array([length * steps[client]]) if known else None

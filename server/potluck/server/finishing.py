@@ -25,8 +25,8 @@ from potluck.server.selection import RoundOutcome
 from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
 from potluck.server.store import Store
-from potluck.server.store.records import MemberState, RoundCommit, RoundRow, RunRow, UpdateRow
 from potluck.server.store.records import Metrics as MetricsRow
+from potluck.server.store.records import RoundCommit, RoundRow, RunRow, UpdateRow
 
 
 class Finishing:
@@ -102,10 +102,7 @@ class Finishing:
         await self.settled()
         row, run.row = await self._in_store(partial(_committed, commit=commit))
         run.model_before, run.model, run.states = run.model, facts.model, states
-        if self._masking is None:  # else nobody has told
-            run.samples |= {c: facts.updates[c].row.samples for c in action.included}
-        run.included_updates |= {c: run.instruction_id(c) for c in action.included}
-        run.gate.count_picks(facts.cohort)
+        run.remember(row)
         included = {client: client in action.included for client in facts.cohort}
         tell_settled(run, action.round, action.attempt, included)
         self._announce(row)
@@ -181,7 +178,7 @@ class Finishing:
     async def _observe(self, row: RoundRow) -> None:
         """Tell the metrics whose data the round was of."""
         run, observer = self._run, self._run.environment.observer
-        included = [m.client_id for m in row.members if m.state is MemberState.INCLUDED]
+        included = [member.client_id for member in row.included]
         population, rows = run.population(), {row.key.round: run.rows(included)}
         if population.label_counts is not None:
             labels = await asyncio.to_thread(cohort_labels, population.label_counts, rows)

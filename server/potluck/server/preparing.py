@@ -15,7 +15,6 @@ from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
 from potluck.server.store.records import Attempt, MemberState, RoundRow
 from potluck.server.update_files import SpooledUpdate, spooled_intact
-from potluck.server.wire import train_instruction_id
 
 
 class Preparing:
@@ -94,13 +93,7 @@ class Preparing:
         run, run_id = self._run, self._run.row.run_id
         history: list[RoundRow] = await self._in_store(lambda store: store.rounds(run_id))
         for row in history:
-            run.gate.count_picks([member.client_id for member in row.members])
-            for member in row.members:
-                if member.update is not None and member.update.samples:
-                    run.samples[member.client_id] = member.update.samples
-                if member.state is MemberState.INCLUDED:
-                    update_id = train_instruction_id(*row.key, member.client_id)
-                    run.included_updates[member.client_id] = update_id
+            run.remember(row)
         if history:  # the coordinator may have gone down before it could tell
             last = history[-1]
             ended = {m.client_id: m.state is MemberState.INCLUDED for m in last.members}

@@ -354,9 +354,7 @@ async def stored_profiles(
     await profiling.admit(roster)
     samples: dict[str, int] = {}
     for row in await in_store(lambda store: store.rounds(run_id)):
-        for member in row.members:
-            if member.update is not None:
-                samples[member.client_id] = member.update.samples
+        samples |= row.told_samples
     population = Population(
         ids=roster,
         classes=blueprint.task.classes,

@@ -28,7 +28,7 @@ from potluck.server.round_work import RoundWork, States
 from potluck.server.selection import Answers, Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
-from potluck.server.store.records import AttemptKey, RunRow, RunState
+from potluck.server.store.records import AttemptKey, RoundRow, RunRow, RunState
 from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import train_instruction_id
 
@@ -95,7 +95,7 @@ class Standing:
         self.begun_attempt: AttemptKey | None = None
         """The attempt that is in the store."""
         self.samples: dict[str, int] = {}
-        """Training samples, by client, as far as disclosed."""
+        """Training samples, by client, as told with the last update that was included."""
         self.included_updates: dict[str, str] = {}
         """The last update of each client that became part of the model."""
         self.label_totals: NDArray[np.float64] | None = None
@@ -131,6 +131,16 @@ class Standing:
             label_totals=self.label_totals,
             **columns,
         )
+
+    # Committed rounds -------------------------------------------------------------------------
+
+    def remember(self, row: RoundRow) -> None:
+        """What is known of clients from a committed round on, be it just committed or resumed."""
+        self.samples |= row.told_samples
+        for member in row.included:
+            update_id = train_instruction_id(*row.key, member.client_id)
+            self.included_updates[member.client_id] = update_id
+        self.gate.count_picks([member.client_id for member in row.members])
 
     # The attempt under way --------------------------------------------------------------------
 

@@ -228,6 +228,17 @@ def test_a_commit_leaves_the_lost_and_the_failed_as_they_are(begun: Store) -> No
     ]
 
 
+def test_samples_are_known_of_those_included(begun: Store) -> None:
+    selected(begun, FIRST)
+    masked = replace(UPDATE, samples=0)
+    for client_id, sent in (("a", UPDATE), ("b", UPDATE), ("c", masked)):
+        begun.set_member(FIRST, client_id, MemberState.RECEIVED, update=sent)
+    begun.commit_round(commit(FIRST, ["a", "c"]))
+    [row] = begun.rounds(RUN.run_id)
+    assert [member.client_id for member in row.included] == ["a", "c"]
+    assert row.told_samples == {"a": UPDATE.samples}
+
+
 def test_rounds_are_committed_in_order_and_once(begun: Store) -> None:
     with pytest.raises(StorageError, match="can't be committed after round 0"):
         begun.commit_round(commit(NEXT, []))

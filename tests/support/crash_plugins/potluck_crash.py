@@ -69,9 +69,9 @@ class _Watched(Examples):
         return replace(self, inputs=some.inputs, labels=some.labels)
 
 
-def _examples(seed: int) -> Examples:
+def _examples(seed: int, samples: int = 32) -> Examples:
     generator = torch.Generator().manual_seed(seed)
-    inputs = torch.rand(32, 4, generator=generator)
+    inputs = torch.rand(samples, 4, generator=generator)
     return Examples(inputs=inputs, labels=inputs[:, :3].argmax(1))
 
 
@@ -81,11 +81,12 @@ class Task:
 
     Points: `train-CLIENT` on hosts, `evaluate` on the coordinator, `forward` where the model is
     evaluated. parameters: of the ballast. central: whether the coordinator evaluates, or else the
-    clients.
+    clients. unequal: each client has four times the samples of the one before.
     """
 
     parameters: int = 1000
     central: bool = True
+    unequal: bool = False
 
     classes = 3
     groups = 0
@@ -97,7 +98,7 @@ class Task:
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """Samples that the number at the end of the client's id seeds."""
         number = int(client.rpartition("-")[2])
-        train = _examples(number)
+        train = _examples(number, 32 * 4**number if self.unequal else 32)
         return ClientData(
             train=_Watched(point=f"train-{client}", inputs=train.inputs, labels=train.labels),
             held_out=None if self.central else _examples(1000 + number),

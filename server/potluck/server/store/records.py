@@ -198,6 +198,23 @@ class RoundRow:
     committed_at: datetime
     members: Sequence[MemberRow]
 
+    @property
+    def included(self) -> Sequence[MemberRow]:
+        """The members whose updates are part of the model."""
+        return [member for member in self.members if member.state is MemberState.INCLUDED]
+
+    @property
+    def told_samples(self) -> Mapping[str, int]:
+        """Training samples, by client, as told with updates that are part of the model.
+
+        Not with those that came too late: whether they did is another story after a kill. Of
+        nobody where updates are masked.
+        """
+        told = {member.client_id: member.update for member in self.included}
+        return {
+            client: update.samples for client, update in told.items() if update and update.samples
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileReference:
