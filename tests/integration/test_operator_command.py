@@ -67,7 +67,7 @@ class Ended:
 
 
 async def start(
-    config: OperatorConfig, folder: Path, *arguments: str
+    config: OperatorConfig, folder: Path, *arguments: str, **variables: str
 ) -> asyncio.subprocess.Process:
     """`potluck ARGUMENTS…` in `folder`, with the connection in its environment."""
     environment = {
@@ -77,11 +77,12 @@ async def start(
         "POTLUCK_KEY": str(config.tls.key),
         "POTLUCK_AUTHORITY": str(config.tls.authority),
         "HOME": str(folder),
+        **variables,
     }
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "potluck.deploy.cli",
+        "potluck.deploy",
         *arguments,
         cwd=folder,
         env=environment,
@@ -90,8 +91,8 @@ async def start(
     )
 
 
-async def potluck(config: OperatorConfig, folder: Path, *arguments: str) -> Ended:
-    process = await start(config, folder, *arguments)
+async def potluck(config: OperatorConfig, folder: Path, *arguments: str, **variables: str) -> Ended:
+    process = await start(config, folder, *arguments, **variables)
     out, err = await process.communicate()
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())
@@ -186,6 +187,24 @@ async def test_resume_says_where_the_run_stands_and_may_follow_it(
     states = [json.loads(line)["state"] for line in resumed.out.splitlines()]
     assert (resumed.code, states) == (0, ["waiting", "running", "finished"])
     assert (refused.code, refused.err) == (1, "potluck: run ffff is finished\n")
+
+
+async def test_a_terminal_that_knows_ascii_alone_is_shown_something_alike(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    service.runs = [status(reason="ß → 1 … 2").status]
+    service.watches = [
+        [status(), notice("3 × ‘ß’"), status(FINISHED, committed=3)],
+        [status(reason="ß"), status(FINISHED, committed=3)],
+    ]
+    runs = await potluck(config, tmp_path, "runs", **ascii_only)
+    watched = await potluck(config, tmp_path, "watch", **ascii_only)
+    listed = await potluck(config, tmp_path, "watch", "--json", **ascii_only)
+    assert (runs.code, watched.code, listed.code) == (0, 0, 0)
+    assert "? > 1 . 2" in runs.out
+    assert "3 x '?'" in watched.out
+    assert json.loads(listed.out.splitlines()[0])["reason"] == "ß"  # programs are told it all
 
 
 async def test_ctrl_c_ends_a_watch_with_130(

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MODULES = {
-    "potluck": "potluck.deploy.cli",
-    "potluck-server": "potluck.server.cli",
-    "potluck-client": "potluck.client.cli",
+    "potluck": "potluck.deploy",
+    "potluck-server": "potluck.server",
+    "potluck-client": "potluck.client",
 }
 PATIENCE_SECONDS = 120.0
 

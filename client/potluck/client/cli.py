@@ -11,7 +11,7 @@ import structlog
 import typer
 
 from potluck.client.config import ClientConfig, example_config, load_config
-from potluck.common.command_line import run_command_line
+from potluck.common.command_line import run_command_line, version_option
 from potluck.common.ending import Ending
 from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
@@ -58,9 +58,11 @@ def attend(
     ] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
     log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
+    version: Annotated[bool, version_option("potluck-client")] = False,
 ) -> int:
     """Attend a coordinator until stopped. Flags win over POTLUCK_CLIENT_… variables, these over
     the file."""
+    del version
     if context.invoked_subcommand is not None:
         return 0
     if config is None:

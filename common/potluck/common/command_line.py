@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 import traceback
@@ -19,19 +21,42 @@ from typing import Any, NoReturn
 
 import typer
 
+from potluck.common.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
 from potluck.common.errors import PotluckError
+from potluck.common.protocol import SOFTWARE_VERSION
 
 FAILED = 1
 USAGE = 2
-INTERRUPTED = 130
 TERMINATED = 143
 
 TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
 """Set to 1, every error comes with its traceback."""
 
 
+PLAIN = "potluck.plain"
+"""What becomes of characters that a terminal or file can't show: something like them, as wide."""
+
+_LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
+
+
+def version_option(program: str) -> Any:
+    """`--version` of a program."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{program} {SOFTWARE_VERSION}")
+            raise typer.Exit
+
+    return typer.Option(
+        "--version", help="Print the version and end.", callback=show, is_eager=True
+    )
+
+
 def run_command_line(app: Callable[..., Any], *, program: str) -> NoReturn:
     """Run a typer app with the process's arguments, then exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
     sys.exit(exit_code_of(lambda: app(prog_name=program, standalone_mode=False), program=program))
 
 
@@ -48,6 +73,17 @@ def exit_code_of(command: Callable[[], Any], *, program: str) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end].translate(_LIKE)
+    shown = "".join(each if each.isascii() else "?" for each in unknown)
+    return shown, error.end
+
+
+codecs.register_error(PLAIN, _plainly)
 
 
 def _explain(error: Exception, program: str) -> int:

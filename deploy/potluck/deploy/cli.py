@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from potluck.common.command_line import run_command_line
-from potluck.common.protocol import SOFTWARE_VERSION
+from potluck.common.command_line import run_command_line, version_option
 from potluck.common.runfile import example_run_file
 from potluck.deploy.client_commands import app as clients_app
 from potluck.deploy.data_commands import app as data_app
@@ -61,20 +60,9 @@ class Example(StrEnum):
     OPERATOR = "operator"
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"{PROGRAM} {SOFTWARE_VERSION}")
-        raise typer.Exit
-
-
 @app.callback()
 def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version and end.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
+    version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     """What comes before the command."""
     del version

@@ -15,8 +15,8 @@ from potluck.rpc.v1 import operator_pb2
 
 
 def to_line(value: Mapping[str, Any]) -> str:
-    """One line of JSON; NaN and infinities, which JSON lacks, become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    """One line of JSON in ASCII; NaN and infinities, which JSON lacks, become null."""
+    return json.dumps(_finite(value), allow_nan=False)
 
 
 def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:

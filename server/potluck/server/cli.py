@@ -11,7 +11,7 @@ from typing import Annotated
 import structlog
 import typer
 
-from potluck.common.command_line import FAILED, run_command_line
+from potluck.common.command_line import FAILED, run_command_line, version_option
 from potluck.common.configuration import load
 from potluck.common.ending import GRACE_SECONDS, Ending
 from potluck.common.errors import PotluckError
@@ -49,6 +49,7 @@ def serve(
         Path | None,
         typer.Option(help="Write address and process id here, as JSON, once hosts can connect."),
     ] = None,
+    version: Annotated[bool, version_option("potluck-server")] = False,
 ) -> int:
     """Run the coordinator of a federation until SIGTERM or Ctrl-C.
 
@@ -57,6 +58,7 @@ def serve(
 
     Example: potluck-server --config coordinator.toml
     """
+    del version
     if context.invoked_subcommand is not None:
         return 0
     if config is None:

@@ -1,0 +1,12 @@
+"""Entry point of `potluck-client`; `python -m potluck.client` is the same."""
+
+from potluck.common.entry import begin
+
+
+def main() -> None:
+    """Be the program."""
+    begin("potluck.client.cli")
+
+
+if __name__ == "__main__":
+    main()

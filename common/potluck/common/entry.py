@@ -1,0 +1,38 @@
+"""Where the programs begin. Standard library only, so that it is there at once.
+
+Importing the rest takes a second or more, and who presses Ctrl-C then wants an end, no traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130
+
+
+def begin(module: str) -> NoReturn:
+    """Import `module` and call its `main`; Ctrl-C before, in between and after just ends it."""
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under nohup
+    try:
+        if heeded:
+            signal.signal(signal.SIGINT, _end)
+        program = importlib.import_module(module)
+        if heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        program.main()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        if heeded:
+            signal.signal(signal.SIGINT, _end)
+    sys.exit(0)
+
+
+def _end(*_: object) -> NoReturn:
+    """End now. An exception would be raised wherever an import is, which may swallow or wrap it;
+    and nothing is under way that could be lost."""
+    os._exit(INTERRUPTED)

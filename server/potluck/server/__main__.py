@@ -1,0 +1,12 @@
+"""Entry point of `potluck-server`; `python -m potluck.server` is the same."""
+
+from potluck.common.entry import begin
+
+
+def main() -> None:
+    """Be the program."""
+    begin("potluck.server.cli")
+
+
+if __name__ == "__main__":
+    main()
