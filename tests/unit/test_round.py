@@ -2,9 +2,10 @@
 
 Each file of `tests/testdata/rounds` is one run. A line `plan key=value …` or
 `resume key=value …` sets it up; a line `SECONDS event arguments` is an event, the indented lines
-under it are the actions it must answer with, then the phase and the next wake-up. After a change
-that is meant, `pytest tests/unit/test_round.py --rewrite` writes what the machine answers now;
-read the difference before you commit it.
+under it are the actions it must answer with, then the phase and the next wake-up. Under
+`SECONDS waits` is what the run says it waits for. After a change that is meant,
+`pytest tests/unit/test_round.py --rewrite` writes what the machine answers now; read the difference
+before you commit it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from hypothesis import strategies as st
 
 from potluck.common.runfile import RoundPolicy
 from potluck.server import round_events as rounds
-from potluck.server.round import Phase, Plan, Resumption, RoundMachine
+from potluck.server.plan import Plan
+from potluck.server.round import Phase, Resumption, RoundMachine
 from potluck.server.store.records import MemberState
 
 TRANSCRIPTS = Path(__file__).parent.parent / "testdata" / "rounds"
 
 EVENTS: dict[str, Any] = {
     "started": lambda: rounds.Started(),
-    "joined": lambda *clients: rounds.Joined(clients),
+    "joined": lambda *clients: joined(clients),
     "left": lambda *clients: rounds.Left(clients),
     "barred": lambda *clients: rounds.Barred(clients),
+    "scarce": lambda *words: rounds.Scarce(" ".join(words)),
     "outdated": lambda *words: rounds.Outdated(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
@@ -43,6 +46,13 @@ EVENTS: dict[str, Any] = {
     "stop": lambda: rounds.StopRequested(),
     "tick": lambda: rounds.Ticked(),
 }
+
+
+def joined(words: tuple[str, ...]) -> rounds.Joined:
+    """CLIENT or CLIENT@HOST each."""
+    pairs = [word.partition("@") for word in words]
+    clients = tuple(client for client, _, _ in pairs)
+    return rounds.Joined(clients, {client: host for client, _, host in pairs if host})
 
 
 def make_machine(line: str) -> RoundMachine:
@@ -67,6 +77,7 @@ def make_machine(line: str) -> RoundMachine:
         roster=int(values.pop("roster", "3")),
         roster_timeout_seconds=float(values.pop("timeout", "300")),
         policy=RoundPolicy.model_validate(policy),
+        hosts=int(values.pop("hosts", "0")),
         evaluate_every=int(values.pop("evaluate_every", "1")),
         simulated="simulated_deadline" in values,
         simulated_deadline=float(values.pop("simulated_deadline", "inf")),
@@ -97,6 +108,10 @@ def replay(text: str) -> str:
             machine = make_machine(line)
             continue
         at, name, *arguments = line.split()
+        if name == "waits":
+            assert machine.waiting is not None
+            out.append(f"    {machine.waiting.what}")
+            continue
         actions = machine.handle(EVENTS[name](*arguments), float(at))
         out += [show(action) for action in actions]
         wakeup = machine.next_wakeup()
@@ -144,7 +159,8 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         if machine.phase is Phase.ENDED:
             break
         wakeup = machine.next_wakeup()
-        assert outstanding or wakeup is not None, "nothing would ever happen again"
+        happens = outstanding or wakeup is not None or machine.waiting is not None
+        assert happens, "nothing would ever happen again"
         choice = data.draw(st.integers(0, 6))
         clients = data.draw(st.sets(st.sampled_from(CLIENTS), max_size=3).map(sorted).map(tuple))
         if choice == 0:
@@ -164,8 +180,10 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:
+            assert wakeup > now or machine.phase is Phase.TRAINING
             now, event = max(now, wakeup), rounds.Ticked()
         else:
+            assert machine.waiting is not None
             continue
         for action in machine.handle(event, now):
             match action:

@@ -18,7 +18,7 @@ from potluck.common.triplet import triplet_settings_for
 from potluck.common.virtual_clock import pace
 from potluck.server.composition import by_protocol, check_composition
 from potluck.server.maskable import check_masking, masked_policy
-from potluck.server.round import Plan
+from potluck.server.plan import Plan
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
@@ -47,6 +47,7 @@ class Blueprint:
             roster=self.run_file.roster,
             roster_timeout_seconds=self.run_file.roster_timeout_seconds,
             policy=policy,
+            hosts=self.run_file.masking.hosts if self.run_file.secure_aggregation else 0,
             evaluate_every=self.run_file.evaluation.every,
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,

@@ -190,7 +190,7 @@ class RunEngine:
             self._prepared.set()
             await self.quarantine_changed()
             run.post(rounds.Started())
-            run.post(rounds.Joined(self._environment.attendance.clients))
+            self._on_attendance(self._environment.attendance.clients, joined=True)
             while run.machine.phase is not Phase.ENDED:
                 event = await self._next_event()
                 actions = run.machine.handle(event, now())
@@ -235,7 +235,12 @@ class RunEngine:
             return rounds.Ticked()
 
     def _on_attendance(self, clients: tuple[str, ...], joined: bool) -> None:
-        self.post(rounds.Joined(clients) if joined else rounds.Left(clients))
+        if not joined:
+            self.post(rounds.Left(clients))
+            return
+        sessions = {client: self._environment.attendance.session_of(client) for client in clients}
+        hosts = {client: session.host_id for client, session in sessions.items() if session}
+        self.post(rounds.Joined(clients, hosts))
 
     async def _carry_out(self, action: rounds.Action) -> None:
         match action:

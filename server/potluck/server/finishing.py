@@ -70,7 +70,7 @@ class Finishing:
                 run.blueprint,
                 run.key,
                 model,
-                run.machine.available(now()),
+                run.machine.present(now()),
                 seconds=run.blueprint.run_file.round.deadline_seconds,
                 present=run.is_present,
             )

@@ -22,6 +22,10 @@ Say = Callable[[str], None]
 _SHOWN = 3
 
 
+class ScarceError(RunError):
+    """Too few clients may be selected now."""
+
+
 class Gatekeeper:
     """The rules of one run. `say` tells people that something is wrong."""
 
@@ -72,8 +76,8 @@ class Gatekeeper:
     ) -> Rows:
         """Rows of those who may be selected, sorted, once they have disclosed what is needed.
 
-        Raises RunError where somebody refuses and the run can't do without, or where too few are
-        left for a quorum.
+        Raises RunError where somebody refuses and the run can't do without; ScarceError where too
+        few are left for a quorum.
         """
         barred = set(self.barred)
         clients = [client for client in available if client not in barred]
@@ -91,7 +95,7 @@ class Gatekeeper:
                     "profile in time and can't be selected yet"
                 )
         if len(clients) < self._needed:
-            raise RunError(
+            raise ScarceError(
                 f"round {round_number}: {len(clients)} clients may be selected, at least "
                 f"{self._needed} are needed; others are in quarantine or have no profile",
             )

@@ -52,9 +52,6 @@ _RELEASED = (
     "these updates are in an earlier sum over other clients, and both together would give the "
     "difference away; have just these clients back, or start a run with another seed"
 )
-_PAUSE_SECONDS = 0.2
-"""Before the second attempt; twice as long before the third."""
-
 _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 
 
@@ -299,7 +296,6 @@ class MaskedRounds:
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
             troubles = {}  # who has given shares gives them again for the same clients only
-        await asyncio.sleep(_PAUSE_SECONDS * key.attempt)
         run.post(
             rounds.SumFailed(
                 key.round, key.attempt, f"no secure sum: {why}", tuple(sorted(troubles.items()))

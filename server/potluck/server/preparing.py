@@ -153,6 +153,7 @@ class Preparing:
             roster=tuple(run.roster),
             committed=committed,
             attempt=key.attempt,
+            spent=key.attempt - 1,  # it is not stored which of them counted
             available=facts.available,
             cohort=tuple(cohort),
             seconds={client: update.row.seconds for client, update in facts.updates.items()},

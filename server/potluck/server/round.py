@@ -11,12 +11,13 @@ and, when a quorum is missed, back to selecting with the next attempt.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from potluck.common.runfile import LateJoiners, Leavers, RoundPolicy
+from potluck.common.runfile import LateJoiners
+from potluck.server.gathering import Gathering, listed
+from potluck.server.plan import Plan
 from potluck.server.round_events import (
     Abandon,
     Action,
@@ -39,6 +40,7 @@ from potluck.server.round_events import (
     Reduce,
     Reduced,
     Say,
+    Scarce,
     Select,
     Selected,
     Started,
@@ -49,9 +51,7 @@ from potluck.server.round_events import (
     UpdateArrived,
 )
 from potluck.server.store.records import MemberState
-
-REATTACH_SECONDS = 30.0
-"""How long a restarted coordinator waits for the clients it knew before it selects without them."""
+from potluck.server.waiting import Waiting, attempt_pause
 
 ENOUGH_WITHOUT = "the round had enough updates without it"
 """Why a member that was not waited for is late."""
@@ -67,30 +67,6 @@ class Phase(StrEnum):
     EVALUATING = "evaluate"
     COMMITTING = "commit"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the machine must know of a run file.
-
-    simulated: rounds are timed by a virtual clock: all are waited for, and who was in time is
-    decided by simulated seconds, of which a client has `simulated_deadline`.
-    """
-
-    rounds: int
-    count: int
-    roster: int
-    roster_timeout_seconds: float
-    policy: RoundPolicy
-    evaluate_every: int = 1
-    simulated: bool = False
-    simulated_deadline: float = math.inf
-
-    def evaluates(self, round_number: int) -> bool:
-        """Whether that round's model is evaluated."""
-        if self.evaluate_every == 0:
-            return False
-        return round_number % self.evaluate_every == 0 or round_number == self.rounds
 
 
 @dataclass(kw_only=True)
@@ -135,50 +111,43 @@ class RoundMachine:
             client: Member(state=state, seconds=was.seconds.get(client, 0.0))
             for client, state in was.cohort
         }
-        self.roster: dict[str, None] = dict.fromkeys(was.roster)
-        self._resumed = resumption is not None
+        under_way = was.committed > 0 or was.attempt > 1 or bool(was.available)
+        self.gathering = Gathering(plan, was.roster, under_way=under_way)
         self._started = False
         self._stored_available = was.available
-        self._attending: set[str] = set()
-        self._away_since: dict[str, float] = {}
         self._refused: set[str] = set()
-        self._barred: frozenset[str] = frozenset()
-        self._spared: set[str] = set()  # clients that failed an earlier attempt at this round
-        self._waiting_until = 0.0
-        self._reattach_until = 0.0
+        self._failures = 0  # attempts in a row that came to nothing
+        self._told_of_waiting = False
         self._round_deadline = 0.0
-        self._waiting_for: frozenset[str] = frozenset()
 
     # Queries ----------------------------------------------------------------------------------
 
-    def available(self, now: float) -> tuple[str, ...]:
-        """Clients that may be selected, in roster order."""
-        return tuple(
-            client
-            for client in self.roster
-            if client not in self._barred and self.is_present(client, now)
-        )
+    def present(self, now: float) -> tuple[str, ...]:
+        """Clients that attend or may still come back, in roster order; nobody who is barred."""
+        return self.gathering.present(now)
 
     def is_present(self, client: str, now: float) -> bool:
         """Whether a client attends, or may still come back in time."""
-        if client in self._attending:
-            return True
-        since = self._away_since.get(client)
-        return since is not None and now < since + self._grace
+        return self.gathering.is_present(client, now)
+
+    def host_of(self, client: str) -> str:
+        """The host that answers for a client, or did last; empty where none ever has."""
+        return self.gathering.presence.host_of(client)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the run waits for; None while a round is under way."""
+        return self.gathering.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:
         """When the machine wants a Ticked if nothing else happens; None: not at all."""
-        times: list[float] = []
         if self.phase is Phase.WAITING and self._started:
-            times.append(self._reattach_until if self._waiting_for else self._waiting_until)
-        if self.phase is Phase.TRAINING:
-            times.append(self._round_deadline)
-            times += [
-                since + self._grace
-                for client, since in self._away_since.items()
-                if self._is_pending(client)
-            ]
-        return min(times, default=None)
+            return self.gathering.wake
+        if self.phase is not Phase.TRAINING:
+            return None
+        presence = self.gathering.presence
+        away = [client for client in self.pending if not presence.attends(client)]
+        return min([self._round_deadline, *map(presence.back_by, away)])
 
     @property
     def answered(self) -> list[str]:
@@ -199,15 +168,17 @@ class RoundMachine:
         match event:
             case Started():
                 return self._start(now)
-            case Joined(clients):
-                return self._join(clients, now)
+            case Joined(clients, hosts):
+                return self._join(clients, hosts, now)
             case Left(clients):
                 return self._leave(clients, now)
             case Barred(clients):
-                self._barred = frozenset(clients)
+                self.gathering.barred = frozenset(clients)
                 return self._select_if_ready(now)
             case Selected(cohort) if self.phase is Phase.SELECTING:
                 return self._train(cohort, now)
+            case Scarce(reason) if self.phase is Phase.SELECTING:
+                return self._select_later(reason, now)
             case Outdated(reason) if self.phase is Phase.SELECTING:
                 return self._begin_anew(reason, now)
             case UpdateArrived(client, seconds) if self._is_pending(client):
@@ -241,16 +212,8 @@ class RoundMachine:
         self._started = True
         if self.round > self.plan.rounds:  # killed between its last commit and its end
             return self._end(Ending.FINISHED, "")
-        self._waiting_until = now + self.plan.roster_timeout_seconds
-        if self._resumed:
-            self._waiting_for = frozenset(self.roster) - self._attending
-            self._reattach_until = now + REATTACH_SECONDS
-            # Whoever was there is as good as there until the time to come back is over.
-            away = (client for client in self.roster if client not in self._attending)
-            self._away_since = dict.fromkeys(away, self._reattach_until)
-            if self.members:
-                return self._go_on_training(now)
-        return self._select_if_ready(now)
+        self.gathering.start(now)
+        return self._go_on_training(now) if self.members else self._select_if_ready(now)
 
     def _go_on_training(self, now: float) -> list[Action]:
         self.phase = Phase.TRAINING
@@ -258,15 +221,11 @@ class RoundMachine:
         trains: list[Action] = [Train(client) for client in self.pending]
         return trains + self._close_if_settled(now)
 
-    def _join(self, clients: tuple[str, ...], now: float) -> list[Action]:
-        actions: list[Action] = []
-        self._attending.update(clients)
-        self._waiting_for -= self._attending
-        for client in clients:
-            self._away_since.pop(client, None)
-        if self.roster:
-            actions += self._admit_late([c for c in clients if c not in self.roster])
-        return actions + self._select_if_ready(now)
+    def _join(self, clients: tuple[str, ...], hosts: Mapping[str, str], now: float) -> list[Action]:
+        self.gathering.presence.join(clients, hosts)
+        roster = self.gathering.roster
+        admitted = self._admit_late([c for c in clients if c not in roster]) if roster else []
+        return admitted + self._select_if_ready(now)
 
     def _admit_late(self, clients: list[str]) -> list[Action]:
         new = tuple(sorted(client for client in clients if client not in self._refused))
@@ -274,56 +233,57 @@ class RoundMachine:
             return []
         if self.plan.policy.late_joiners is LateJoiners.REFUSE:
             self._refused.update(new)
-            return [Say(f"{_list(new)} came too late for this run and will not be selected")]
-        self.roster |= dict.fromkeys(new)
+            return [Say(f"{listed(new)} came too late for this run and will not be selected")]
+        self.gathering.roster |= dict.fromkeys(new)
         return [Admit(new)]
 
     def _leave(self, clients: tuple[str, ...], now: float) -> list[Action]:
-        self._attending.difference_update(clients)
-        for client in clients:
-            self._away_since[client] = now
-        return self._tick(now) if self.phase is Phase.TRAINING else []
+        self.gathering.presence.leave(clients, now)
+        return self._tick(now)
 
     def _select_if_ready(self, now: float) -> list[Action]:
         if self.phase is not Phase.WAITING or not self._started:
             return []
-        actions: list[Action] = []
-        if not self.roster:
-            wanted = self.plan.roster or self.plan.count
-            if len(self._attending) < wanted:
-                return self._keep_waiting(now, f"{len(self._attending)} of {wanted}")
-            first = tuple(sorted(self._attending))
-            self.roster = dict.fromkeys(first)
+        gathering, actions = self.gathering, list[Action]()
+        if not gathering.roster:
+            first = gathering.first_roster(now)
+            if not first:
+                return self._keep_waiting()
+            gathering.roster = dict.fromkeys(first)
+            gathering.begin(now)
             actions.append(Admit(first))
-        if self._waiting_for and now < self._reattach_until:
-            return actions  # a restarted coordinator lets the clients it knew come back first
-        self._waiting_for = frozenset()
-        needed = self.plan.policy.needed(self.plan.count)
-        stored = tuple(client for client in self._stored_available if client not in self._barred)
-        available = stored or self._candidates(needed, now)
-        if len(available) < needed:
-            return actions + self._keep_waiting(now, f"{len(available)} of at least {needed}")
+        available = gathering.ready(now)
+        if not available:
+            return actions + self._keep_waiting()
+        if self._stored_available:
+            available = tuple(c for c in self._stored_available if c not in gathering.barred)
+            if not gathering.suffices(available, self.plan.needed):
+                return self._begin_anew("fewer may be selected than before the restart", now)
         self._stored_available = ()
+        self._told_of_waiting = False
         self.phase = Phase.SELECTING
         count = self.plan.count + self.plan.policy.over_selection
         return [*actions, Select(self.round, self.attempt, available, count)]
 
-    def _candidates(self, needed: int, now: float) -> tuple[str, ...]:
-        """Available clients, without those that failed this round already if others suffice."""
-        available = self.available(now)
-        fresh = tuple(client for client in available if client not in self._spared)
-        return fresh if len(fresh) >= needed else available
-
-    def _keep_waiting(self, now: float, have: str) -> list[Action]:
-        if now < self._waiting_until:
+    def _keep_waiting(self) -> list[Action]:
+        gathering, waiting = self.gathering, self.gathering.waiting
+        if gathering.given_up:
+            return self._end(Ending.FAILED, gathering.given_up)
+        if self._told_of_waiting or waiting is None or waiting.until is not None:
             return []
-        if self._barred:
-            have += f" (not counting {len(self._barred)} in quarantine or without a profile)"
-        return self._end(
-            Ending.FAILED,
-            f"{have} clients attended after {self.plan.roster_timeout_seconds:g} s; start more "
-            "hosts, or lower `count` or `roster` in the run file",
-        )
+        self._told_of_waiting = True
+        away = gathering.away()
+        whom = f"; away: {listed(away)}" if away else ""
+        return [Say(f"round {self.round}: {waiting.what}{whom}", warning=True)]
+
+    def _select_later(self, reason: str, now: float) -> list[Action]:
+        """Wait for a while, as for those that are away."""
+        self.phase = Phase.WAITING
+        if self.gathering.is_overdue(now):
+            return self._end(Ending.FAILED, reason)
+        self._failures += 1
+        self.gathering.begin(now, attempt_pause(self._failures))
+        return [Say(f"{reason}; trying again later", warning=True), *self._select_if_ready(now)]
 
     def _begin_anew(self, reason: str, now: float) -> list[Action]:
         """The next attempt, without counting this one against the policy."""
@@ -338,6 +298,7 @@ class RoundMachine:
 
     def _train(self, cohort: tuple[str, ...], now: float) -> list[Action]:
         self.phase = Phase.TRAINING
+        self.gathering.under_way = True
         self.members = {client: Member() for client in cohort}
         self._round_deadline = now + self.plan.policy.deadline_seconds
         trains: list[Action] = [Train(client) for client in cohort]
@@ -350,8 +311,7 @@ class RoundMachine:
             return []
         actions: list[Action] = []
         for client in self.pending:
-            since = self._away_since.get(client)
-            if since is not None and now >= since + self._grace:
+            if not self.is_present(client, now):
                 trouble = "its host went away and did not come back in time"
                 actions += self._drop(client, MemberState.LOST, trouble)
         if now >= self._round_deadline:
@@ -437,23 +397,39 @@ class RoundMachine:
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
         if self.pending:
             actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
-        self._spared |= {
-            client
-            for client, member in self.members.items()
-            if member.state in (MemberState.FAILED, MemberState.LOST, MemberState.LATE)
+        again = "trying again with a new cohort"
+        to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
+        if self._lost_its_hosts():
+            again = "trying again; hosts went away, so the attempt does not count"
+            self._spent += 1
+            to_spare.remove(MemberState.LOST)  # once they are back they are as good as others
+        self.gathering.spared |= {
+            client for client, member in self.members.items() if member.state in to_spare
         }
         troubles = sorted({m.trouble for m in self.members.values() if m.trouble})
         self.members = {}
         if self.attempt - self._spent >= self.plan.policy.attempts:
             return actions + self._end(Ending.FAILED, "; ".join([reason, *troubles]))
         self.attempt += 1
-        self._waiting_until = now + self.plan.roster_timeout_seconds
+        self._failures += 1
+        self.gathering.begin(now, attempt_pause(self._failures))
         self.phase = Phase.WAITING
         return [
             *actions,
-            Say(f"{reason}; trying again with a new cohort", warning=True),
+            Say(f"{reason}; {again}", warning=True),
             *self._select_if_ready(now),
         ]
+
+    def _lost_its_hosts(self) -> bool:
+        """Whether the cohort was large enough, and is too small without those that went away."""
+        there = [
+            client
+            for client, member in self.members.items()
+            if member.state is not MemberState.LOST and self.gathering.presence.attends(client)
+        ]
+        needed = self.plan.policy.needed(min(self.plan.count, len(self.members)))
+        suffices = self.gathering.suffices
+        return suffices(tuple(self.members), needed) and not suffices(there, needed)
 
     # Finishing --------------------------------------------------------------------------------
 
@@ -474,8 +450,9 @@ class RoundMachine:
         self.attempt = 1
         self._spent = 0
         self.members = {}
-        self._spared.clear()
-        self._waiting_until = max(self._waiting_until, now + self.plan.roster_timeout_seconds)
+        self._failures = 0
+        self.gathering.spared.clear()
+        self.gathering.begin(now)
         self.phase = Phase.WAITING
         return self._select_if_ready(now)
 
@@ -486,18 +463,6 @@ class RoundMachine:
         self.phase = Phase.ENDED
         return [*actions, End(ending, reason)]
 
-    # Presence ---------------------------------------------------------------------------------
-
-    @property
-    def _grace(self) -> float:
-        policy = self.plan.policy
-        return policy.grace_seconds if policy.leavers is Leavers.WAIT else 0.0
-
     def _is_pending(self, client: str) -> bool:
         member = self.members.get(client)
         return member is not None and member.state is MemberState.SELECTED
-
-
-def _list(clients: Sequence[str]) -> str:
-    shown = ", ".join(clients[:5])
-    return shown if len(clients) <= 5 else f"{shown} and {len(clients) - 5} more"

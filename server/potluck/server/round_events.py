@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from potluck.server.store.records import MemberState
@@ -20,9 +21,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Joined:
-    """Clients attend."""
+    """Clients attend. hosts: of each client, the host that answers for it."""
 
     clients: tuple[str, ...]
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,13 @@ class Selected:
     """The selector has chosen, and the cohort is stored."""
 
     cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scarce:
+    """Too few of those available turned out to be eligible; they may be later."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ Event = (
     | Left
     | Barred
     | Selected
+    | Scarce
     | Outdated
     | UpdateArrived
     | ClientFailed

@@ -211,11 +211,11 @@ class SecureSums:
 def check_invited(invited: Mapping[str, str], header: Header) -> None:
     """Raises RunError for a group that can't have a sum."""
     hosts = len(set(invited.values()))
-    needed = max(header.quorum, header.threshold)
+    needed = max(header.quorum, header.threshold, header.least_hosts)
     if hosts < header.least_hosts or len(invited) < needed:
         raise RunError(
-            f"{len(invited)} clients on {hosts} hosts attend, a secure sum needs {needed} clients "
-            f"on {header.least_hosts} hosts",
+            f"{len(invited)} clients on {hosts} hosts attend, and a secure sum over them needs at "
+            f"least {needed} clients on at least {header.least_hosts} hosts",
             clients=len(invited),
             hosts=hosts,
         )

@@ -6,6 +6,7 @@ from potluck.common.runfile import MissingProfiles
 from potluck.server import round_events as rounds
 from potluck.server.cells import Cells
 from potluck.server.environment import utc
+from potluck.server.gatekeeping import ScarceError
 from potluck.server.label_totals import LabelTotals
 from potluck.server.questioning import Questioning, ReplayError
 from potluck.server.round_work import States
@@ -44,6 +45,9 @@ class Selecting:
             await self._select(action)
         except ReplayError as error:
             self._run.post(rounds.Outdated(error.message))
+        except ScarceError as error:
+            begun = self._run.begun_attempt == self._run.key
+            self._run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
 
     async def _select(self, action: rounds.Select) -> None:
         run = self._run
@@ -57,8 +61,7 @@ class Selecting:
         facts.cohort = cohort
         facts.reasons = dict(zip(cohort, selection.reasons, strict=True))
         for client in cohort:
-            session = run.environment.attendance.session_of(client)
-            facts.hosts[client] = session.host_id if session else ""
+            facts.hosts[client] = run.machine.host_of(client)
         if selection.quotas is not None:
             facts.quotas = dict(zip(cohort, selection.quotas.tolist(), strict=True))
         stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]

@@ -1,0 +1,44 @@
+"""What the round machine must know of a run file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from potluck.common.runfile import Leavers, RoundPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the machine must know of a run file.
+
+    hosts: how many a round's clients must be on, 0 where that does not matter. simulated: rounds
+    are timed by a virtual clock: all are waited for, and who was in time is decided by simulated
+    seconds, of which a client has `simulated_deadline`.
+    """
+
+    rounds: int
+    count: int
+    roster: int
+    roster_timeout_seconds: float
+    policy: RoundPolicy
+    hosts: int = 0
+    evaluate_every: int = 1
+    simulated: bool = False
+    simulated_deadline: float = math.inf
+
+    @property
+    def grace_seconds(self) -> float:
+        """How long a host that went away may take to come back."""
+        return self.policy.grace_seconds if self.policy.leavers is Leavers.WAIT else 0.0
+
+    @property
+    def needed(self) -> int:
+        """Clients without whom no round can begin."""
+        return max(self.policy.needed(self.count), self.hosts)
+
+    def evaluates(self, round_number: int) -> bool:
+        """Whether that round's model is evaluated."""
+        if self.evaluate_every == 0:
+            return False
+        return round_number % self.evaluate_every == 0 or round_number == self.rounds

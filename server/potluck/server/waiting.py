@@ -1,0 +1,72 @@
+"""What a run waits for before it selects, and how long it pauses after a failed attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a run waits for.
+
+    what: one line, without a time. until: when it stops waiting, and goes on or fails; None: it
+    waits without limit. clients, hosts: how many may be selected now, and how many it takes;
+    hosts_needed: 0 where hosts are not counted.
+    """
+
+    what: str
+    until: float | None
+    clients: int
+    clients_needed: int
+    hosts: int
+    hosts_needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muster:
+    """How many may be selected, and how many it takes. at_least: whether more would be selected.
+
+    barred: so many are there or away and can't be selected.
+    """
+
+    clients: int
+    clients_needed: int
+    hosts: int
+    hosts_needed: int
+    at_least: bool = False
+    barred: int = 0
+
+    @property
+    def suffices(self) -> bool:
+        """Whether a round can begin."""
+        return self.clients >= self.clients_needed and self.hosts >= self.hosts_needed
+
+    def counted(self, verb: str) -> str:
+        """Who is there, of whom are needed."""
+        least = "at least " if self.at_least else ""
+        not_counted = f" (not counting {self.barred} in quarantine or without a profile)" * (
+            self.barred > 0
+        )
+        if not self.hosts_needed:
+            return f"{self.clients} of {least}{self.clients_needed}{not_counted} clients {verb}"
+        return (
+            f"{self.clients} clients on {self.hosts} hosts{not_counted} {verb}, and a secure sum "
+            f"needs {least}{self.clients_needed} clients on {least}{self.hosts_needed} hosts"
+        )
+
+    def lacking(self) -> str:
+        """How many more it takes."""
+        clients = self.clients_needed - self.clients
+        hosts = self.hosts_needed - self.hosts
+        counted = [f"{clients} more"] if clients > 0 else []
+        counted += [f"{hosts} more {'host' if hosts == 1 else 'hosts'}"] if hosts > 0 else []
+        return " on ".join(counted)
+
+
+def attempt_pause(failures: int) -> float:
+    """Seconds before a round is tried again, after so many failed attempts in a row."""
+    doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30)
+    return min(doubled, LONGEST_PAUSE_SECONDS)
