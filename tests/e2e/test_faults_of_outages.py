@@ -1,0 +1,106 @@
+"""All hosts away at once, for longer than a run waits at its start: that costs time, nothing else.
+
+All tests share the processes; every run has the same seed, and one attempt for each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+
+CLIENTS = 5
+PATIENCE = ["roster_timeout_seconds=2.0", "round.attempts=1"]
+EVERYBODY = ["round.grace_seconds=0.2", "round.quorum=1.0"]
+MASKED = [*EVERYBODY, "secure_aggregation=true"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("outages"),
+        clients=CLIENTS,
+        hosts=CLIENTS,
+        count=CLIENTS,
+        rounds=2,
+        assignments=PATIENCE,
+        root=True,
+    ) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    await shared.until_attending()
+    return shared
+
+
+async def until_waiting(federation: Federation, run_id: str, words: str) -> None:
+    """Wait until a run says that it waits."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        events = federation.operator.watch_run(run_id)
+        async for event in events:
+            if words in event.notice.text:
+                await events.aclose()
+                return
+    raise AssertionError(f"the run ended without a word of '{words}'")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (EVERYBODY, f"0 of at least {CLIENTS} clients attend; waiting for {CLIENTS} more"),
+        (MASKED, "0 clients on 0 hosts attend, and a secure sum needs at least 5 clients on at"),
+    ],
+    ids=["open", "masked"],
+)
+async def test_all_hosts_are_killed_amid_a_round(
+    federation: Federation, assignments: list[str], words: str
+) -> None:
+    undisturbed = await federation.finished(await federation.start_run(*assignments))
+    held = f"train-client-{CLIENTS - 1}"
+    federation.points.hold(held)
+    run_id = await federation.start_run(*assignments)
+    await until(lambda: len(federation.spooled()) >= 2 and federation.points.reached(held))
+    for number in range(CLIENTS):
+        await federation.kill_host(number)
+    federation.points.release()
+    await until_waiting(federation, run_id, words)
+    await asyncio.sleep(2.5)  # longer than a run waits at its start is what is tested
+    assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_RUNNING
+    await federation.start_hosts()
+    assert await federation.finished(run_id) == undisturbed
+    for entry in await federation.history(run_id):
+        assert {member.state for member in entry.members} == {INCLUDED}
+
+
+@pytest.mark.slow
+async def test_all_hosts_freeze_amid_a_round(federation: Federation) -> None:
+    """With the settings that a run has by default, but for the only attempt."""
+    undisturbed = await federation.finished(await federation.start_run("round.grace_seconds=5"))
+    held = [f"train-client-{number}" for number in range(CLIENTS)]
+    federation.points.hold(*held)
+    run_id = await federation.start_run("round.grace_seconds=5")
+    await until(lambda: all(map(federation.points.reached, held)))
+    groups = [process.group for process in federation.processes.hosts.values()]
+    for group in groups:
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        await federation.until_attending(0)
+        await until_waiting(federation, run_id, "clients attend; waiting for")
+    finally:
+        for group in groups:
+            os.killpg(group, signal.SIGCONT)
+    federation.points.release()
+    assert await federation.finished(run_id) == undisturbed
