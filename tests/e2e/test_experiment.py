@@ -78,3 +78,15 @@ async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_th
     assert whole.wait() == 0
     assert tables(tmp_path / "whole") == tables(output)
     assert "fedentopt" in (output / "report.html").read_text()
+
+
+@pytest.mark.slow
+async def test_of_two_starts_at_once_one_finishes_and_the_other_says_why_not(
+    tmp_path: Path,
+) -> None:
+    file, output = tmp_path / "miniature.toml", tmp_path / "shared"
+    file.write_text(EXPERIMENT)
+    both = [start(file, output), start(file, output)]
+    assert sorted(each.wait() for each in both) == [0, 1], (tmp_path / "shared.log").read_text()
+    assert "shared is in use by another experiment" in (tmp_path / "shared.log").read_text()
+    assert len(cells(output)) == 2

@@ -295,6 +295,7 @@ def test_included_clients_by_round() -> None:
 def test_a_finished_cell_is_found_again_under_its_new_labels(tmp_path: Path) -> None:
     cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
     folder = ResultsFolder(tmp_path)
+    folder.opened().close()
     assert folder.find(cell) is None
     folder.keep(cell, results()[0])
     found = folder.find(cell)
@@ -305,6 +306,7 @@ def test_a_finished_cell_is_found_again_under_its_new_labels(tmp_path: Path) -> 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
     folder = ResultsFolder(tmp_path)
+    folder.opened().close()
     (folder.cells / f"{cell.digest}.json").write_text("{")
     with pytest.raises(StorageError, match="remove it, and the cell will be run again"):
         folder.find(cell)

@@ -12,12 +12,12 @@ sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_led
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from pathlib import Path
 
-from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.errors import StorageError
+from potluck.common.folder_lock import FolderLock
 
 DISCLOSURES = "disclosures"
 """The folder of ledgers within a state directory."""
@@ -46,26 +46,21 @@ class StateDirectory:
             for folder in (path, *inside, self.disclosures, self.sums):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(
                 f"can't use the state directory {path}: {error.strerror}; "
                 "set state_directory to a folder this user may write to",
                 path=path,
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ConfigurationError(
-                f"the state directory {path} is in use by another client process; stop that one, "
-                "or give each its own state_directory",
-                path=path,
-            ) from None
+        self._lock = FolderLock(
+            path,
+            holder="client process",
+            remedy="stop that one, or give each its own state_directory",
+        )
 
     def close(self) -> None:
         """Let another process use the folder."""
-        os.close(self._lock)
+        self._lock.close()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.deploy.demo import run_demo
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.demo_files import (
+    DemoFiles,
+    DemoOptions,
+    check_demo,
+    hold,
+    reserved_port,
+    write_demo_files,
+)
 from potluck.deploy.demo_metrics import reserved_ports, serve_metrics
 from potluck.deploy.interruption import run_interruptibly
 from potluck.deploy.readable import (
@@ -81,14 +89,24 @@ def demo(
         root=True,
     )
     console = Console(stderr=as_json)
-    place = folder or _FOLDERS / datetime.now().strftime("%Y%m%d-%H%M%S")
-    with reserved_port() as port, reserved_ports(1 + hosts) as metrics_ports:
+    check_demo(options)
+    place = folder or _new_folder()
+    with (
+        hold(place),
+        reserved_port() as port,
+        reserved_ports(1 + hosts) as metrics_ports,
+    ):
         files = write_demo_files(place, options, port)
         prometheus = serve_metrics(files, metrics_ports)
-        console.print(f"everything of this demo is in {files.folder}", highlight=False)
         console.print(
-            f"metrics: prometheus --config.file={prometheus}", highlight=False, soft_wrap=True
-        )
+            f"everything of this demo is in {files.folder}",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        console.print(
+            f"to graph its metrics while it runs, if you have Prometheus: "
+            f"prometheus --config.file={prometheus}",
+            style="dim", highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
         view = run_interruptibly(run_demo(files, console))
     summary = summarise(view, clients=options.clients)
     files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
@@ -96,6 +114,16 @@ def demo(
     print_summary(console, summary, files)
     if as_json:
         typer.echo(summary.model_dump_json())
+
+
+def _new_folder() -> Path:
+    """A folder of its own, also where several demos are started within a second."""
+    name = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = _FOLDERS / (name if number == 1 else f"{name}-{number}")
+        if not folder.exists():
+            return folder
+    raise AssertionError("unreachable")
 
 
 def _plot(summary: RunSummary, files: DemoFiles) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 import tomlkit
 
+from potluck.common import folder_lock
 from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.folder_lock import FolderLock
 from potluck.common.identity import Role
 from potluck.common.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
 from potluck.common.runfile import parse_run_file
@@ -137,6 +139,26 @@ def _split(options: DemoOptions) -> dict[str, int]:
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
+def check_demo(options: DemoOptions) -> None:
+    """Raises ConfigurationError for options of which no demo can be made."""
+    demo_run_file(options)
+    client_ranges(options.clients, options.hosts)
+
+
+def hold(folder: Path) -> FolderLock:
+    """Make the folder of a demo, and keep others from using it meanwhile.
+
+    Raises ConfigurationError where another demo has it, StorageError where it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"can't make {folder}: {error.strerror}; name another --folder", path=folder
+        ) from error
+    return FolderLock(folder, holder="demo", remedy="name another --folder")
+
+
 def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles:
     """Make the certificates and configuration files of a federation on this machine.
 
@@ -176,7 +198,7 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
     authority = folder / "pki"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if any(path.name != folder_lock.NAME for path in folder.iterdir()):
             raise ConfigurationError(
                 f"{folder} is not empty; name another --folder, or remove it", folder=folder
             )

@@ -104,7 +104,8 @@ def experiment(
     if report_only:
         outcome = Outcome(results=folder.finished(cells), failures={})
     else:
-        outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
+        with folder.opened():
+            outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
     _write(plan, cells, outcome.results, folder)
     if outcome.failures:
         first = next(iter(outcome.failures.values()))

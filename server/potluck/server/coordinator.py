@@ -22,6 +22,7 @@ from potluck.common.errors import (
     RunError,
     StorageError,
 )
+from potluck.common.folder_lock import FolderLock
 from potluck.common.identity import Role
 from potluck.common.instruments import Instruments
 from potluck.common.membership import load_members, load_public_key
@@ -92,7 +93,7 @@ class Coordinator:
     ) -> AsyncIterator[Coordinator]:
         """A coordinator with its store open and its unfinished runs resumed."""
         instruments = instruments or Instruments(Party.COORDINATOR)
-        _folder(config.state_directory)
+        lock = _locked(_folder(config.state_directory))
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         loop = asyncio.get_running_loop()
         try:
@@ -108,6 +109,7 @@ class Coordinator:
                 await loop.run_in_executor(thread, store.close)
         finally:
             thread.shutdown()
+            lock.close()
 
     async def in_store(self, call: Callable[[Store], T]) -> T:
         """Call with the store in its thread; a call that has begun is always finished."""
@@ -471,6 +473,15 @@ def _find_or_add(store: Store, *, run: Run, initial: str) -> RunRow:
     if row.state in (RunState.STOPPED, RunState.FAILED):
         store.set_run_state(run.run_id, RunState.WAITING, "", utc())
     return store.run(run.run_id)
+
+
+def _locked(path: Path) -> FolderLock:
+    """The store has a lock of its own, but need not lie in the state directory."""
+    return FolderLock(
+        path,
+        holder="coordinator",
+        remedy="stop that one, or give each its own state_directory and database",
+    )
 
 
 def _folder(path: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import StorageError
+from potluck.common.folder_lock import FolderLock
 from potluck.deploy.experiments.cells import Cell
 
 
@@ -60,17 +61,28 @@ class ResultsFolder:
     """The folder of an experiment: `cells` are finished, `running` are under way."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder. Raises StorageError."""
         self.folder = folder
         self.cells = folder / "cells"
         self.running = folder / "running"
+
+    def opened(self) -> FolderLock:
+        """Make the folder, and hold it for as long as cells are run.
+
+        Raises ConfigurationError where another process runs cells there, StorageError.
+        """
         try:
             for each in (self.cells, self.running):
                 each.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"can't make {folder}: {error.strerror}; name another --output", path=folder
+                f"can't make {self.folder}: {error.strerror}; name another --output",
+                path=self.folder,
             ) from None
+        return FolderLock(
+            self.folder,
+            holder="experiment",
+            remedy="let it finish or stop it, or name another --output",
+        )
 
     def workplace(self, cell: Cell) -> Path:
         """Where a cell's federation lives while it is under way."""

@@ -1,0 +1,67 @@
+"""A folder that one process at a time may use.
+
+The lock is on a file in it, `lock`, which stays; the kernel lets go of it when the process ends, in
+whatever way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from potluck.common.errors import ConfigurationError, StorageError
+
+NAME = "lock"
+
+
+class FolderLock:
+    """Holds a folder from construction to `close`."""
+
+    def __init__(self, folder: Path, *, holder: str, remedy: str) -> None:
+        """`holder` is what a process is that holds it, `remedy` what to do then.
+
+        Raises ConfigurationError where another process holds it, StorageError where the disk
+        refuses; the folder must be there.
+        """
+        path = folder / NAME
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _refused(path, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()}\n".encode())
+        except BlockingIOError:
+            process = os.read(self._file, 20).decode("ascii", "replace").strip() or "unknown"
+            self.close()
+            raise ConfigurationError(
+                f"{folder} is in use by another {holder} (process {process}); {remedy}",
+                path=folder,
+                process=process,
+            ) from None
+        except OSError as error:
+            self.close()
+            raise _refused(path, error) from error
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _refused(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"can't lock {path}: {error.strerror}", path=path)
