@@ -113,9 +113,10 @@ async def test_says_hello_and_trains(scene: Scene) -> None:
 async def test_same_instruction_same_bytes(scene: Scene) -> None:
     model = scene.model()
     async with scene.host():
+        uploads = []
         for name, client in (("a", "client-0"), ("other", "client-1"), ("b", "client-0")):
             scene.fake.instruct(train_instruction(name, model, client=client))
-        uploads = [await scene.fake.completed(name) for name in ("a", "other", "b")]
+            uploads.append(await scene.fake.completed(name))
     assert uploads[0].content == uploads[2].content
     assert uploads[0].content != uploads[1].content
 
@@ -267,9 +268,8 @@ async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
     for name in cases:
         cases[name][0].time_left.FromSeconds(60)
     async with scene.host():
-        for instruction, _ in cases.values():
+        for name, (instruction, reason) in cases.items():
             scene.fake.instruct(instruction)
-        for name, (_, reason) in cases.items():
             failure = (await scene.fake.answered(name)).failure
             assert (name, failure.reason) == (name, reason)
             assert "\n" not in failure.message
@@ -298,13 +298,83 @@ async def test_abandoned_work_stops(scene: Scene) -> None:
         scene.fake.instruct(endless)
         scene.fake.instruct(train_instruction("waiting", model, client="client-1"))
         await scene.fake.computing("endless")
-        abandon = rpc.Abandon(instruction_ids=["endless"])
-        scene.fake.instruct(rpc.Instruction(id="stop", abandon=abandon))
+        scene.fake.instruct(_abandon("endless"))
         await scene.fake.completed("waiting")
-        scene.fake.instruct(endless)
-        await scene.fake.until(lambda: scene.fake.acknowledged.count("endless") == 2)
     assert [header.update_id for header in scene.fake.headers] == ["waiting"]
     assert scene.fake.answers == []
+
+
+async def test_abandoned_work_that_is_asked_for_again_is_done(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        first = await scene.fake.completed("a")
+        await scene.fake.idle()
+        scene.fake.instruct(_abandon("a"))
+        scene.fake.uploads.clear()
+        scene.fake.instruct(train_instruction("a", model))
+        assert (await scene.fake.completed("a")).content == first.content
+        scene.fake.instruct(_settle("s", round_=1))
+        scene.fake.uploads.clear()
+        scene.fake.instruct(train_instruction("a", model))
+        assert (await scene.fake.completed("a")).content == first.content
+
+
+async def test_what_is_abandoned_before_it_comes_is_refused_once(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(_abandon("a"))
+        scene.fake.instruct(train_instruction("a", model))
+        assert (await scene.fake.answered("a")).failure.reason == "ROUND_CLOSED"
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+
+
+async def test_a_restarted_coordinator_is_refused_nothing(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(_abandon("a"))
+        await scene.fake.until(lambda: "abandon/a" in scene.fake.acknowledged)
+        scene.fake.coordinator_id = "restarted"
+        scene.fake.send_away()
+        await scene.fake.until(lambda: len(scene.fake.hellos) == 2 and scene.fake.hosts == 1)
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
+    assert scene.fake.answers == []
+
+
+def _abandon(instruction_id: str) -> rpc.Instruction:
+    abandon = rpc.Abandon(instruction_ids=[instruction_id])
+    return rpc.Instruction(id=f"abandon/{instruction_id}", abandon=abandon)
+
+
+async def test_the_same_id_with_another_model_is_other_work(scene: Scene) -> None:
+    first, second = scene.model(0), scene.model(1)
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", first))
+        before = await scene.fake.completed("a")
+        await scene.fake.idle()
+        scene.fake.uploads.clear()
+        scene.fake.instruct(train_instruction("a", second))
+        after = await scene.fake.completed("a")
+        scene.fake.instruct(train_instruction("b", second))
+        assert (await scene.fake.completed("b")).content == after.content != before.content
+    scene.fake.uploads.clear()
+    async with scene.host():  # what was kept over a restart of the host is of its own work only
+        scene.fake.instruct(train_instruction("b", first))
+        assert (await scene.fake.completed("b")).content == before.content
+
+
+async def test_a_new_training_takes_the_place_of_every_other_of_its_run(scene: Scene) -> None:
+    """A coordinator that went back to a backup knows nothing of what it had asked for."""
+    model = scene.model()
+    async with scene.host():
+        endless = train_instruction("5", model, round_=5, training={"epochs": 10_000_000})
+        scene.fake.instruct(endless)
+        await scene.fake.computing("5")
+        scene.fake.instruct(train_instruction("3", model, round_=3))
+        await scene.fake.completed("3")
+    assert [header.update_id for header in scene.fake.headers] == ["3"]
 
 
 async def test_work_past_its_deadline_is_dropped(scene: Scene) -> None:
@@ -315,6 +385,19 @@ async def test_work_past_its_deadline_is_dropped(scene: Scene) -> None:
         scene.fake.instruct(train_instruction("next", model, client="client-1"))
         await scene.fake.completed("next")
     assert [header.update_id for header in scene.fake.headers] == ["next"]
+
+
+async def test_work_past_its_deadline_that_has_time_again_is_done(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.hold_uploads = asyncio.Event()
+        scene.fake.instruct(train_instruction("a", model, seconds=3))
+        await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+        await scene.fake.idle()
+        scene.fake.hold_uploads.set()
+        scene.fake.files.clear()  # it need not be trained again
+        scene.fake.instruct(train_instruction("a", model))
+        await scene.fake.completed("a")
 
 
 async def test_a_coordinator_that_comes_back_is_attended_again(

@@ -55,6 +55,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     hosts: int = 0
     port: int = 0
     versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
+    coordinator_id: str = "fake"
+    """What it calls its process; another one says that it was restarted."""
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     mismatches: int = 0
@@ -135,7 +137,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         assert hello.protocol_version == PROTOCOL_VERSION
         outbox: asyncio.Queue[rpc.Instruction | None] = asyncio.Queue()
         self._outboxes.append(outbox)
-        welcome = rpc.Welcome(coordinator_id="fake", versions=self.versions)
+        welcome = rpc.Welcome(coordinator_id=self.coordinator_id, versions=self.versions)
         welcome.heartbeat_interval.FromMilliseconds(50)
         yield rpc.AttendResponse(welcome=welcome)
         self.hosts += 1

@@ -40,6 +40,59 @@ def tmpfs(folder: Path, *, megabytes: int, read_only: bool = False) -> Iterator[
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+class FailingDisk:
+    """A file system that turns read-only while it is in use, as one on a broken disk does."""
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self._image = image
+        self._folder = folder
+
+    def turn_read_only(self) -> None:
+        """Whatever is open for writing: nothing more is written."""
+        _run("mount", "-o", "remount,abort", str(self._folder))
+
+    def mend(self) -> None:
+        """Check it and let it be written to again; nobody may use it meanwhile."""
+        _run("umount", str(self._folder))
+        _run("e2fsck", "-fp", str(self._image), fine=(0, 1))
+        self.mount()
+
+    def mount(self) -> None:
+        options = "loop,errors=remount-ro"
+        _run("mount", "-t", "ext4", "-o", options, str(self._image), str(self._folder))
+
+
+def why_no_failing_disk() -> str:
+    """Why there can be none here; empty if there can."""
+    if reason := why_not():
+        return reason
+    if shutil.which("mkfs.ext4") is None:
+        return "there is no mkfs.ext4 (Debian: apt-get install e2fsprogs)"
+    return "" if Path("/dev/loop-control").exists() else "there are no loop devices"
+
+
+@contextlib.contextmanager
+def failing_disk(folder: Path, *, megabytes: int) -> Iterator[FailingDisk]:
+    """A file system in a file beside `folder`, mounted there."""
+    folder.mkdir(exist_ok=True)
+    image = folder.with_name(f"{folder.name}.image")
+    with image.open("wb") as file:
+        file.truncate(megabytes << 20)
+    _run("mkfs.ext4", "-q", str(image))
+    disk = FailingDisk(image, folder)
+    disk.mount()
+    try:
+        yield disk
+    finally:
+        _run("umount", "--lazy", str(folder))
+
+
+def _run(*command: str, fine: tuple[int, ...] = (0,)) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in fine:
+        raise RuntimeError(f"{command[0]}: {done.stderr.strip()}")
+
+
 def fill(folder: Path, *, leave_bytes: int) -> Path:
     """Fill a file system but for so many bytes; delete the file to make room again."""
     filler = folder / "filler"

@@ -93,3 +93,12 @@ def test_any_id_is_a_file_in_the_folder(tmp_path: Path) -> None:
         assert updates.path(name).parent == tmp_path
         keep(updates, make(name))
         assert updates.find(name) is not None
+
+
+def test_of_a_client_in_a_run_only_the_one_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    updates = KeptUpdates(tmp_path, now=NOW)
+    others = {"client": {"client_id": "client-1"}, "run": {"run_id": "other"}}
+    for name in ("a", "b", *others):
+        keep(updates, make(name, round=5 if name == "b" else 1, **others.get(name, {})))
+    updates.drop_others("run", "client-0", update_id="a")
+    assert [name for name in ("a", "b", *others) if updates.find(name)] == ["a", *others]

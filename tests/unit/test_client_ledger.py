@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.ledger import Ledger, Reception, Standing
+from potluck.client.ledger import Ledger, Reception, Standing, digest_of_work
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 
 def train(
@@ -52,7 +53,7 @@ def test_heartbeats_tell_of_work_under_way(
     assert ledger.progress() == [rpc.Progress(instruction_id="a", stage=stage, fraction=0.25)]
 
 
-def test_abandoned_work_stops_and_stays_dropped() -> None:
+def test_abandoned_work_stops() -> None:
     ledger = Ledger()
     for name in ("under way", "finished"):
         ledger.receive(train(name))
@@ -60,16 +61,80 @@ def test_abandoned_work_stops_and_stays_dropped() -> None:
     assert ledger.abandon(["under way", "finished"]) == ["under way"]
     assert ledger.progress() == []
     for name in ("under way", "finished"):
-        assert ledger.receive(train(name)) is Reception.IGNORE
         assert not ledger.move(name, Standing.UPLOADING)
         assert not ledger.finish(name, failure(name))
         assert ledger.entry(name).answer is None
 
 
-def test_an_abandoned_instruction_that_comes_late_is_not_begun() -> None:
+def test_dropped_work_begins_anew_when_it_is_sent_again() -> None:
+    ledger = Ledger()
+    for name in ("abandoned", "settled"):
+        ledger.receive(train(name))
+    ledger.abandon(["abandoned"])
+    ledger.settle(run_id="run", client_id="client-0", round=1)
+    for name in ("abandoned", "settled"):
+        assert ledger.receive(train(name)) is Reception.BEGIN
+        assert ledger.receive(train(name)) is Reception.GOES_ON
+        assert ledger.finish(name, None)
+        assert ledger.receive(train(name)) is Reception.REPEAT
+
+
+def test_an_instruction_that_was_overtaken_is_refused_once() -> None:
     ledger = Ledger()
     assert ledger.abandon(["a"]) == []
-    assert ledger.receive(train("a")) is Reception.IGNORE
+    assert ledger.abandon(["a"]) == []
+    assert ledger.receive(train("a")) is Reception.REFUSE
+    assert ledger.under_way() == []
+    assert ledger.receive(train("a")) is Reception.BEGIN
+
+
+def test_another_coordinator_process_overtakes_nothing_of_the_last_one() -> None:
+    ledger = Ledger()
+    ledger.receive(train("done"))
+    ledger.finish("done", failure("done"))
+    ledger.abandon(["a"])
+    ledger.forget_overtaken()
+    assert ledger.receive(train("a")) is Reception.BEGIN
+    assert ledger.receive(train("done")) is Reception.REPEAT
+
+
+def with_model(
+    blake3: str, *, renditions: int = 1, seconds: int = 60, included: str = ""
+) -> rpc.Instruction:
+    def reference(name: str) -> transfer_pb2.ModelReference:
+        files = [transfer_pb2.Rendition(blake3=f"{name}{n}") for n in range(renditions)]
+        return transfer_pb2.ModelReference(blake3=name, size=4, renditions=files)
+
+    instruction = train("a")
+    instruction.train.model.CopyFrom(reference(blake3))
+    instruction.train.auxiliary.shared.CopyFrom(reference("shared"))
+    instruction.train.auxiliary.included_update_id = included
+    instruction.time_left.FromSeconds(seconds)
+    return instruction
+
+
+def test_the_same_id_with_other_work_begins_anew() -> None:
+    """A coordinator that went back to a backup may come by another way to the same round."""
+    ledger = Ledger()
+    assert ledger.receive(with_model("one")) is Reception.BEGIN
+    assert ledger.receive(with_model("one", renditions=2, seconds=5)) is Reception.GOES_ON
+    assert ledger.receive(with_model("two")) is Reception.BEGIN
+    ledger.finish("a", None)
+    assert ledger.receive(with_model("two")) is Reception.REPEAT
+    assert ledger.receive(with_model("two", included="run/1.1/client-0")) is Reception.BEGIN
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "disclose", "question"])
+def test_other_work_is_told_from_the_same(kind: str) -> None:
+    def asking(blake3: str, *renditions: str) -> rpc.Instruction:
+        instruction = rpc.Instruction(id="a", client_id="client-0", run_id="run", round=1)
+        model = getattr(instruction, kind).model
+        model.blake3 = blake3
+        model.renditions.extend(transfer_pb2.Rendition(blake3=name) for name in renditions)
+        return instruction
+
+    assert digest_of_work(asking("one")) == digest_of_work(asking("one", "a", "b"))
+    assert digest_of_work(asking("one")) != digest_of_work(asking("two"))
 
 
 def test_a_settled_round_ends_that_clients_trainings_only() -> None:

@@ -281,14 +281,17 @@ class Agent:
                 welcome = await self._open(session)
                 host_name = self._config.tls.load(Role.HOST).identity.name
                 check_agreement(VERSIONS, welcome.versions, host_name=host_name)
+                restarted = self._coordinator_id not in ("", welcome.coordinator_id)
                 log.info(
                     "attending",
                     coordinator=self._config.coordinator,
-                    restarted=self._coordinator_id not in ("", welcome.coordinator_id),
+                    restarted=restarted,
                     clients=len(self._clients),
                 )
                 if self._welcomed:
                     link.renew()
+                if self._coordinator_id != welcome.coordinator_id:
+                    instructions.coordinator_is(welcome.coordinator_id)
                 self._welcomed, self._coordinator_id = True, welcome.coordinator_id
                 self._session = session
                 self._metrics.attends()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from potluck.client.link import Link
 from potluck.client.masked_updates import MASKED, HeadNumbers, write_masked
 from potluck.client.model_cache import ModelCache
 from potluck.client.secure_sums import SecureSums
+from potluck.client.update_records import masked_update, open_update
 from potluck.client.uploads import deliver
 from potluck.client.worker import Worker
 from potluck.common.disclosure import (
@@ -43,7 +43,6 @@ from potluck.common.errors import (
 from potluck.common.layout import Layout
 from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
-from potluck.common.secagg import encode
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -87,6 +86,8 @@ class Duties:
         self._sums = sums
         self._ledger = ledger
         self._metrics = metrics
+        self.coordinator_id = ""
+        """The coordinator process that speaks."""
 
     async def do(self, job: Job) -> rpc.Answer | None:
         """What is to be answered; nothing where an update was delivered instead.
@@ -116,7 +117,7 @@ class Duties:
 
     async def _train(self, job: Job) -> None:
         instruction = job.instruction
-        kept = self._kept.find(instruction.id)
+        kept = self._kept_for(instruction, job.entry.work)
         fresh = kept is None
         try:
             if kept is None:
@@ -125,6 +126,17 @@ class Duties:
             await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
         finally:
             self._sums.missed(instruction.id)
+
+    def _kept_for(self, instruction: rpc.Instruction, work: str) -> KeptUpdate | None:
+        """The update this instruction asks for, if it has been made already."""
+        kept = self._kept.find(instruction.id)
+        if kept is None:
+            return None
+        of_this_sum = not kept.masked_input or kept.coordinator_id == self.coordinator_id
+        if kept.work == work and of_this_sum:
+            return kept
+        self._kept.drop(instruction.id)
+        return None
 
     async def _make_update(self, job: Job) -> KeptUpdate:
         instruction, work = job.instruction, job.instruction.train
@@ -164,46 +176,22 @@ class Duties:
         self._metrics.trained(seen, result.seconds, result.loss)
         told = weighting.tell(result.samples)
         update = (
-            self._open(instruction, trained, told)
+            open_update(job, trained, told)
             if trained.file is not None
-            else await self._masked(instruction, trained, told)
+            else await self._masked(job, trained, told)
         )
         self._kept.keep(update)
         return update
 
-    def _open(self, instruction: rpc.Instruction, trained: Trained, told: int) -> KeptUpdate:
-        """The record of an update that is sent as it is. told: samples, as far as disclosed."""
-        work, steps = instruction.train, trained.settings.planned_steps(told)
-        assert trained.file is not None  # noqa: S101  # whoever calls has looked
-        return KeptUpdate(
-            update_id=instruction.id,
-            client_id=instruction.client_id,
-            run_id=instruction.run_id,
-            round=instruction.round,
-            blake3=trained.file.blake3,
-            size=trained.file.size,
-            encoding=work.encoding,
-            delta=work.delta,
-            compressed=work.compressed,
-            samples=told,
-            steps=steps,
-            normalizer=trained.normalizer(steps, instruction.round),
-            seconds=trained.seconds,
-            loss=trained.result.loss,
-            reports=trained.reports(told),
-            expires=_expires(instruction),
-        )
-
-    async def _masked(
-        self, instruction: rpc.Instruction, trained: Trained, told: int
-    ) -> KeptUpdate:
+    async def _masked(self, job: Job, trained: Trained, told: int) -> KeptUpdate:
         """Mask an update and write it; of its training nothing is said but in the masked head."""
-        work, update = instruction.train, trained.differences
+        instruction, update = job.instruction, trained.differences
         assert update is not None  # noqa: S101  # it has no file
+        steps = trained.settings.planned_steps(told)
         numbers = HeadNumbers(
             weight=told,
             loss=trained.result.loss,
-            normalizer=trained.normalizer(trained.settings.planned_steps(told), instruction.round),
+            normalizer=trained.normalizer(steps, instruction.round),
         )
         path = self._kept.path(instruction.id)
         file, word = await self._sums.mask(
@@ -211,23 +199,7 @@ class Duties:
             instruction.id,
             lambda masking: write_masked(path, update, numbers, masking),
         )
-        return KeptUpdate(
-            update_id=instruction.id,
-            client_id=instruction.client_id,
-            run_id=instruction.run_id,
-            round=instruction.round,
-            blake3=file.blake3,
-            size=file.size,
-            encoding=work.encoding,
-            delta=work.delta,
-            compressed=False,
-            samples=0,
-            steps=0,
-            seconds=0.0,
-            loss=0.0,
-            expires=_expires(instruction),
-            masked_input=encode(word).hex(),
-        )
+        return masked_update(job, file, word, coordinator_id=self.coordinator_id)
 
     async def _auxiliaries(
         self, job: Job, pins: contextlib.ExitStack
@@ -394,8 +366,3 @@ def _weighting(work: rpc.Train) -> Weighting:
             f"this host's software does not know weighting {work.weighting}; update it"
         )
     return weighting
-
-
-def _expires(instruction: rpc.Instruction) -> float:
-    """When its deadline passes, in seconds since 1970."""
-    return time.time() + instruction.time_left.ToTimedelta().total_seconds()

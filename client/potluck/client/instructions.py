@@ -23,7 +23,6 @@ from potluck.client.job import Job
 from potluck.client.kept_states import KeptStates
 from potluck.client.kept_updates import KeptUpdates
 from potluck.client.ledger import Ledger, Reception, Standing
-from potluck.client.masked_updates import MASKED
 from potluck.client.state_directory import storage_error
 from potluck.common.errors import (
     DisclosureRefusedError,
@@ -63,12 +62,18 @@ class Instructions:
         self._say = say
         self._metrics = metrics
         self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # those of stopped jobs among them
 
     def stages(self) -> Mapping[str, int]:
         """Instructions under way, by stage; may be called in any thread."""
         return Counter(job.entry.standing for job in list(self._jobs.values()))
 
     # What arrives ------------------------------------------------------------------------------
+
+    def coordinator_is(self, coordinator_id: str) -> None:
+        """Another coordinator process speaks from now on; it sends again what it waits for."""
+        self.ledger.forget_overtaken()
+        self._duties.coordinator_id = coordinator_id
 
     def receive(self, instruction: rpc.Instruction) -> None:
         """Take an instruction, new or repeated; returns at once."""
@@ -90,45 +95,49 @@ class Instructions:
             reception=reception.value,
             monotonic=time.monotonic(),
         )
-        if reception is Reception.BEGIN:
-            self._begin(Job(instruction=instruction, entry=entry))
-        elif reception is Reception.GOES_ON:
-            self._extend(instruction)
+        if reception is Reception.GOES_ON and self._extend(instruction):
+            return
+        if reception is Reception.REFUSE:
+            error = RoundClosedError("it was abandoned before it arrived; send it again")
+            self._say(rpc.AttendRequest(answer=_failure(instruction.id, error)))
         elif reception is Reception.REPEAT and entry.answer is not None:
             self._say(rpc.AttendRequest(answer=entry.answer))
-        elif reception is Reception.REPEAT:
+        else:
             self._begin(Job(instruction=instruction, entry=entry))
 
     def _begin(self, job: Job) -> None:
         instruction = job.instruction
+        self._stop(instruction.id)  # other work under its id, or work past its deadline
         if instruction.HasField("train"):
-            self._kept.drop_rounds(
-                run_id=instruction.run_id,
-                client_id=instruction.client_id,
-                through=instruction.round - 1,
-            )
-            if instruction.train.encoding == MASKED:
-                self._supersede(instruction)
+            self._supersede(instruction)
         self.ledger.move(instruction.id, Standing.QUEUED)
         self._jobs[instruction.id] = job
         job.task = asyncio.create_task(self._perform(job))
+        self._tasks.add(job.task)
+        job.task.add_done_callback(self._tasks.discard)
 
     def _supersede(self, instruction: rpc.Instruction) -> None:
-        """Stop earlier trainings of the same client for the same run: a coordinator that went down
-        has lost the sums they were for, and can't say so."""
+        """Drop what other trainings of the same client for the same run began and left: a
+        coordinator that went down, or back to a backup, can't say that they are over."""
         whose = (instruction.run_id, instruction.client_id)
-        earlier = [
+        others = [
             job.instruction.id
             for job in self._jobs.values()
             if job.instruction.HasField("train")
             and (job.instruction.run_id, job.instruction.client_id) == whose
+            and job.instruction.id != instruction.id
         ]
-        self._abandon(earlier)
+        self._abandon(others)
+        self._kept.drop_others(*whose, update_id=instruction.id)
 
-    def _extend(self, instruction: rpc.Instruction) -> None:
+    def _extend(self, instruction: rpc.Instruction) -> bool:
+        """Give the work on an instruction the time it has now; false if its time is over."""
         job = self._jobs.get(instruction.id)
-        if job is not None and job.timeout is not None and not job.timeout.expired():
+        if job is None or (job.timeout is not None and job.timeout.expired()):
+            return False
+        if job.timeout is not None:
             job.timeout.reschedule(_deadline(instruction))
+        return True
 
     def _abandon(self, instruction_ids: list[str]) -> None:
         for instruction_id in self.ledger.abandon(instruction_ids):
@@ -151,19 +160,16 @@ class Instructions:
             self._states.settle(run_id, client_id, update_id, included=included)
 
     def _stop(self, instruction_id: str) -> None:
-        job = self._jobs.get(instruction_id)
+        job = self._jobs.pop(instruction_id, None)
         if job is not None:
             job.stop()
             self._metrics.worked(job.instruction.WhichOneof("work"), WorkOutcome.DROPPED)
 
     async def close(self) -> None:
         """Stop all work; updates that are finished stay on disk."""
-        jobs = list(self._jobs.values())
-        for job in jobs:
+        for job in self._jobs.values():
             job.stop()
-        await asyncio.gather(
-            *(job.task for job in jobs if job.task is not None), return_exceptions=True
-        )
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Work --------------------------------------------------------------------------------------
 
@@ -177,12 +183,14 @@ class Instructions:
                 answer = await self._duties.do(job)
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
+            # What it has made stays: a coordinator that was away longer may ask for it again.
             bound.warning("dropped, its deadline has passed")
-            self._forget(instruction)
+            self._drop(job)
             return
         except RoundClosedError as error:
             bound.info("dropped, nobody waits for it", reason=error.message)
-            self._forget(instruction)
+            self._drop(job)
+            self._kept.drop(instruction.id)
             return
         except PotluckError as error:
             answer = _failure(instruction.id, error)
@@ -203,10 +211,9 @@ class Instructions:
         if self.ledger.finish(instruction.id, answer) and answer is not None:
             self._say(rpc.AttendRequest(answer=answer))
 
-    def _forget(self, instruction: rpc.Instruction) -> None:
-        self.ledger.abandon([instruction.id])
-        self._kept.drop(instruction.id)
-        self._metrics.worked(instruction.WhichOneof("work"), WorkOutcome.DROPPED)
+    def _drop(self, job: Job) -> None:
+        self.ledger.abandon([job.instruction.id])
+        self._metrics.worked(job.instruction.WhichOneof("work"), WorkOutcome.DROPPED)
 
     def _count(self, instruction: rpc.Instruction, answer: rpc.Answer | None) -> None:
         failed = answer is not None and answer.HasField("failure")

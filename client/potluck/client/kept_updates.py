@@ -20,8 +20,9 @@ KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 class KeptUpdate(BaseModel):
     """The record of an update; fields as in `UpdateHeader` and `TrainingReport`.
 
-    `expires`: seconds since 1970 at which its round's deadline passes. `masked_input`: of a masked
-    update, the serialised envelope that vouches for it, hexadecimal.
+    `expires`: seconds since 1970 at which its round's deadline passes. `work`: what was done, as
+    `digest_of_work` tells. `masked_input`: of a masked update, the serialised envelope that vouches
+    for it, hexadecimal; `coordinator_id`: of one, the process that drives the sum it goes into.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,7 +43,9 @@ class KeptUpdate(BaseModel):
     expires: float
     normalizer: float = 0.0
     reports: dict[str, float] = {}
+    work: str = ""
     masked_input: str = ""
+    coordinator_id: str = ""
 
 
 class KeptUpdates:
@@ -97,6 +100,13 @@ class KeptUpdates:
         """Delete a client's updates for a run's rounds up to and with `through`."""
         for update in list(self._updates.values()):
             if (update.run_id, update.client_id) == (run_id, client_id) and update.round <= through:
+                self.drop(update.update_id)
+
+    def drop_others(self, run_id: str, client_id: str, *, update_id: str) -> None:
+        """Delete a client's updates for a run, but for the one with this id."""
+        for update in list(self._updates.values()):
+            whose = (update.run_id, update.client_id)
+            if whose == (run_id, client_id) and update.update_id != update_id:
                 self.drop(update.update_id)
 
     def _record(self, update_id: str) -> Path:

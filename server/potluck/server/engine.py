@@ -198,13 +198,13 @@ class RunEngine:
                 for action in actions:
                     await self._carry_out(action)
         except PotluckError as error:
-            await self._end(rounds.End(rounds.Ending.FAILED, error.message))
+            await self._break(error.message)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             run.log.exception("run failed unexpectedly")
             reason = f"unexpected {type(error).__name__}: {error}; the coordinator's log says more"
-            await self._end(rounds.End(rounds.Ending.FAILED, reason))
+            await self._break(reason)
         finally:
             self._prepared.set()
             stop_listening()
@@ -281,6 +281,12 @@ class RunEngine:
                 self.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
 
         self._slow = asyncio.create_task(guarded())
+
+    async def _break(self, reason: str) -> None:
+        """End the run for something that the machine has not heard of."""
+        actions = self._run.machine.handle(rounds.Broke(reason), now())
+        for action in actions or [rounds.End(rounds.Ending.FAILED, reason)]:
+            await self._carry_out(action)
 
     async def _end(self, action: rounds.End) -> None:
         state = _STATE_AFTER[action.ending]

@@ -457,11 +457,11 @@ class RoundMachine:
         return self._select_if_ready(now)
 
     def _end(self, ending: Ending, reason: str) -> list[Action]:
-        actions: list[Action] = []
-        if self.pending:
-            actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
         self.phase = Phase.ENDED
-        return [*actions, End(ending, reason)]
+        actions: list[Action] = [End(ending, reason)]
+        if self.pending:  # told to stop only now: a run whose end is not stored goes on with them
+            actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
+        return actions
 
     def _is_pending(self, client: str) -> bool:
         member = self.members.get(client)
