@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
@@ -78,11 +79,25 @@ async def test_all_hosts_are_killed_amid_a_round(
     federation.points.release()
     await until_waiting(federation, run_id, words)
     await asyncio.sleep(2.5)  # longer than a run waits at its start is what is tested
-    assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_RUNNING
+    status = await federation.status(run_id)
+    assert status.state == operator_pb2.RUN_STATE_RUNNING
+    assert status.waiting.what.startswith(words.partition(";")[0])
+    assert (status.waiting.away_count, status.waiting.HasField("until")) == (CLIENTS, False)
     await federation.start_hosts()
     assert await federation.finished(run_id) == undisturbed
     for entry in await federation.history(run_id):
         assert {member.state for member in entry.members} == {INCLUDED}
+
+
+async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federation) -> None:
+    begun = datetime.now(UTC)
+    run_id = await federation.start_run(f"roster={CLIENTS + 1}", "roster_timeout_seconds=60")
+    while not (waiting := (await federation.status(run_id)).waiting).what:
+        pass
+    assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"
+    until = waiting.until.ToDatetime(tzinfo=UTC)
+    assert begun < until - timedelta(seconds=60) < datetime.now(UTC)
+    await federation.operator.stop_run(run_id)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -54,6 +55,21 @@ def status(
             seed=7,
         )
     )
+
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def waits(event: Event, *, clients: int = 6, needed: int = 9, seconds: float | None = 300) -> Event:
+    """The status, of a run that waits for clients until so long after noon."""
+    waiting = event.status.waiting
+    waiting.what = f"{clients} of {needed} clients attend; waiting for {needed - clients} more"
+    waiting.clients, waiting.clients_needed = clients, needed
+    waiting.away[:] = [f"client-{number}" for number in range(clients, needed)]
+    waiting.away_count = needed - clients
+    if seconds is not None:
+        waiting.until.FromDatetime(NOON + timedelta(seconds=seconds))
+    return event
 
 
 def member(

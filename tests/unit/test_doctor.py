@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.operator_service import status, waits
 from typer.testing import CliRunner
 
 from potluck.common.identity import Role
@@ -61,6 +62,13 @@ def test_what_may_be_wrong_with_a_coordinator() -> None:
     assert verdicts(described(software_version="0.0.1")) == {"its version doubtful"}
     assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
     assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}
+
+
+def test_runs_that_wait_for_hosts_are_told() -> None:
+    runs = [status().status, waits(status(), clients=9).status, waits(status()).status]
+    [finding] = diagnosis.waiting_runs(runs, NOW)
+    assert finding.verdict is Verdict.DOUBTFUL
+    assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
 
 
 @pytest.mark.parametrize(("minutes", "text"), [(5, "behind"), (-5, "ahead of")])

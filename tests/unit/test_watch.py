@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 
 import pytest
 from rich.console import Console
-from support.operator_service import Event, committed, member, notice, progress, status
+from support.operator_service import NOON, Event, committed, member, notice, progress, status, waits
 
 from potluck.deploy.json_view import event_values, to_line
 from potluck.deploy.listings import clients_table, runs_table
@@ -21,7 +21,7 @@ from potluck.deploy.readable import (
     readable_seconds,
     readable_share,
 )
-from potluck.deploy.run_view import RunView, fraction_done, is_news, observe
+from potluck.deploy.run_view import RunView, fraction_done, is_news, observe, waiting_text
 from potluck.deploy.watch import JsonDisplay, LinesDisplay, LiveDisplay, pause_seconds
 from potluck.deploy.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
@@ -159,9 +159,37 @@ def test_metrics_that_no_round_has_are_no_column() -> None:
 
 
 def test_a_run_that_waits_says_for_what() -> None:
-    text = drawn(seen(status(RunState.RUN_STATE_WAITING, reason="3 of 24 clients attend")))
-    assert "waiting" in text
-    assert "3 of 24 clients attend" in text
+    waiting = waits(status(RunState.RUN_STATE_WAITING))
+    until = (NOON + timedelta(minutes=5)).astimezone()
+    said = "6 of 9 clients attend; waiting for 3 more until"
+    whom = "away: client-6, client-7, client-8"
+    assert waiting_text(waiting.status.waiting, NOON) == f"{said} {until:%H:%M}; {whom}"
+    soon = NOON + timedelta(minutes=4)
+    assert waiting_text(waiting.status.waiting, soon) == f"{said} {until:%H:%M:%S}; {whom}"
+    assert said in drawn(seen(waiting))
+    assert said in drawn(seen(progress(1), waiting)), "an attempt that was given up is shown"
+    console = Console(file=io.StringIO(), width=240)
+    with console.capture() as capture:
+        console.print(runs_table([waiting.status], NOON))
+    assert f"waiting: {said} {until:%H:%M}" in capture.get()
+    values = event_values(waiting)["waiting"]
+    assert (values["clients"], values["clients_needed"], values["away_count"]) == (6, 9, 3)
+    assert values["until"] == "2026-03-01T12:05:00+00:00"
+    assert event_values(status())["waiting"] is None
+
+
+def test_lines_tell_of_waiting_when_it_begins_and_when_it_is_over() -> None:
+    output, view = io.StringIO(), RunView()
+    display = LinesDisplay(output)
+    moment = waits(status(), clients=9, seconds=3)  # for some that may come back
+    lasting = [waits(status(), clients=clients, seconds=None) for clients in (2, 5, 8)]
+    for event in [status(), moment, *lasting, status(committed=1)]:
+        view = observe(view, event)
+        display.show(view, event)
+    first, waiting, over = output.getvalue().splitlines()
+    assert "2 of 9 clients attend; waiting for 7 more; away: client-2, " in waiting
+    assert "client-6 and 2 more; 0 of 3 rounds committed" in waiting
+    assert first.replace("0 of 3", "1 of 3") == over
 
 
 def test_notices_scroll_by_above_the_live_table() -> None:

@@ -55,8 +55,9 @@ async def follow_processes(
 ) -> RunView:
     """Follow the run while its processes live.
 
-    The coordinator's end is an error, and so is a host's before round 1; a host that ends later is
-    only told, and the run goes on without it, unless `need_all`: then it is an error, too.
+    The coordinator's end is an error, and so is a host's before round 1, and the last host's; one
+    that ends later is only told, and the run goes on without it, unless `need_all`: then it is an
+    error, too.
     """
     witness = _Witness(display)
     following = asyncio.create_task(follow(client, run_id, witness))
@@ -66,7 +67,8 @@ async def follow_processes(
             await asyncio.wait({following, *lives}, return_when=asyncio.FIRST_COMPLETED)
             for life in [life for life in lives if life.done() and not following.done()]:
                 process = lives.pop(life)
-                if need_all or process is federation.coordinator or not witness.under_way:
+                alone = set(lives.values()) <= {federation.coordinator}
+                if need_all or alone or process is federation.coordinator or not witness.under_way:
                     raise process.obituary()
                 notice = operator_pb2.Notice(warning=True, text=process.obituary().message)
                 witness.show(witness.view, operator_pb2.WatchRunResponse(notice=notice))

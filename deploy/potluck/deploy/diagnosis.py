@@ -22,6 +22,7 @@ from potluck.common.monitoring import parse_address
 from potluck.common.protocol import SOFTWARE_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles
 from potluck.deploy.readable import readable_bytes, readable_seconds
+from potluck.deploy.run_view import falls_short, waiting_text
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.config import CoordinatorConfig
 
@@ -188,6 +189,15 @@ def federation(
     else:
         remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
         yield Finding("hosts", Verdict.DOUBTFUL, found, remedy)
+
+
+def waiting_runs(runs: Iterable[operator_pb2.RunStatus], now: datetime) -> Iterable[Finding]:
+    """Runs that wait for clients or hosts."""
+    for status in runs:
+        if falls_short(status):
+            found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
+            remedy = "start those hosts, or see why they can't attend: `potluck clients`"
+            yield Finding("run", Verdict.DOUBTFUL, found, remedy)
 
 
 def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:

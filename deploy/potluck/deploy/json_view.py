@@ -35,6 +35,20 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
         "seed": status.seed,
         "created_at": _moment(status, "created_at"),
         "model_blake3": status.model_blake3 or None,
+        "waiting": _waiting_values(status.waiting) if status.HasField("waiting") else None,
+    }
+
+
+def _waiting_values(waiting: operator_pb2.Waiting) -> dict[str, Any]:
+    return {
+        "what": waiting.what,
+        "until": _moment(waiting, "until"),
+        "clients": waiting.clients,
+        "clients_needed": waiting.clients_needed,
+        "hosts": waiting.hosts,
+        "hosts_needed": waiting.hosts_needed,
+        "away": list(waiting.away),
+        "away_count": waiting.away_count,
     }
 
 
@@ -109,7 +123,11 @@ def _member_values(member: operator_pb2.Member) -> dict[str, Any]:
 
 
 def _moment(
-    message: operator_pb2.RunStatus | operator_pb2.ClientStatus | operator_pb2.Notice, name: str
+    message: operator_pb2.RunStatus
+    | operator_pb2.ClientStatus
+    | operator_pb2.Notice
+    | operator_pb2.Waiting,
+    name: str,
 ) -> str | None:
     if name not in {descriptor.name for descriptor, _ in message.ListFields()}:
         return None

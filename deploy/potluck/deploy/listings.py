@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.deploy.readable import natural_order, readable_age, readable_count
-from potluck.deploy.run_view import run_state_name
+from potluck.deploy.run_view import run_state_name, waiting_text
 from potluck.rpc.v1 import operator_pb2
 
 
@@ -19,11 +19,14 @@ def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime) -> Table:
     table = _table(columns, right={"rounds"})
     for status in runs:
         state = run_state_name(status.state)
+        why = status.reason
+        if status.HasField("waiting"):
+            why = waiting_text(status.waiting, now)
         table.add_row(
             *_texts(
                 status.run_id,
                 status.name,
-                f"{state}: {status.reason}" if status.reason else state,
+                f"{state}: {why}" if why else state,
                 f"{status.committed_rounds}/{status.rounds}",
                 status.task,
                 status.selector,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -21,6 +22,8 @@ TROUBLED = frozenset(
         MemberState.MEMBER_STATE_LATE,
     }
 )
+_SHORT = timedelta(minutes=2)
+_AWAY_NAMED = 5
 METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
 
@@ -71,6 +74,26 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
 def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
     """Whether an event tells anything that `view` does not hold yet."""
     return observe(view, event) != view
+
+
+def falls_short(status: operator_pb2.RunStatus) -> bool:
+    """Whether a run waits for more clients or hosts, and not only for a moment."""
+    waiting = status.waiting
+    return waiting.clients < waiting.clients_needed or waiting.hosts < waiting.hosts_needed
+
+
+def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
+    """What a run waits for and until when, by the clock of this machine."""
+    text = waiting.what
+    if waiting.HasField("until"):
+        until = waiting.until.ToDatetime(tzinfo=UTC)
+        exact = until - now < _SHORT
+        text += f" until {until.astimezone():{'%H:%M:%S' if exact else '%H:%M'}}"
+    away = list(waiting.away[:_AWAY_NAMED])
+    if away:
+        more = waiting.away_count - len(away)
+        text += f"; away: {', '.join(away)}{f' and {more} more' if more else ''}"
+    return text
 
 
 def member_state_name(state: MemberState.ValueType) -> str:

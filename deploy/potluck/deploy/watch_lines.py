@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from potluck.deploy.readable import (
     readable_bytes,
     readable_number,
     readable_seconds,
     readable_share,
 )
-from potluck.deploy.run_view import TROUBLED, RunView, run_state_name
+from potluck.deploy.run_view import TROUBLED, RunView, run_state_name, waiting_text
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
@@ -25,6 +27,8 @@ def status_line(status: operator_pb2.RunStatus) -> str:
     """Where a run stands, in one line."""
     state = _STATE_TEXT.get(status.state, f"is {run_state_name(status.state)}")
     reason = f": {status.reason}" if status.reason else ""
+    if status.HasField("waiting"):
+        reason += f": {waiting_text(status.waiting, datetime.now(UTC))}"
     return (
         f"run {status.run_id} ({status.name}) {state}{reason}; "
         f"{status.committed_rounds} of {status.rounds} rounds committed"

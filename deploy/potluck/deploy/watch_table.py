@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
@@ -23,6 +24,7 @@ from potluck.deploy.run_view import (
     member_state_name,
     metric_values,
     run_state_name,
+    waiting_text,
 )
 from potluck.deploy.watch_lines import cohort_text
 from potluck.rpc.v1 import operator_pb2
@@ -69,6 +71,10 @@ class RunScreen:
         for _ in range(3):
             grid.add_column(vertical="middle")
         status, progress = self.view.status, self.view.progress
+        if status is not None and status.HasField("waiting"):
+            text = Text(waiting_text(status.waiting, datetime.now(UTC)), style="yellow")
+            grid.add_row(self._spinner, text)
+            return grid
         if progress is None:
             waiting = status is None or status.state == RunState.RUN_STATE_WAITING
             reason = status.reason if status is not None else ""

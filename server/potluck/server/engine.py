@@ -74,6 +74,10 @@ class RunEngine:
         """The run as it is in the store."""
         return self._run.row
 
+    def status(self) -> operator_pb2.RunStatus:
+        """Where the run stands, and what it waits for."""
+        return self._run.status()
+
     @property
     def news(self) -> News:
         """What happens, for those who watch."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
 from potluck.server.update_files import SpooledUpdate
+from potluck.server.waiting import Waiting
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -30,6 +32,7 @@ _STAGES = {
     coordinator_pb2.Progress.STAGE_UPLOADING: operator_pb2.MEMBER_STATE_UPLOADING,
 }
 
+_AWAY_NAMED = 20
 _UNREAD = 1000  # a watcher that far behind is cut off; it may watch again
 
 Event = operator_pb2.WatchRunResponse
@@ -82,14 +85,9 @@ class News:
             watcher.put_nowait(None)
         self._watchers.clear()
 
-    @staticmethod
-    def status(row: RunRow) -> operator_pb2.RunStatus:
-        """Where a run stands."""
-        return run_status(row)
 
-
-def run_status(row: RunRow) -> operator_pb2.RunStatus:
-    """Where a run stands."""
+def run_status(row: RunRow, waiting: operator_pb2.Waiting | None = None) -> operator_pb2.RunStatus:
+    """Where a run stands, and what it waits for."""
     status = operator_pb2.RunStatus(
         run_id=row.run_id,
         name=row.name,
@@ -103,9 +101,28 @@ def run_status(row: RunRow) -> operator_pb2.RunStatus:
         model_blake3=row.model_blake3 or "",
         count=row.count,
         seed=row.seed,
+        waiting=waiting,
     )
     status.created_at.FromDatetime(row.created_at)
     return status
+
+
+def waiting_message(
+    waiting: Waiting, until: datetime | None, away: Sequence[str]
+) -> operator_pb2.Waiting:
+    """What a run waits for. until: the same time of its own, as a time of day."""
+    message = operator_pb2.Waiting(
+        what=waiting.what,
+        clients=waiting.clients,
+        clients_needed=waiting.clients_needed,
+        hosts=waiting.hosts,
+        hosts_needed=waiting.hosts_needed,
+        away=away[:_AWAY_NAMED],
+        away_count=len(away),
+    )
+    if until is not None:
+        message.until.FromDatetime(until)
+    return message
 
 
 def member_message(

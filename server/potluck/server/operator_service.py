@@ -14,6 +14,7 @@ from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
 from potluck.server.profile_messages import audit_messages, profile_messages
 from potluck.server.revoking import Revoking
+from potluck.server.store.records import RunRow
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""
@@ -52,7 +53,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.ListRunsResponse:
         """All runs."""
         rows = await self._coordinator.runs()
-        return operator_pb2.ListRunsResponse(runs=[run_status(row) for row in rows])
+        return operator_pb2.ListRunsResponse(runs=[self._status(row) for row in rows])
 
     async def ListClients(
         self, request: operator_pb2.ListClientsRequest, context: Context
@@ -86,8 +87,9 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         watcher = engine.news.watch() if engine is not None else None
         try:
             # Watching first and reading then may tell a round twice, but never not at all.
-            yield Event(status=run_status(await self._coordinator.run(run_id)))
-            told = 0
+            status = self._status(await self._coordinator.run(run_id))
+            yield Event(status=status)
+            waiting, told = status.waiting, 0
             for row in await self._coordinator.committed_rounds(run_id):
                 told = row.key.round
                 yield Event(committed=committed_round_message(row))
@@ -96,7 +98,10 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                     async with asyncio.timeout(PROGRESS_SECONDS):
                         event = await watcher.get()
                 except TimeoutError:
-                    progress = engine.progress()
+                    status, progress = engine.status(), engine.progress()
+                    if status.waiting != waiting:
+                        waiting = status.waiting
+                        yield Event(status=status)
                     if progress is not None:
                         yield Event(progress=progress)
                     continue
@@ -111,6 +116,10 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         finally:
             if engine is not None and watcher is not None:
                 engine.news.unwatch(watcher)
+
+    def _status(self, row: RunRow) -> operator_pb2.RunStatus:
+        engine = self._coordinator.engine(row.run_id)
+        return run_status(row) if engine is None else engine.status()
 
     async def SetQuarantine(
         self, request: operator_pb2.SetQuarantineRequest, context: Context

@@ -139,6 +139,10 @@ class RoundMachine:
         """What the run waits for; None while a round is under way."""
         return self.gathering.waiting if self.phase is Phase.WAITING else None
 
+    def away(self) -> list[str]:
+        """Who of the roster does not attend."""
+        return self.gathering.away()
+
     def next_wakeup(self) -> float | None:
         """When the machine wants a Ticked if nothing else happens; None: not at all."""
         if self.phase is Phase.WAITING and self._started:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 import structlog
@@ -21,7 +22,7 @@ from potluck.server.blueprint import Blueprint
 from potluck.server.environment import Environment, now, utc
 from potluck.server.gatekeeping import Gatekeeper
 from potluck.server.model_files import Published
-from potluck.server.news import News
+from potluck.server.news import News, run_status, waiting_message
 from potluck.server.profiling import Profiling
 from potluck.server.round import RoundMachine
 from potluck.server.round_work import RoundWork, States
@@ -103,6 +104,8 @@ class Standing:
         self.cell_counts: dict[str, NDArray[np.float64]] = {}
         """By client, the mean label counts of its cell, where it was summed by cells."""
         self.roster: list[str] = []
+        self._epoch = utc() - timedelta(seconds=now())
+        """When monotonic time began, as a time of day."""
         self._row_of: dict[str, int] = {}
 
     # Clients ----------------------------------------------------------------------------------
@@ -174,8 +177,15 @@ class Standing:
 
     def publish_status(self) -> None:
         """Tell those who watch where the run stands."""
-        status = self.news.status(self.row)
-        self.news.publish(operator_pb2.WatchRunResponse(status=status))
+        self.news.publish(operator_pb2.WatchRunResponse(status=self.status()))
+
+    def status(self) -> operator_pb2.RunStatus:
+        """Where the run stands."""
+        waiting = self.machine.waiting
+        if waiting is None:
+            return run_status(self.row)
+        until = None if waiting.until is None else self._epoch + timedelta(seconds=waiting.until)
+        return run_status(self.row, waiting_message(waiting, until, self.machine.away()))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """Something a person should know."""

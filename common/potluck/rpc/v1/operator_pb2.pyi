@@ -262,6 +262,7 @@ class RunStatus(_message.Message):
     MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -290,6 +291,10 @@ class RunStatus(_message.Message):
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When it was started."""
 
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """What it waits for before it selects; absent while a round is under way."""
+
     def __init__(
         self,
         *,
@@ -306,14 +311,69 @@ class RunStatus(_message.Message):
         model_blake3: _builtins.str = ...,
         count: _builtins.int = ...,
         seed: _builtins.int = ...,
+        waiting: Global___Waiting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    """What a run waits for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    CLIENTS_NEEDED_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    HOSTS_NEEDED_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    AWAY_COUNT_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """One line, without a time."""
+    clients: _builtins.int
+    """Clients that may be selected now."""
+    clients_needed: _builtins.int
+    """How many of them it takes."""
+    hosts: _builtins.int
+    """Hosts that hold them; 0 where hosts are not counted."""
+    hosts_needed: _builtins.int
+    """How many of them it takes."""
+    away_count: _builtins.int
+    """How many of the roster are away."""
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """When it stops waiting, and goes on or fails; absent where it waits without limit."""
+
+    @_builtins.property
+    def away(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who of the roster is away, the first of them."""
+
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        clients: _builtins.int = ...,
+        clients_needed: _builtins.int = ...,
+        hosts: _builtins.int = ...,
+        hosts_needed: _builtins.int = ...,
+        away: _abc.Iterable[_builtins.str] | None = ...,
+        away_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "away_count", b"away_count", "clients", b"clients", "clients_needed", b"clients_needed", "hosts", b"hosts", "hosts_needed", b"hosts_needed", "until", b"until", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):
