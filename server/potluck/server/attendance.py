@@ -1,7 +1,8 @@
 """Who attends, and what they have been told: hosts, their clients, instructions under way.
 
 Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending
-until it is retired. It is sent when its client's host attends, and again after every reconnect.
+until it is retired, soon after its deadline at the latest. It is sent when its client's host
+attends, and again after every reconnect.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from potluck.rpc.v1 import coordinator_pb2
 log = structlog.get_logger()
 
 Clock = Callable[[], float]
+
+LOOK_SECONDS = 10.0
+"""How often it is looked whether deadlines of instructions have passed."""
 
 LARGEST_EPOCH = 1 << 53
 """Versions of data are counted up by people."""
@@ -204,9 +208,16 @@ class Attendance:
             )
 
     def expire(self) -> None:
-        """Retire instructions whose deadline has long passed and nobody answered."""
+        """Retire instructions whose deadline has passed: their hosts may never come back."""
         now = self._clock()
-        self.retire([key for key, pending in self._pending.items() if pending.deadline < now])
+        over = [key for key, pending in self._pending.items() if pending.deadline < now]
+        self.retire(over, abandon=True)
+
+    async def watch_deadlines(self) -> None:
+        """Retire instructions as their deadlines pass, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.expire()
 
     def _send(self, pending: Pending, session: Session) -> None:
         if pending.sent_on is session:

@@ -99,12 +99,14 @@ class Coordinator:
         try:
             store = await loop.run_in_executor(thread, Store.open, config.database_url())
             coordinator = cls(config, store, thread, instruments)
+            expiring = asyncio.create_task(coordinator.attendance.watch_deadlines())
             try:
                 await asyncio.to_thread(coordinator.files.clear_leftovers)
                 await coordinator._count_quarantined()
                 await coordinator._resume_runs()
                 yield coordinator
             finally:
+                expiring.cancel()
                 await coordinator._stop_driving()
                 await loop.run_in_executor(thread, store.close)
         finally:

@@ -1,0 +1,47 @@
+"""Instructions whose hosts never come back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.pki import make_federation
+
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server import attendance
+from potluck.server.attendance import Session
+from potluck.server.config import CoordinatorConfig
+from potluck.server.coordinator import Coordinator
+from potluck.server.environment import now
+
+PATIENCE_SECONDS = 30.0
+
+
+def instruction(client: str) -> coordinator_pb2.Instruction:
+    settle = coordinator_pb2.Settle(included=True)
+    return coordinator_pb2.Instruction(id=f"settle/{client}", client_id=client, settle=settle)
+
+
+async def test_instructions_are_retired_when_their_deadline_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "LOOK_SECONDS", 0.01)
+    config = CoordinatorConfig(
+        state_directory=tmp_path / "state", tls=make_federation(tmp_path / "pki").coordinator
+    )
+    async with Coordinator.opened(config) as coordinator:
+        hosts = coordinator.attendance
+        here = Session(host_id="here", client_ids=("here",), device="cpu", tasks=frozenset())
+        hosts.attach(here)
+        for client, seconds in (("away", 0.05), ("here", 0.05), ("patient", 3600.0)):
+            hosts.instruct(instruction(client), deadline=now() + seconds, until_acknowledged=True)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            sent = [await here.outbox.get() for _ in range(2)]
+        assert [each.WhichOneof("work") for each in sent if each] == ["settle", "abandon"]
+        assert hosts.pending("settle/away") is None
+        assert hosts.pending("settle/here") is None
+        assert hosts.pending("settle/patient") is not None
+        back = Session(host_id="back", client_ids=("away",), device="cpu", tasks=frozenset())
+        hosts.attach(back)
+        assert back.outbox.empty()
