@@ -157,6 +157,29 @@ async def test_listings_are_json_for_programs(
     assert json.loads(clients.out)["clients"][0]["attending"] is True
 
 
+async def test_a_run_takes_a_line_and_its_reason_is_told_in_full_where_it_is_named(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    reason = "no quorum: " + "; ".join(f"client-{n}: can't train\nat all" for n in range(40))
+    failed = status(RunState.RUN_STATE_FAILED, committed=1, reason=reason)
+    service.runs = [failed.status] * 5
+    narrow = await potluck(config, tmp_path, "runs", COLUMNS="80", FORCE_COLOR="1")
+    piped = await potluck(config, tmp_path, "runs")
+    for ended in (narrow, piped):
+        assert len(ended.out.splitlines()) == 1 + 5
+        assert ended.out.count(RUN_ID) == 5
+    assert "no quorum: client-0: can't train at all" in piped.out
+    assert "no quorum: c" in narrow.out
+
+    service.watches = [[failed], [failed]]
+    one = await potluck(config, tmp_path, "runs", "3f9a")
+    assert "client-39: can't train" in " ".join(one.out.split())
+    assert "1 of 3 committed" in one.out
+    listed = await potluck(config, tmp_path, "runs", "3f9a", "--json")
+    [values] = json.loads(listed.out)["runs"]
+    assert (values["run"], values["reason"]) == (RUN_ID, reason)
+
+
 async def test_the_newest_run_is_watched_and_a_failed_one_has_exit_code_1(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

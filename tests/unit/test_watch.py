@@ -170,8 +170,8 @@ def test_a_run_that_waits_says_for_what() -> None:
     assert said in drawn(seen(progress(1), waiting)), "an attempt that was given up is shown"
     console = Console(file=io.StringIO(), width=240)
     with console.capture() as capture:
-        console.print(runs_table([waiting.status], NOON))
-    assert f"waiting: {said} {until:%H:%M}" in capture.get()
+        console.print(runs_table([waiting.status], NOON, width=console.width))
+    assert f"{said} {until:%H:%M}" in capture.get()
     values = event_values(waiting)["waiting"]
     assert (values["clients"], values["clients_needed"], values["away_count"]) == (6, 9, 3)
     assert values["until"] == "2026-03-01T12:05:00+00:00"
@@ -212,10 +212,10 @@ def test_listings_show_names_as_they_are() -> None:
     ]
     now = datetime(1970, 1, 1, 0, 0, 12, tzinfo=UTC)
     with console.capture() as capture:
-        console.print(runs_table([run], now))
+        console.print(runs_table([run], now, width=160))
         console.print(clients_table(clients, now))
     text = capture.get()
-    assert "stopped: by [bold]me[/bold]" in text
+    assert "by [bold]me[/bold]" in text
     lines = [squeezed(line) for line in text.splitlines()[-3:]]
     assert lines == [f"client-{number} host-0 away 12 s ago cpu 0 0" for number in (0, 2, 10)]
 

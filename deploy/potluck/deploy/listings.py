@@ -12,29 +12,60 @@ from potluck.deploy.readable import natural_order, readable_age, readable_count
 from potluck.deploy.run_view import run_state_name, waiting_text
 from potluck.rpc.v1 import operator_pb2
 
+_NARROW = 110
+"""Columns of a terminal below which there is no room for all that is known of a run."""
 
-def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime) -> Table:
-    """All runs, as they come."""
-    columns = ("run", "name", "state", "rounds", "task", "selector", "strategy", "started")
+
+def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: int) -> Table:
+    """All runs, as they come; a line each, so that long reasons are cut off."""
+    details = ("task", "selector", "strategy") if width >= _NARROW else ()
+    columns = ("run", "name", "state", "rounds", *details, "started", "why")
     table = _table(columns, right={"rounds"})
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # so that only reasons are cut
     for status in runs:
-        state = run_state_name(status.state)
-        why = status.reason
-        if status.HasField("waiting"):
-            why = waiting_text(status.waiting, now)
+        described = (status.task, status.selector, status.strategy) if details else ()
         table.add_row(
             *_texts(
                 status.run_id,
                 status.name,
-                f"{state}: {why}" if why else state,
+                run_state_name(status.state),
                 f"{status.committed_rounds}/{status.rounds}",
-                status.task,
-                status.selector,
-                status.strategy,
+                *described,
                 readable_age(status.created_at.ToDatetime(tzinfo=UTC), now),
-            )
+            ),
+            Text(" ".join(_why(status, now).split()), no_wrap=True, overflow="ellipsis"),
         )
     return table
+
+
+def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
+    """A run with all that is known of it."""
+    started = status.created_at.ToDatetime(tzinfo=UTC)
+    rows = {
+        "run": status.run_id,
+        "name": status.name,
+        "state": run_state_name(status.state),
+        "why": _why(status, now),
+        "rounds": f"{status.committed_rounds} of {status.rounds} committed",
+        "task": status.task,
+        "selector": f"{status.selector}, {readable_count(status.count, 'client')} a round",
+        "strategy": status.strategy,
+        "seed": str(status.seed),
+        "started": f"{readable_age(started, now)} ({started:%Y-%m-%d %H:%M} UTC)",
+        "model": status.model_blake3,
+    }
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(value))
+    return table
+
+
+def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
+    return waiting_text(status.waiting, now) if status.HasField("waiting") else status.reason
 
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
 
 from potluck.common.connection_errors import connection_error
-from potluck.common.errors import PotluckError, UnreachableError
+from potluck.common.errors import PotluckError, ProtocolError, UnreachableError
 from potluck.common.tls import TlsFiles, channel
 from potluck.deploy.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
@@ -117,6 +117,13 @@ class OperatorClient:
             raise self._translate(error) from None
         finally:
             call.cancel()
+
+    async def find_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Where a run stands; `run_id` as everywhere an id, a beginning of one, or a name."""
+        async with aclosing(self.watch_run(run_id)) as events:
+            async for event in events:
+                return event.status  # which comes first
+        raise ProtocolError(f"the coordinator at {self._address} said nothing of run {run_id}")
 
     async def fetch_model(
         self, run_id: str, *, round_number: int, blake3: str, offset: int

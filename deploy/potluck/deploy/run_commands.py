@@ -18,7 +18,7 @@ from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.runfile import parse_run_file
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import status_values, to_line
-from potluck.deploy.listings import runs_table
+from potluck.deploy.listings import run_table, runs_table
 from potluck.deploy.model_download import download_model
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_bytes
@@ -106,21 +106,36 @@ async def watch(
     await _watch(client, run_id, as_json=as_json)
 
 
-async def runs(client: OperatorClient, as_json: AsJson = False) -> None:
-    """List all runs, newest first.
+async def runs(
+    client: OperatorClient,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="One run, named as elsewhere, with all that is known of it.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all runs, newest first, or show one.
 
     Other commands take a run's id from here, a unique beginning of it, or a name that no other
     run has.
 
     ```console
     potluck runs
+    potluck runs 3f9a
     ```
     """
-    found = await client.list_runs()
+    found = await client.list_runs() if run_id is None else [await client.find_run(run_id)]
     if as_json:
         print_line(to_line({"runs": [status_values(status) for status in found]}))
+    elif run_id is not None:
+        table_console().print(run_table(found[0], datetime.now(UTC)))
     elif found:
-        table_console().print(runs_table(found, datetime.now(UTC)))
+        console = table_console()
+        console.print(runs_table(found, datetime.now(UTC), width=console.width))
     else:
         print_line("no runs yet; start one with `potluck run FILE`")
 
