@@ -17,6 +17,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
 from potluck.common.monitoring import monitoring
+from potluck.common.plain_text import plain
 
 if TYPE_CHECKING:
     from potluck.client.state_directory import StateDirectory
@@ -148,7 +149,7 @@ def show_disclosures(
         typer.echo(records.values())
     else:
         for line in records.lines():
-            typer.echo(line)
+            typer.echo(plain(line))
 
 
 def _serve(config: ClientConfig) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from potluck.common.errors import ProtocolError, UnreachableError
+from potluck.common.plain_text import make_plain
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 
@@ -42,6 +43,7 @@ class Session:
             raise UnreachableError("the coordinator ended the stream instead of saying welcome")
         if first.WhichOneof("message") != "welcome":
             raise ProtocolError("the coordinator did not begin with a welcome")
+        make_plain(first)
         return first.welcome
 
     async def attend(
@@ -72,6 +74,7 @@ class Session:
 
     async def _read(self, receive: Callable[[rpc.Instruction], None]) -> None:
         while isinstance(response := await self._call.read(), rpc.AttendResponse):
+            make_plain(response)
             if response.WhichOneof("message") == "instruction":
                 receive(response.instruction)
 

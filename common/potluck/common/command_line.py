@@ -23,6 +23,7 @@ import typer
 
 from potluck.common.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
 from potluck.common.errors import PotluckError
+from potluck.common.plain_text import plain, without_passwords
 from potluck.common.protocol import SOFTWARE_VERSION
 
 FAILED = 1
@@ -129,7 +130,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _say(program: str, message: str) -> None:
-    line = " ".join(message.split())
+    line = " ".join(plain(without_passwords(message)).split())
     print(f"{program}: {line}", file=sys.stderr)  # noqa: T201  # this is where errors are shown
 
 

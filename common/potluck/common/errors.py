@@ -47,6 +47,8 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from potluck.common.plain_text import plain, without_passwords
+
 DOMAIN = "potluck.rpc"
 
 
@@ -54,15 +56,18 @@ class PotluckError(Exception):
     """An error with one line for people and a reason for programs.
 
     `metadata` holds every value that the message mentions. Never put weights, counts or keys in.
+    What others have written may be: it is made plain text, without passwords, here.
     """
 
     reason: ClassVar[str] = "INTERNAL"
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
     def __init__(self, message: str, **metadata: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.message = plain(without_passwords(message))
+        super().__init__(self.message)
+        self.metadata = {
+            plain(key): plain(without_passwords(str(value))) for key, value in metadata.items()
+        }
 
 
 class ConfigurationError(PotluckError):

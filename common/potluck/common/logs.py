@@ -1,7 +1,8 @@
 """Structured logs on stderr: lines for people on a terminal, JSON objects for programs.
 
 Standard output stays free for results. An event is a short sentence, everything that varies is a
-key beside it: `log.info("round committed", run=run_id, round=3)`.
+key beside it: `log.info("round committed", run=run_id, round=3)`. Texts are made plain and lose
+passwords on the way out, whoever wrote them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import logging
 import sys
 from enum import StrEnum
+from typing import Any
 
 import structlog
+
+from potluck.common.plain_text import plain, without_passwords
 
 
 class LogFormat(StrEnum):
@@ -46,6 +50,7 @@ def configure_logging(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _fit_to_show,
     ]
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -68,3 +73,27 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(number if level is LogLevel.DEBUG else max(number, logging.WARNING))
+
+
+def _fit_to_show(
+    _logger: Any, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """A structlog processor. Tracebacks keep their lines."""
+    lines = event.pop("exception", None)
+    fit = {plain(key): _plain_value(value) for key, value in event.items()}
+    if lines is not None:
+        fit["exception"] = "\n".join(
+            line[: len(line) - len(line.lstrip(" "))] + str(_plain_value(line.lstrip(" ")))
+            for line in lines.splitlines()
+        )
+    return fit
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, str):
+        return plain(without_passwords(value))
+    if isinstance(value, dict):
+        return {_plain_value(key): _plain_value(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(each) for each in value]
+    return value

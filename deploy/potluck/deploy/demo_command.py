@@ -31,6 +31,7 @@ from potluck.deploy.readable import (
 )
 from potluck.deploy.run_commands import Assignments
 from potluck.deploy.summary import RunSummary, summarise
+from potluck.deploy.terminal import terminal
 
 _FOLDERS = Path("potluck-demo")
 
@@ -88,7 +89,7 @@ def demo(
         assignments=assignments or (),
         root=True,
     )
-    console = Console(stderr=as_json)
+    console = terminal(stderr=as_json)
     check_demo(options)
     place = folder or _new_folder()
     with (

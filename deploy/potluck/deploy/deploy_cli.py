@@ -20,6 +20,7 @@ from potluck.deploy.deployment import ContainerStatus, Deployment, take_down
 from potluck.deploy.inventory import FILE_NAME, example_inventory, load_inventory
 from potluck.deploy.side_by_side import raise_failures, side_by_side
 from potluck.deploy.slurm_cli import app as slurm_app
+from potluck.deploy.terminal import terminal
 
 app = typer.Typer(
     name="deploy",
@@ -63,17 +64,17 @@ def print_config() -> None:
 @app.command()
 def plan(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False) -> None:
     """Show what `up` would change, and change nothing."""
-    inventory, output = load_inventory(file), Console()
+    inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
-    results = side_by_side(chosen, deployment.plan, Console(stderr=True))
+    results = side_by_side(chosen, deployment.plan, terminal(stderr=True))
     if as_json:
         typer.echo(json.dumps({name: _as_json(each) for name, each in results.items()}))
     else:
         for party in deployment.to_issue:
             output.print(f"issue a certificate for {party}")
         _show_steps(results, output)
-    raise_failures(results, Console(stderr=True))
+    raise_failures(results, terminal(stderr=True))
 
 
 @app.command()
@@ -83,27 +84,27 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
     Issues certificates that are missing, puts images there, creates and replaces containers. What
     is as it should be is left alone.
     """
-    inventory, output = load_inventory(file), Console()
+    inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=True)
-    results = side_by_side(chosen, deployment.up, Console(stderr=True))
+    results = side_by_side(chosen, deployment.up, terminal(stderr=True))
     _show_steps(results, output)
-    raise_failures(results, Console(stderr=True))
+    raise_failures(results, terminal(stderr=True))
 
 
 @app.command()
 def status(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False) -> None:
     """Show how the containers are, and whether they are what the inventory asks for."""
-    inventory, output = load_inventory(file), Console()
+    inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
-    results = side_by_side(chosen, deployment.status, Console(stderr=True))
+    results = side_by_side(chosen, deployment.status, terminal(stderr=True))
     found = [each for lines in results.values() if isinstance(lines, list) for each in lines]
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found]))
     else:
         output.print(_status_table(found))
-    raise_failures(results, Console(stderr=True))
+    raise_failures(results, terminal(stderr=True))
 
 
 @app.command()
@@ -119,25 +120,25 @@ def logs(
     work = partial(
         follow_logs, inventory=inventory, parties=parties or (), tail=tail, follow=follow
     )
-    raise_failures(side_by_side(chosen, work, Console(quiet=True)), Console(stderr=True))
+    raise_failures(side_by_side(chosen, work, terminal(quiet=True)), terminal(stderr=True))
 
 
 @app.command()
 def restart(parties: Parties = None, file: File = _DEFAULT) -> None:
     """Restart containers. A round goes on where it was."""
-    inventory, output = load_inventory(file), Console()
+    inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named((), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
 
     results = side_by_side(
         chosen,
         lambda machine, say: deployment.restart(machine, parties or (), say),
-        Console(stderr=True),
+        terminal(stderr=True),
     )
     for names in results.values():
         for name in names if isinstance(names, list) else ():
             output.print(f"restarted {name}")
-    raise_failures(results, Console(stderr=True))
+    raise_failures(results, terminal(stderr=True))
 
 
 @app.command()
@@ -154,7 +155,7 @@ def down(
     Without --keep-state the coordinator's runs and models are lost, and so are the hosts' privacy
     ledgers.
     """
-    inventory, output = load_inventory(file), Console()
+    inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     if not keep_state and not yes:
         where = ", ".join(machine.name for machine in chosen)
@@ -164,12 +165,12 @@ def down(
     results = side_by_side(
         chosen,
         lambda machine, say: take_down(machine, inventory, say, keep_state=keep_state),
-        Console(stderr=True),
+        terminal(stderr=True),
     )
     for machine, gone in results.items():
         for name in gone if isinstance(gone, list) else ():
             output.print(f"{machine}: removed {name}")
-    raise_failures(results, Console(stderr=True))
+    raise_failures(results, terminal(stderr=True))
 
 
 def _as_json(result: list[Step] | PotluckError) -> object:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from potluck.deploy.diagnosis import Finding, Verdict
 from potluck.deploy.json_view import to_line
 from potluck.deploy.operator_client import connect
 from potluck.deploy.operator_config import OperatorConfig, OperatorFlags, load_operator_config
+from potluck.deploy.terminal import terminal
 from potluck.server.cli import ENVIRONMENT_PREFIX as SERVER_PREFIX
 from potluck.server.config import CoordinatorConfig
 
@@ -129,7 +129,7 @@ def _values(findings: dict[str, list[Finding]]) -> dict[str, object]:
 
 
 def _print(findings: dict[str, Sequence[Finding]] | dict[str, list[Finding]]) -> None:
-    console = Console()
+    console = terminal()
     for place, found in findings.items():
         console.print(Text(place, style="bold"))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))

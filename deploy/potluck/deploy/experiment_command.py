@@ -14,6 +14,7 @@ from potluck.common.presets import preset_named, preset_names, preset_run_file
 from potluck.deploy.interruption import run_interruptibly
 from potluck.deploy.readable import readable_count
 from potluck.deploy.run_commands import print_line
+from potluck.deploy.terminal import terminal
 
 if TYPE_CHECKING:
     from potluck.deploy.experiments.cells import Cell
@@ -92,7 +93,7 @@ def experiment(
     cells = cells_of(plan, hosts=hosts or plan.hosts, source=file)
     name = f"{plan.name}-quick" if quick else plan.name
     folder = ResultsFolder(output or _FOLDERS / name)
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     for each in plan.assumptions():
         console.print(
             f"ours, not the paper's: {each.key}: {each.reason}", style="dim", markup=False,

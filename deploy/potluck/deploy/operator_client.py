@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from potluck.common.connection_errors import connection_error
 from potluck.common.errors import PotluckError, ProtocolError, UnreachableError
+from potluck.common.plain_text import make_plain
 from potluck.common.tls import TlsFiles, channel
 from potluck.deploy.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
@@ -27,7 +29,7 @@ STALL_SECONDS = 60.0
 """A download that brings nothing for so long is broken."""
 
 Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", bound=Message)
 
 
 class OperatorClient:
@@ -112,7 +114,7 @@ class OperatorClient:
         call = self._stub.WatchRun(operator_pb2.WatchRunRequest(run_id=run_id))
         try:
             async for event in call:
-                yield event
+                yield _plain(event)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
         finally:
@@ -161,7 +163,7 @@ class OperatorClient:
     ) -> list[Answer]:
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                return [answer async for answer in call]
+                return [_plain(answer) async for answer in call]
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator at {self._address} did not send all {what} within "
@@ -174,7 +176,7 @@ class OperatorClient:
 
     async def _call(self, call: Awaitable[Answer]) -> Answer:
         try:
-            return await call
+            return _plain(await call)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
 
@@ -197,6 +199,12 @@ class OperatorClient:
             return UnreachableError(text, address=self._address)
         text = f"the coordinator at {self._address} failed: {detail} ({error.code().name})"
         return PotluckError(text, address=self._address)
+
+
+def _plain(answer: Answer) -> Answer:
+    """What a coordinator says ends on the operator's terminal."""
+    make_plain(answer)
+    return answer
 
 
 @asynccontextmanager

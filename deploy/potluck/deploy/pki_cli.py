@@ -15,6 +15,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.identity import Role
 from potluck.deploy import federation_root, pki, pki_lifecycle_cli
 from potluck.deploy.certificates import CertificateSummary, inspect
+from potluck.deploy.terminal import terminal
 
 app = typer.Typer(
     name="pki",
@@ -61,7 +62,7 @@ def init(
     stops working.
     """
     files = pki.create_authority(folder, federation, days=days, force=force)
-    console = Console()
+    console = terminal()
     _print_written(console, files)
     _print_next(
         console,
@@ -118,7 +119,7 @@ def issue(
         days=days,
         force=force,
     )
-    console = Console()
+    console = terminal()
     _print_written(console, files)
     _print_party_next(console, role, files)
 
@@ -138,7 +139,7 @@ def root(
     potluck pki root root --federation demo
     """
     files = federation_root.create_root(folder, federation, force=force)
-    console = Console()
+    console = terminal()
     console.print(Text(f"Root of federation {federation}", style="bold green"))
     for path in files:
         _print_line(console, f"  {path}")
@@ -163,7 +164,7 @@ def member(
     potluck pki member root client-0:5 --host lab-a
     """
     keys = federation_root.add_members(folder, clients, host, days=days)
-    console = Console()
+    console = terminal()
     console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
     _print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")
     _print_line(console, '  member_key = "FOLDER WITH CLIENT.key FILES"')
@@ -192,7 +193,7 @@ def show(
         text = ", ".join(value) if isinstance(value, list) else value
         if text:
             table.add_row(key.replace("_", " "), Text(text))
-    Console().print(table)
+    terminal().print(table)
 
 
 pki_lifecycle_cli.add_to(app)

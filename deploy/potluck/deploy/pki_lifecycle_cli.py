@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from potluck.deploy import certificate_register as register
 from potluck.deploy import pki
 from potluck.deploy.connection import operator_command
 from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.terminal import terminal
 
 Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
 Days = Annotated[int, typer.Option(help="Days it is valid.")]
@@ -61,7 +61,7 @@ def list_issued(
             f"{one.summary.not_after:%Y-%m-%d}",
             Text(state, style=_STYLES.get(state, "")),
         )
-    Console().print(table)
+    terminal().print(table)
 
 
 def _fields(one: register.Issued, now: datetime) -> dict[str, object]:

@@ -23,6 +23,7 @@ from potluck.deploy.model_download import download_model
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.readable import readable_bytes
 from potluck.deploy.run_overrides import override
+from potluck.deploy.terminal import terminal
 from potluck.deploy.watch import display_for, follow, is_finished
 from potluck.deploy.watch_lines import status_line
 
@@ -196,7 +197,7 @@ async def model(
     """
     run_id = run_id or await _newest_run(client)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     with Progress(
         *columns, TransferSpeedColumn(), console=console, transient=True,
         disable=not console.is_terminal,
@@ -230,7 +231,7 @@ async def _newest_run(client: OperatorClient) -> str:
 
 
 async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
-    with display_for(Console(), as_json=as_json) as display:
+    with display_for(terminal(), as_json=as_json) as display:
         view = await follow(client, run_id, display)
     if not is_finished(view):
         raise typer.Exit(FAILED)  # the display has said why
@@ -238,9 +239,9 @@ async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
 
 def table_console() -> Console:
     """A console that suits tables, also where they are piped."""
-    console = Console()
+    console = terminal()
     # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
-    return console if console.is_terminal else Console(width=240)
+    return console if console.is_terminal else terminal(width=240)
 
 
 def _read(file: Path) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from potluck.common.plugins import SELECTORS, create
 from potluck.deploy.offline_selection import OfflineRound, parse_options, select_offline
 from potluck.deploy.profile_file import read_profile_file
+from potluck.deploy.terminal import terminal
 from potluck.server.selection import Population
 
 
@@ -64,7 +64,7 @@ def select(
     if as_json:
         _print_lines(kept, population)
     else:
-        Console().print(_table(kept, population))
+        terminal().print(_table(kept, population))
     if plot is not None:
         from potluck.deploy.selection_plots import plot_selection  # matplotlib takes a second
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from potluck.deploy.inventory import FILE_NAME, load_inventory
 from potluck.deploy.party_files import issue_missing, parties_on, read_files
 from potluck.deploy.slurm import SlurmMachine
+from potluck.deploy.terminal import terminal
 
 app = typer.Typer(
     name="slurm",
@@ -65,7 +65,7 @@ def status(machines: Machines = None, file: File = _DEFAULT) -> None:
         else:
             log = str(entry.folder / "log")
             table.add_row(machine.name, job.job_id, job.state, job.where, log)
-    Console(soft_wrap=True).print(table)
+    terminal(soft_wrap=True).print(table)
 
 
 @app.command()

@@ -31,6 +31,7 @@ class CoordinatorConfig(Settings):
     )
     database: str = Field(
         default="",
+        repr=False,
         description="Where runs are recorded: empty for SQLite in the state directory, or a URL\n"
         "such as postgresql+psycopg://user@host/potluck.",
     )

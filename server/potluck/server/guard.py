@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from potluck.common.errors import (
     CertificateExpiredError,
@@ -26,6 +26,7 @@ from potluck.common.errors import (
 from potluck.common.frames import FrameDecoder, encode_frame
 from potluck.common.identity import Credential, Identity, Role, peer_credential
 from potluck.common.names import is_name
+from potluck.common.plain_text import make_plain
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.limits import (
     Admission,
@@ -244,7 +245,7 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
     """What a handler does, given messages as bytes.
 
     They are decoded where the guard sees it: what a deserializer of gRPC raises ends the call
-    without a reason, and fills the log.
+    without a reason, and fills the log. Every text in them becomes plain text here.
     """
     behaviour: Callable[[Any, Context], Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -253,7 +254,7 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
 
     def decode(text: bytes) -> Any:
         try:
-            return deserialize(text)
+            message = deserialize(text)
         except DecodeError:
             raise ProtocolError(
                 f"{method.rpartition('/')[2]} was sent {len(text)} bytes that are no message of "
@@ -261,6 +262,9 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
                 method=method,
                 bytes=len(text),
             ) from None
+        if isinstance(message, Message):
+            make_plain(message)
+        return message
 
     async def decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for text in requests:

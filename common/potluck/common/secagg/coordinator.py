@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from potluck.common import plain_text
 from potluck.common.errors import ConfigurationError
 from potluck.common.secagg.coordinator_answers import answered, is_late
 from potluck.common.secagg.coordinator_session import (
@@ -171,7 +172,7 @@ def _refused(
         require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
         verify(state.roster.participants[client].key, envelope, client)
     try:
-        refusal = Refusal(Rule(message.rule), message.detail)
+        refusal = Refusal(Rule(message.rule), plain_text.plain(message.detail, 500))
     except ValueError:
         raise BrokenRuleError(Rule.MALFORMED, "a refusal names no rule") from None
     return advance(_without(session, client, refusal), closing=False)

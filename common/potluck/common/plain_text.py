@@ -1,0 +1,80 @@
+"""Text from elsewhere, made fit to be kept, logged and shown: one line of printable characters.
+
+What a terminal would obey (escape sequences, carriage returns, changes of direction) is shown as
+its escape, `\\x1b` or `\\u202e`, and does nothing. Whatever arrives on the wire passes here before
+anybody sees it, so that stores, logs and reports hold nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from google.protobuf.message import Message
+
+MOST_CHARACTERS = 2_000
+"""Longer texts are cut off; nobody reads them."""
+
+_LOGIN = re.compile(r"(://[^\s:/@]*:)\S*@")
+_PASSWORD = re.compile(r"(password=)[^&\s'\"]+", re.IGNORECASE)
+
+
+def plain(text: str, most: int = MOST_CHARACTERS) -> str:
+    """`text` as one line, with everything unprintable escaped, at most so many characters."""
+    if _is_plain(text, most):
+        return text
+    line = " ".join(text[: most + 1].split())
+    line = "".join(each if each.isprintable() else _escaped(each) for each in line)
+    return line if len(line) <= most >= len(text) else line[: most - 1] + "…"
+
+
+def make_plain(message: Message) -> None:
+    """Every text in a message, in place.
+
+    Documents (run files, JSON) stay as they are; who reads them checks what is in them.
+    """
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            if field.message_type.GetOptions().map_entry:
+                _make_map_plain(value)
+            elif field.is_repeated:
+                for each in value:
+                    make_plain(each)
+            else:
+                make_plain(value)
+        elif field.type != field.TYPE_STRING or field.name.endswith(_DOCUMENTS):
+            continue
+        elif field.is_repeated:
+            for index, text in enumerate(value):
+                if not _is_plain(text):
+                    value[index] = plain(text)
+        elif not _is_plain(value):
+            setattr(message, field.name, plain(value))
+
+
+def without_passwords(text: str) -> str:
+    """`text` with the passwords of URLs in it left out."""
+    if "://" in text:
+        text = _LOGIN.sub(r"\1***@", text)
+    return _PASSWORD.sub(r"\1***", text) if "assword=" in text.lower() else text
+
+
+_DOCUMENTS = ("_json", "run_file")
+
+
+def _is_plain(text: str, most: int = MOST_CHARACTERS) -> bool:
+    return len(text) <= most and text.isprintable()
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _make_map_plain(entries: Any) -> None:
+    """Of a map whose values are no messages."""
+    for key, value in list(entries.items()):
+        texts = [each for each in (key, value) if isinstance(each, str)]
+        if not all(map(_is_plain, texts)):
+            del entries[key]
+            key, value = (plain(each) if isinstance(each, str) else each for each in (key, value))
+            entries[key] = value
