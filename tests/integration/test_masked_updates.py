@@ -134,7 +134,7 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
     [record] = await sums_of(federation, row.run_id)
     assert record.outcome == "released"
     assert sorted(record.clients) == names
-    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
     included = [m.client_id for m in committed.members if m.state is MemberState.INCLUDED]
     assert sorted(included) == names
     for member in committed.members:
@@ -214,7 +214,7 @@ async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
     [record] = await sums_of(federation, row.run_id)
     assert record.refusals == {"client-3": "input"}
     assert sorted(record.clients) == [n for n in federation.members.names if n != "client-3"]
-    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
     [failed] = [m for m in committed.members if m.state is MemberState.FAILED]
     assert failed.client_id == "client-3"
 
@@ -242,7 +242,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
     monkeypatch.setattr("potluck.client.duties.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
-    [committed] = await federation.coordinator.committed_rounds(row.run_id)
+    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
     troubles = {m.client_id: m.trouble or "" for m in committed.members if m.trouble}
     assert sorted(troubles) == ["client-3", "client-4"]
     assert "does not vouch for its update: signature" in troubles["client-3"]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from sqlalchemy import create_engine, delete, insert
+
 from potluck.server.store import (
     AttemptKey,
     MemberState,
@@ -14,6 +16,7 @@ from potluck.server.store import (
     Run,
     Store,
     UpdateRow,
+    schema,
 )
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
@@ -43,6 +46,18 @@ UPDATE = UpdateRow(
     reports={"utility": 6.48074},
 )
 COHORT = [("a", "h1", "because"), ("b", "h1", "complement of a"), ("c", "h2", "entropy")]
+
+
+_STORED_UPDATE = {
+    "blake3": UPDATE.blake3,
+    "size": UPDATE.size,
+    "encoding": UPDATE.encoding,
+    "delta": 1,
+    "compressed": 0,
+    "samples": UPDATE.samples,
+    "steps": UPDATE.steps,
+    "seconds": UPDATE.seconds,
+}
 
 
 def digest(number: int) -> str:
@@ -86,3 +101,31 @@ def committed(store: Store, key: AttemptKey) -> None:
     for client_id in ("a", "c"):
         store.set_member(key, client_id, MemberState.RECEIVED, update=UPDATE)
     store.commit_round(commit(key, ["c", "a"]))
+
+
+def add_rounds(url: str, run_id: str, numbers: range, *, clients: Sequence[str] = "abc") -> None:
+    """Committed rounds with all these clients, put there at once; `digest` names their files."""
+    engine = create_engine(url)
+    keys = [{"run_id": run_id, "round": number, "attempt": 1} for number in numbers]
+    attempt = {"begun_at": AT.isoformat(), "available": "[]", "state": "committed", "reason": ""}
+    member = {"host_id": "h", "state": "included", "reason": "", **_STORED_UPDATE}
+    members = [
+        {**key, **member, "position": position, "client_id": client}
+        for key in keys
+        for position, client in enumerate(clients)
+    ]
+    row = {"selector_scalars": "{}", "strategy_scalars": "{}", "seconds": 1.0, "bytes_down": 0}
+    row |= {"bytes_up": 0, "committed_at": AT.isoformat()}
+    rounds = [
+        {**key, **row, "model_blake3": digest(number), "state_blake3": digest(10**6 + number)}
+        for key, number in zip(keys, numbers, strict=True)
+    ]
+    part = {"run_id": run_id, "picks": len(keys), "samples": 57, "included_attempt": 1}
+    parts = [{**part, "client_id": client, "included_round": numbers[-1]} for client in clients]
+    with engine.begin() as connection:
+        connection.execute(insert(schema.attempts), [{**key, **attempt} for key in keys])
+        connection.execute(insert(schema.members), members)
+        connection.execute(insert(schema.rounds), rounds)
+        connection.execute(delete(schema.participation).filter_by(run_id=run_id))
+        connection.execute(insert(schema.participation), parts)
+    engine.dispose()

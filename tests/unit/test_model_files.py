@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.errors import StorageError
 from potluck.server.model_files import ModelFiles, Rendition
 
 ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
@@ -18,13 +18,30 @@ OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}
 def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     old, new = files.write(OTHERS), files.write(ARRAYS)
-    files.keep_only({old.blake3})  # by a run that does not know the new one
+    both = {old.blake3, new.blake3}
+    assert files.unsettled() == both
+    files.needed({old.blake3})
+    files.settle({old.blake3})
+    files.delete({new.blake3})  # by a run that does not know the new one
     assert files.existing(new.blake3).is_file()
-    files.keep_only({old.blake3, new.blake3})  # now it is needed
-    files.keep_only({new.blake3})
-    with pytest.raises(NotFoundError):
-        files.existing(old.blake3)
-    files.keep_only(set())
+    assert files.unsettled() == {new.blake3}
+    files.needed(both)
+    files.reconsider({old.blake3})
+    assert files.unsettled() == both
+    files.delete(both)
+    assert list(tmp_path.iterdir()) == []
+    assert files.unsettled() == set()
+
+
+def test_a_published_model_stays_until_it_is_said_to_be_needed(tmp_path: Path) -> None:
+    digest = ModelFiles(tmp_path).write(ARRAYS)
+    files = ModelFiles(tmp_path)
+    assert files.clear_leftovers() == {digest.blake3}
+    files.published(digest.blake3)
+    files.delete({digest.blake3})
+    assert files.existing(digest.blake3).is_file()
+    files.let_go({digest.blake3})
+    files.delete(files.unsettled())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +62,9 @@ def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path)
     digest = files.write(ARRAYS)
     (tmp_path / ".abc").write_bytes(b"half")
-    ModelFiles(tmp_path).clear_leftovers()
+    (tmp_path / "notes.txt").write_text("a person's own")
+    assert ModelFiles(tmp_path).clear_leftovers() == {digest.blake3}
+    (tmp_path / "notes.txt").unlink()
     assert [path.stem for path in tmp_path.iterdir()] == [digest.blake3]
 
 
@@ -59,8 +78,8 @@ def test_a_damaged_model_is_told(tmp_path: Path) -> None:
 
 
 def dropped(files: ModelFiles, blake3: str) -> None:
-    files.keep_only({blake3})
-    files.keep_only(set())
+    files.needed({blake3})
+    files.delete({blake3})
 
 
 def test_a_model_nobody_needs_is_written_over(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceStub
 if TYPE_CHECKING:  # exists for type checkers only
     from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
+PAGE_SIZE = 1000
+"""Runs or clients asked for in one call."""
 CALL_SECONDS = 30.0
 """Deadline of a call with one answer; starting a run builds its model first."""
 
@@ -53,14 +55,34 @@ class OperatorClient:
 
     async def list_runs(self) -> list[operator_pb2.RunStatus]:
         """All runs, newest first."""
-        request = operator_pb2.ListRunsRequest()
-        return list((await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))).runs)
+        runs: list[operator_pb2.RunStatus] = []
+        token = ""
+        while True:
+            request = operator_pb2.ListRunsRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
+            runs += answer.runs
+            token = answer.next_page_token
+            if not token:
+                return runs
+
+    async def newest_run(self) -> operator_pb2.RunStatus | None:
+        """The run that was started last; None where there is none."""
+        # Two at least: a run that pre-trains for another is not shown.
+        request = operator_pb2.ListRunsRequest(page_size=2)
+        answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
+        return answer.runs[0] if answer.runs else None
 
     async def list_clients(self) -> list[operator_pb2.ClientStatus]:
         """All clients the coordinator has met, sorted by id."""
-        request = operator_pb2.ListClientsRequest()
-        answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
-        return list(answer.clients)
+        clients: list[operator_pb2.ClientStatus] = []
+        token = ""
+        while True:
+            request = operator_pb2.ListClientsRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
+            clients += answer.clients
+            token = answer.next_page_token
+            if not token:
+                return sorted(clients, key=lambda client: client.client_id)
 
     async def describe_coordinator(self) -> operator_pb2.DescribeCoordinatorResponse:
         """What the coordinator is and how it fares."""
@@ -109,9 +131,18 @@ class OperatorClient:
         request = operator_pb2.ResumeRunRequest(run_id=run_id)
         return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
 
-    async def watch_run(self, run_id: str) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
-        """What happens in a run: its committed rounds first, then events until it ends."""
-        call = self._stub.WatchRun(operator_pb2.WatchRunRequest(run_id=run_id))
+    async def watch_run(
+        self, run_id: str, *, after_round: int = 0, newest_rounds: int = 0
+    ) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
+        """What happens in a run: its committed rounds first, then events until it ends.
+
+        Of those rounds only the ones after `after_round`, and of these the newest so many where
+        `newest_rounds` is not 0.
+        """
+        request = operator_pb2.WatchRunRequest(
+            run_id=run_id, after_round=after_round, newest_rounds=newest_rounds
+        )
+        call = self._stub.WatchRun(request)
         try:
             async for event in call:
                 yield _plain(event)

@@ -27,6 +27,9 @@ from potluck.deploy.terminal import terminal
 from potluck.deploy.watch import display_for, follow, is_finished
 from potluck.deploy.watch_lines import status_line
 
+_SHOWN_ROUNDS = 100
+"""Of the rounds committed before somebody watches: programs want all, people the newest."""
+
 RunId = Annotated[
     str,
     typer.Argument(
@@ -90,6 +93,15 @@ async def run(
 async def watch(
     client: OperatorClient,
     run_id: RunOrNewest = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=0,
+            help="Begin with the newest so many rounds; 0 for all, as with --json. [default: 100]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run until it ends: its rounds, what each is doing, what went wrong.
@@ -104,7 +116,7 @@ async def watch(
     ```
     """
     run_id = run_id or await _newest_run(client)
-    await _watch(client, run_id, as_json=as_json)
+    await _watch(client, run_id, as_json=as_json, rounds=rounds)
 
 
 async def runs(
@@ -224,15 +236,19 @@ def print_line(line: str) -> None:
 
 
 async def _newest_run(client: OperatorClient) -> str:
-    runs = await client.list_runs()
-    if not runs:
+    newest = await client.newest_run()
+    if newest is None:
         raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
-    return runs[0].run_id
+    return newest.run_id
 
 
-async def _watch(client: OperatorClient, run_id: str, *, as_json: bool) -> None:
+async def _watch(
+    client: OperatorClient, run_id: str, *, as_json: bool, rounds: int | None = None
+) -> None:
+    if rounds is None:
+        rounds = 0 if as_json else _SHOWN_ROUNDS
     with display_for(terminal(), as_json=as_json) as display:
-        view = await follow(client, run_id, display)
+        view = await follow(client, run_id, display, newest_rounds=rounds)
     if not is_finished(view):
         raise typer.Exit(FAILED)  # the display has said why
 

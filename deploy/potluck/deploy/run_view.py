@@ -1,11 +1,11 @@
 """What a watcher knows of a run: the events of `WatchRun`, folded into one picture.
 
-Events repeat after a reconnect (all committed rounds come again), so folding is idempotent.
+Events repeat after a reconnect, so folding is idempotent. A run may have tens of thousands of
+rounds: the views of one run share them, and a later view never has fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -37,7 +37,7 @@ class RunView:
     """
 
     status: operator_pb2.RunStatus | None = None
-    committed: Mapping[int, operator_pb2.CommittedRound] = field(default_factory=dict)
+    committed: dict[int, operator_pb2.CommittedRound] = field(default_factory=dict)
     progress: operator_pb2.RoundProgress | None = None
     notices: tuple[operator_pb2.Notice, ...] = ()
 
@@ -59,10 +59,9 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
             seen = replace(view, status=event.status)
             return replace(seen, progress=None) if seen.ended else seen
         case "committed":
-            committed = {**view.committed, event.committed.round: event.committed}
-            over = view.progress is not None and view.progress.round <= event.committed.round
-            progress = None if over else view.progress
-            return replace(view, committed=committed, progress=progress)
+            view.committed[event.committed.round] = event.committed
+            over = _is_over(view.progress, event.committed)
+            return replace(view, progress=None) if over else view
         case "progress":
             return replace(view, progress=event.progress)
         case "notice" if event.notice not in view.notices:
@@ -73,7 +72,24 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
 
 def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
     """Whether an event tells anything that `view` does not hold yet."""
-    return observe(view, event) != view
+    match event.WhichOneof("event"):
+        case "status":
+            return event.status != view.status or (view.ended and view.progress is not None)
+        case "committed":
+            known = view.committed.get(event.committed.round)
+            return known != event.committed or _is_over(view.progress, event.committed)
+        case "progress":
+            return event.progress != view.progress
+        case "notice":
+            return event.notice not in view.notices
+        case _:
+            return False
+
+
+def _is_over(
+    progress: operator_pb2.RoundProgress | None, committed: operator_pb2.CommittedRound
+) -> bool:
+    return progress is not None and progress.round <= committed.round
 
 
 def falls_short(status: operator_pb2.RunStatus) -> bool:

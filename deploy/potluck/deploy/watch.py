@@ -123,16 +123,22 @@ def pause_seconds(attempt: int) -> float:
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 
-async def follow(client: OperatorClient, run_id: str, display: Display) -> RunView:
+async def follow(
+    client: OperatorClient, run_id: str, display: Display, *, newest_rounds: int = 0
+) -> RunView:
     """Show a run until it ends; the run as seen at the end.
 
-    A coordinator that goes away is waited for, however long. One that can't be reached in the
-    first place is an UnreachableError. `run_id` may be a unique beginning or a name.
+    newest_rounds: so many of those committed before; 0 for all. A coordinator that goes away is
+    waited for, however long. One that can't be reached in the first place is an UnreachableError.
+    `run_id` may be a unique beginning or a name.
     """
     view, failures = RunView(), 0
     while not view.ended:
         try:
-            async for event in client.watch_run(run_id):
+            known = max(view.committed, default=0)
+            newest = 0 if known else newest_rounds
+            events = client.watch_run(run_id, after_round=known, newest_rounds=newest)
+            async for event in events:
                 if failures:
                     failures = 0
                     display.connection(f"back with the coordinator at {client.address}", lost=False)

@@ -107,7 +107,7 @@ def run_header(view: RunView) -> Text:
 def rounds_table(rounds: list[operator_pb2.CommittedRound], room: int) -> Table:
     """The newest `room` rounds; metrics that no round has are left out."""
     shown = rounds[-room:]
-    groups = any(entry.metrics.HasField("worst_group_accuracy") for entry in rounds)
+    groups = any(entry.metrics.HasField("worst_group_accuracy") for entry in shown)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     names = ["round", "cohort", "loss", "accuracy", *(["worst group"] if groups else [])]
     for name in (*names, "time", "down", "up"):
@@ -129,8 +129,9 @@ def rounds_table(rounds: list[operator_pb2.CommittedRound], room: int) -> Table:
             Text(readable_bytes(entry.bytes_up)),
         ]
         table.add_row(*cells)
-    if len(rounds) > len(shown):
-        table.caption = f"{len(rounds) - len(shown)} earlier rounds not shown"
+    earlier = shown[0].round - 1 if shown else 0
+    if earlier:
+        table.caption = f"{earlier} earlier rounds not shown"
         table.caption_justify = "left"
     return table
 

@@ -55,5 +55,6 @@ class AuxiliaryFiles:
         if self._shared is None or self._shared[0] != run.machine.round:
             auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
             file = await asyncio.to_thread(run.work.write_auxiliaries, auxiliaries)
+            run.environment.files.let_go(self.digests - file.digests)
             self._shared, self._personal = (run.machine.round, file), {}
         return self._shared[1]

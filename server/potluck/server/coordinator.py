@@ -29,7 +29,6 @@ from potluck.common.membership import load_members, load_public_key
 from potluck.common.metric_labels import Party
 from potluck.common.names import is_name
 from potluck.common.protocol import VERSIONS
-from potluck.common.runfile import parse_run_file
 from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance, Session
@@ -51,10 +50,14 @@ from potluck.server.selection import Population
 from potluck.server.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, RunRow, RunState
+from potluck.server.tidying import Tidying
 from potluck.server.transfers import Transfers
 
 log = structlog.get_logger()
 T = TypeVar("T")
+
+_ROUNDS_AT_ONCE = 100
+"""Read from the store in one go, so that rounds under way get their turn between."""
 
 
 class Coordinator:
@@ -81,7 +84,8 @@ class Coordinator:
         self.sums.observe = self.metrics.secure_phase
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._kept: dict[str, set[str]] = {}  # model files, by run
+        self._tidying = Tidying(self.files, self.in_store, self._files_in_use)
+        self._looking: asyncio.Task[None] | None = None
         self._resuming = asyncio.Lock()
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""
@@ -101,9 +105,10 @@ class Coordinator:
             coordinator = cls(config, store, thread, instruments)
             expiring = asyncio.create_task(coordinator.attendance.watch_deadlines())
             try:
-                await asyncio.to_thread(coordinator.files.clear_leftovers)
+                found = await asyncio.to_thread(coordinator.files.clear_leftovers)
                 await coordinator._count_quarantined()
                 await coordinator._resume_runs()
+                coordinator._looking = asyncio.create_task(coordinator._look_at(found))
                 yield coordinator
             finally:
                 expiring.cancel()
@@ -153,9 +158,9 @@ class Coordinator:
             self.metrics.host_left()
             log.warning("host left", host=session.host_id, clients=len(session.client_ids))
 
-    async def clients(self) -> list[ClientRow]:
-        """All clients ever met."""
-        return await self.in_store(lambda store: store.clients())
+    async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
+        """All clients ever met, or a page of them."""
+        return await self.in_store(partial(Store.clients, after=after, limit=limit))
 
     # Transfers --------------------------------------------------------------------------------
 
@@ -246,10 +251,9 @@ class Coordinator:
             self._begin_driving(row, blueprint)
             return row
 
-    async def runs(self) -> list[RunRow]:
-        """All runs, newest first, but for those that only pre-train for others."""
-        rows = await self.in_store(lambda store: store.runs())
-        return [row for row in rows if not is_pretraining(row.run_id)]
+    async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
+        """All runs, newest first, those included that only pre-train for others; or a page."""
+        return await self.in_store(partial(Store.runs, before=before, limit=limit))
 
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
         """Put a client into quarantine, or readmit it where there is no reason.
@@ -289,7 +293,7 @@ class Coordinator:
         check_auditable(blueprint)
         profiling, population = await self._stored_profiles(row, blueprint)
         rates = profiling.noise_rates(LABEL_COUNTS)
-        rounds = await self.committed_rounds(row.run_id)
+        rounds = [each async for each in self.committed_rounds(row.run_id)]
         records = self._bias_records(row.run_id)
         audits = await asyncio.to_thread(audit_run, blueprint, population, rates, rounds, records)
         return population, audits
@@ -315,9 +319,17 @@ class Coordinator:
         """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
         return await self.in_store(lambda store: store.run(run_id))
 
-    async def committed_rounds(self, run_id: str) -> list[RoundRow]:
-        """A run's rounds."""
-        return await self.in_store(lambda store: store.rounds(run_id))
+    async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
+        """A run's rounds with numbers above `after`, in order, as many as there are by then."""
+        while True:
+            page = await self.in_store(
+                partial(Store.rounds, run_id=run_id, after=after, limit=_ROUNDS_AT_ONCE)
+            )
+            for row in page:
+                yield row
+            if len(page) < _ROUNDS_AT_ONCE:
+                return
+            after = page[-1].key.round
 
     def engine(self, run_id: str) -> RunEngine | None:
         """The run, if it is under way."""
@@ -329,43 +341,16 @@ class Coordinator:
         if round_number == 0:
             blake3 = row.model_blake3
         else:
-            rounds = await self.committed_rounds(row.run_id)
-            blake3 = next((r.model_blake3 for r in rounds if r.key.round == round_number), None)
+            committed = await self.in_store(lambda store: store.round(row.run_id, round_number))
+            blake3 = None if committed is None else committed.model_blake3
         if blake3 is None:
             which = f"round {round_number}" if round_number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
         return blake3
 
-    async def tidy(self, run_id: str) -> None:
-        """Delete model files that no run needs any more, now that this one has moved on."""
-        self._kept[run_id] = await self._kept_files(await self.run(run_id))
-        in_use = set[str]().union(*(engine.files_in_use() for engine in self._engines.values()))
-        needed = in_use.union(*self._kept.values())
-        await asyncio.to_thread(self.files.keep_only, needed)
-
-    async def _kept_files(self, row: RunRow) -> set[str]:
-        """The model files that a run's retention policy keeps, and its newest states."""
-        references = await self.in_store(lambda store: store.model_references(row.run_id))
-        try:
-            retention = parse_run_file(row.run_file, source="run file").retention
-        except ConfigurationError:  # of another release; better too many than too few
-            return {reference.model_blake3 for reference in references}
-        last = max((reference.round for reference in references), default=0)
-        kept: set[str] = set()
-        for reference in references:
-            age = last - reference.round
-            spared = retention.keep_every and reference.round % retention.keep_every == 0
-            if age < retention.keep_last or spared:
-                kept.add(reference.model_blake3)
-            if age == 0 and reference.state_blake3 is not None:
-                kept.add(reference.state_blake3)
-        return kept
-
     # Driving ----------------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
-        for row in await self.in_store(lambda store: store.runs()):
-            self._kept[row.run_id] = await self._kept_files(row)
         for row in await self.in_store(lambda store: store.unfinished_runs()):
             if is_pretraining(row.run_id):
                 continue  # the run it is for will go on with it
@@ -376,6 +361,18 @@ class Coordinator:
                 continue
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
             self._begin_driving(row, blueprint)
+
+    async def _look_at(self, found: set[str]) -> None:
+        """Delete what earlier coordinators left, once the runs under way know what they use."""
+        for engine in list(self._engines.values()):
+            await engine.prepared()
+        try:
+            await self._tidying.look_at(found)
+        except (PotluckError, OSError) as error:
+            log.warning("model files of earlier rounds were not tidied up", reason=str(error))
+
+    def _files_in_use(self) -> set[str]:
+        return set[str]().union(*(engine.files_in_use() for engine in self._engines.values()))
 
     async def _fail(self, row: RunRow, reason: str) -> None:
         log.error("run can't be resumed", run=row.run_id, reason=reason)
@@ -393,13 +390,14 @@ class Coordinator:
             attendance=self.attendance,
             files=self.files,
             in_store=self.in_store,
-            tidy=partial(self.tidy, row.run_id),
+            tidy=partial(self._tidying.after_commit, row.run_id, blueprint.run_file.retention),
             pretrain=partial(self._pretrain, row.run_id, blueprint),
             trust=self._trust,
             sums=self.sums,
             observer=self.metrics.observer(row.run_id),
         )
         environment.observer.began(row)
+        self._tidying.begin(row.run_id, row.committed_rounds)
         engine = RunEngine(row, blueprint, work, spool, environment)
         self._engines[row.run_id] = engine
         self.metrics.under_way(len(self._engines))
@@ -424,7 +422,9 @@ class Coordinator:
         return row.model_blake3 if row.state is RunState.FINISHED else None
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
-        self._engines.pop(run_id, None)
+        engine = self._engines.pop(run_id, None)
+        if engine is not None:
+            self.files.let_go(engine.files_in_use())
         self._tasks.pop(run_id, None)
         self.metrics.under_way(len(self._engines))
         error = None if task.cancelled() else task.exception()
@@ -439,7 +439,9 @@ class Coordinator:
         return draw_up(text, source=source, model_modules=self.config.model_modules)
 
     async def _stop_driving(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = list[asyncio.Task[None]](self._tasks.values())
+        if self._looking is not None:
+            tasks.append(self._looking)
         for task in tasks:
             task.cancel()
         if tasks:

@@ -34,8 +34,8 @@ class Environment:
     files: ModelFiles
     in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]]
     """Call with the store in its thread."""
-    tidy: Callable[[], Awaitable[None]]
-    """Delete model files that no run needs any more."""
+    tidy: Callable[[int], Awaitable[None]]
+    """Delete model files that no run needs any more, now that this round is committed."""
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     trust: Trust

@@ -173,7 +173,7 @@ class Finishing:
             norm = await asyncio.to_thread(run.work.step_norm, run.model_before, run.model)
             run.environment.observer.moved(norm)
             run.model_before = None
-        await run.environment.tidy()
+        await run.environment.tidy(action.round)
 
     async def _observe(self, row: RoundRow) -> None:
         """Tell the metrics whose data the round was of."""

@@ -128,6 +128,15 @@ class Gatekeeper:
         """A round with this cohort is committed; raises the alarm about clients picked too often,
         once for each."""
         self._picks[[self._rows[client] for client in cohort]] += 1
+        self._look_for_lopsidedness()
+
+    def restore_picks(self, picks: Mapping[str, int]) -> None:
+        """So often clients were in the cohorts that are committed, before the run is resumed."""
+        for client, count in picks.items():
+            self._picks[self._rows[client]] = count
+        self._look_for_lopsidedness()
+
+    def _look_for_lopsidedness(self) -> None:
         found = lopsidedness(self._picks)
         if found is None:
             return

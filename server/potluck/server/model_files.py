@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from potluck.common.layout import Layout
 from potluck.common.spare_files import SpareFiles
 from potluck.common.tensors import FileDigest, TensorFile, file_digest, open_tensors, write_tensors
 from potluck.common.transfer import check_digest
+
+_NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
 
 
 class Rendition(BaseModel):
@@ -67,6 +70,7 @@ class ModelFiles:
         self._folder = folder
         self._lock = threading.Lock()
         self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
+        self._unsettled: set[str] = set()  # written or let go of: to be looked at when tidying up
         self._lent: Counter[str] = Counter()
         self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
 
@@ -122,8 +126,7 @@ class ModelFiles:
             self._name(temporary, packed)
         finally:
             temporary.unlink(missing_ok=True)
-        with self._lock:
-            self._fresh.discard(digest.blake3)
+        self.let_go({digest.blake3})
         return packed
 
     def _temporary(self) -> Path:
@@ -132,6 +135,7 @@ class ModelFiles:
     def _name(self, temporary: Path, digest: FileDigest) -> None:
         with self._lock:
             self._fresh.add(digest.blake3)
+            self._unsettled.add(digest.blake3)
             temporary.replace(self.path(digest.blake3))
         _sync(self._folder)  # a row will name it, so the name must be on disk as well
 
@@ -148,7 +152,16 @@ class ModelFiles:
         return published
 
     def published(self, blake3: str) -> Published:
-        """A model on disk with its files; only the whole one if no note of others is left."""
+        """A model on disk with its files; only the whole one if no note of others is left.
+
+        Like files just written, they stay until whoever asks has said that they are needed.
+        """
+        with self._lock:
+            found = self._published(blake3)
+            self._fresh |= found.digests
+        return found
+
+    def _published(self, blake3: str) -> Published:
         path = self.existing(blake3)
         try:
             noted = Published.model_validate_json(self._notes(blake3).read_text())
@@ -178,25 +191,57 @@ class ModelFiles:
                 path=path,
             )
 
-    def clear_leftovers(self) -> None:
-        """Delete what was being written when a coordinator was killed."""
-        for path in self._folder.iterdir():
-            if path.name.startswith("."):
-                path.unlink()
+    def clear_leftovers(self) -> set[str]:
+        """Delete what was being written when a coordinator was killed; the files that are left."""
+        found: set[str] = set()
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    Path(entry.path).unlink()
+                elif (named := _NAME.fullmatch(entry.name)) is not None:
+                    found.add(named[1])
+        return found
 
-    def keep_only(self, digests: set[str]) -> None:
-        """Delete every other file, but for those written since somebody last needed them: the
-        round they were written for goes on. One stays to be written over."""
+    # Tidying up -------------------------------------------------------------------------------
+
+    def unsettled(self) -> set[str]:
+        """Files of which it is not settled that they stay: new ones, and those to reconsider."""
         with self._lock:
-            self._fresh -= digests
-            for path in self._folder.iterdir():
-                known = path.stem in digests or path.stem in self._fresh
-                if known or path.suffix not in (".safetensors", ".json"):
-                    continue
-                if path.suffix == ".json" or path.stem in self._lent:
+            return set(self._unsettled)
+
+    def reconsider(self, digests: Iterable[str]) -> None:
+        """It may be that these need not stay any more."""
+        with self._lock:
+            self._unsettled |= set(digests)
+
+    def settle(self, digests: Iterable[str]) -> None:
+        """These stay until somebody reconsiders it."""
+        with self._lock:
+            self._unsettled -= set(digests)
+
+    def needed(self, digests: Iterable[str]) -> None:
+        """The runs that these were written for have said that they need them."""
+        with self._lock:
+            self._fresh -= set(digests)
+
+    def let_go(self, digests: Iterable[str]) -> None:
+        """Whoever wrote these doesn't need them any more; others may."""
+        with self._lock:
+            self._fresh -= set(digests)
+            self._unsettled |= set(digests)
+
+    def delete(self, digests: Iterable[str]) -> None:
+        """Delete these, but for those written since somebody last needed them: the round they were
+        written for goes on. One stays to be written over."""
+        with self._lock:
+            for digest in set(digests) - self._fresh:
+                self._notes(digest).unlink(missing_ok=True)
+                path = self.path(digest)
+                if digest in self._lent:
                     path.unlink(missing_ok=True)
                 else:
                     self._spare.give(path)
+                self._unsettled.discard(digest)
 
 
 def _sync(path: Path) -> None:

@@ -6,18 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from potluck.common.errors import ProtocolError
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.coordinator import Coordinator
 from potluck.server.disclosures import disclosure_messages
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
+from potluck.server.pretraining import is_pretraining
 from potluck.server.profile_messages import audit_messages, profile_messages
 from potluck.server.revoking import Revoking
 from potluck.server.store.records import RunRow
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""
+
+
+def _number(token: str) -> int:
+    try:
+        return int(token)
+    except ValueError:
+        raise ProtocolError(f"{token[:40]!r} is no page token of this coordinator") from None
 
 
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
@@ -51,16 +60,22 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def ListRuns(
         self, request: operator_pb2.ListRunsRequest, context: Context
     ) -> operator_pb2.ListRunsResponse:
-        """All runs."""
-        rows = await self._coordinator.runs()
-        return operator_pb2.ListRunsResponse(runs=[self._status(row) for row in rows])
+        """All runs but for those that only pre-train for others, in pages where asked for."""
+        before = None if not request.page_token else _number(request.page_token)
+        size = request.page_size or None
+        rows = await self._coordinator.runs(before=before, limit=size)
+        shown = [self._status(row) for row in rows if not is_pretraining(row.run_id)]
+        more = str(rows[-1].number) if size is not None and len(rows) == size else ""
+        return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more)
 
     async def ListClients(
         self, request: operator_pb2.ListClientsRequest, context: Context
     ) -> operator_pb2.ListClientsResponse:
-        """All clients the coordinator has met."""
+        """All clients the coordinator has met, in pages where asked for."""
         clients: list[operator_pb2.ClientStatus] = []
-        for row in await self._coordinator.clients():
+        size = request.page_size or None
+        rows = await self._coordinator.clients(after=request.page_token, limit=size)
+        for row in rows:
             session = self._coordinator.attendance.session_of(row.client_id)
             status = operator_pb2.ClientStatus(
                 client_id=row.client_id,
@@ -76,7 +91,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             if session is not None and session.certificate_expires is not None:
                 status.certificate_expires_at.FromDatetime(session.certificate_expires)
             clients.append(status)
-        return operator_pb2.ListClientsResponse(clients=clients)
+        more = rows[-1].client_id if size is not None and len(rows) == size else ""
+        return operator_pb2.ListClientsResponse(clients=clients, next_page_token=more)
 
     async def WatchRun(
         self, request: operator_pb2.WatchRunRequest, context: Context
@@ -87,12 +103,16 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         watcher = engine.news.watch() if engine is not None else None
         try:
             # Watching first and reading then may tell a round twice, but never not at all.
-            status = self._status(await self._coordinator.run(run_id))
+            row = await self._coordinator.run(run_id)
+            status = self._status(row)
             yield Event(status=status)
-            waiting, told = status.waiting, 0
-            for row in await self._coordinator.committed_rounds(run_id):
-                told = row.key.round
-                yield Event(committed=committed_round_message(row))
+            waiting = status.waiting
+            told = min(request.after_round, row.committed_rounds)
+            if request.newest_rounds:
+                told = max(told, row.committed_rounds - request.newest_rounds)
+            async for each in self._coordinator.committed_rounds(run_id, after=told):
+                told = each.key.round
+                yield Event(committed=committed_round_message(each))
             while engine is not None and watcher is not None:
                 try:
                     async with asyncio.timeout(PROGRESS_SECONDS):

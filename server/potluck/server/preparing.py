@@ -47,7 +47,7 @@ class Preparing:
                 last.strategy_scalars,
             )
         if run.roster:
-            await self._resume(0 if last is None else last.key.round)
+            await self._resume(last)
 
     # Models -----------------------------------------------------------------------------------
 
@@ -71,8 +71,7 @@ class Preparing:
     async def _find_profile_model(self) -> None:
         """Triplets of late joiners too are estimated with the model before round 1."""
         run, run_id = self._run, self._run.row.run_id
-        references = await self._in_store(lambda store: store.model_references(run_id))
-        [blake3] = [each.model_blake3 for each in references if each.round == 0]
+        blake3 = (await self._in_store(lambda store: store.run(run_id))).initial_model_blake3
         try:
             model = await asyncio.to_thread(run.environment.files.published, blake3)
         except NotFoundError:  # who has disclosed is known by it, but nobody can any more
@@ -88,14 +87,12 @@ class Preparing:
 
     # Resuming ---------------------------------------------------------------------------------
 
-    async def _resume(self, committed: int) -> None:
+    async def _resume(self, last: RoundRow | None) -> None:
         """Go on where a coordinator went down."""
         run, run_id = self._run, self._run.row.run_id
-        history: list[RoundRow] = await self._in_store(lambda store: store.rounds(run_id))
-        for row in history:
-            run.remember(row)
-        if history:  # the coordinator may have gone down before it could tell
-            last = history[-1]
+        committed = 0 if last is None else last.key.round
+        run.recall(await self._in_store(lambda store: store.participation(run_id)))
+        if last is not None:  # the coordinator may have gone down before it could tell
             ended = {m.client_id: m.state is MemberState.INCLUDED for m in last.members}
             tell_settled(run, last.key.round, last.key.attempt, ended)
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
@@ -111,7 +108,7 @@ class Preparing:
         else:
             resumption = await self._resume_attempt(attempt, committed)
         run.machine = RoundMachine(run.blueprint.plan, resumption)
-        run.environment.observer.resumed(run.row, history[-1] if history else None)
+        run.environment.observer.resumed(run.row, last)
         run.say(f"resumed after round {committed}")
 
     async def _abandon_masked(self, attempt: Attempt) -> None:

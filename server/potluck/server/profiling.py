@@ -38,7 +38,7 @@ from potluck.server.profile_checks import Floats, read_payload
 from potluck.server.profile_requests import request_for
 from potluck.server.selection import Population
 from potluck.server.store import Store
-from potluck.server.store.records import Profile
+from potluck.server.store.records import Participation, Profile
 from potluck.server.wire import model_reference, task_plugin
 
 log = structlog.get_logger()
@@ -347,14 +347,12 @@ async def stored_profiles(
     """What a run's clients have disclosed so far, under way or not."""
     profiling = Profiling(run_id, blueprint, attendance, in_store, trust)
     roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
-    references = await in_store(lambda store: store.model_references(run_id))
-    for reference in references:
-        if reference.round == 0:
-            profiling.use_model(Published(blake3=reference.model_blake3, size=0, renditions=()))
+    initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
+    if initial is not None:
+        profiling.use_model(Published(blake3=initial, size=0, renditions=()))
     await profiling.admit(roster)
-    samples: dict[str, int] = {}
-    for row in await in_store(lambda store: store.rounds(run_id)):
-        samples |= row.told_samples
+    told: list[Participation] = await in_store(lambda store: store.participation(run_id))
+    samples = {each.client_id: each.samples or 0 for each in told}
     population = Population(
         ids=roster,
         classes=blueprint.task.classes,

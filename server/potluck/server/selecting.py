@@ -72,6 +72,8 @@ class Selecting:
     async def _context(self, action: rounds.Select, key: AttemptKey) -> SelectionContext:
         """What the selector may look at; the available set is in the store before it does."""
         run = self._run
+        if run.facts.model is not None:  # of the round before, or of an attempt given up
+            run.environment.files.let_go(run.facts.model.digests)
         run.facts = RoundFacts()  # nobody is selected while profiles are asked for
         with run.environment.observer.asking():
             rows = await run.gate.eligible(

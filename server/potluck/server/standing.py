@@ -29,7 +29,7 @@ from potluck.server.round_work import RoundWork, States
 from potluck.server.selection import Answers, Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
-from potluck.server.store.records import AttemptKey, RoundRow, RunRow, RunState
+from potluck.server.store.records import AttemptKey, Participation, RoundRow, RunRow, RunState
 from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import train_instruction_id
 
@@ -138,12 +138,22 @@ class Standing:
     # Committed rounds -------------------------------------------------------------------------
 
     def remember(self, row: RoundRow) -> None:
-        """What is known of clients from a committed round on, be it just committed or resumed."""
+        """What is known of clients from a committed round on."""
         self.samples |= row.told_samples
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id
         self.gate.count_picks([member.client_id for member in row.members])
+
+    def recall(self, participations: Sequence[Participation]) -> None:
+        """The same of all rounds that were committed before the run is resumed."""
+        for each in participations:
+            if each.samples is not None:
+                self.samples[each.client_id] = each.samples
+            if each.included_round is not None and each.included_attempt is not None:
+                key = (self.row.run_id, each.included_round, each.included_attempt)
+                self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
+        self.gate.restore_picks({each.client_id: each.picks for each in participations})
 
     # The attempt under way --------------------------------------------------------------------
 

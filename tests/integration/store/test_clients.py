@@ -68,6 +68,21 @@ def test_selections_count_over_all_runs_and_attempts(store: Store) -> None:
     assert counts == {"a": (3, 2), "b": (3, 0), "d": (0, 0)}
 
 
+def test_clients_come_in_pages(store: Store) -> None:
+    names = [f"client-{number}" for number in range(7)]
+    store.see_clients([ClientSeen(client_id=c, host_id="h", device="cpu", at=AT) for c in names])
+    store.see_clients([ClientSeen(client_id="b", host_id="h", device="cpu", at=AT)])
+    begun_run(store)
+    committed(store, AttemptKey(RUN.run_id, 1, 1))
+    pages = [store.clients(limit=3)]
+    while len(pages[-1]) == 3:
+        pages.append(store.clients(after=pages[-1][-1].client_id, limit=3))
+    assert [len(page) for page in pages] == [3, 3, 2]
+    found = [row for page in pages for row in page]
+    assert sorted(found, key=lambda row: row.client_id) == store.clients()
+    assert {row.client_id: row.selected for row in found} == {"b": 1} | dict.fromkeys(names, 0)
+
+
 def test_quarantine_and_back(store: Store) -> None:
     store.see_client("a", "h", "cpu", AT)
     store.quarantine("a", "claims impossible counts", AT)

@@ -23,7 +23,7 @@ from potluck.server.store import AttemptKey, Store
 from support.stored import RUN, begun_run, committed
 
 room = sys.argv[1]
-mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", room]
+mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", room]
 if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
     sys.exit(77)
 url = f"sqlite:///{room}/potluck.db"

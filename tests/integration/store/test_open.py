@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from sqlalchemy import Float, Inspector, MetaData, create_engine, inspect, text
 from sqlalchemy.types import TypeEngine
 from support.postgresql import PostgreSQL
-from support.stored import AT, RUN, begun_run
+from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, selected
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.server.store import MIGRATIONS, Migration, Store
+from potluck.server.store import MIGRATIONS, AttemptKey, MemberState, Migration, Store
 from potluck.server.store.records import RunState
 from potluck.server.store.schema import metadata
 
@@ -199,6 +200,30 @@ def test_a_database_of_the_first_release_opens(url: str) -> None:
         [run] = store.runs()
         assert (run.run_id, run.seed, run.state) == ("ab12", 7, RunState.RUNNING)
         assert run.model_blake3 == "0123"
+
+
+def test_what_runs_remember_of_clients_is_gathered_from_rounds_before(url: str) -> None:
+    with Store.open(url) as store:
+        begun_run(store)
+        selected(store, AttemptKey(RUN.run_id, 1, 1))
+        store.abandon_attempt(AttemptKey(RUN.run_id, 1, 1), "no quorum")
+        committed(store, AttemptKey(RUN.run_id, 1, 2))
+        key = AttemptKey(RUN.run_id, 2, 1)
+        store.begin_attempt(key, [0, 1], AT)
+        store.set_cohort(key, COHORT[:2])
+        store.set_member(key, "a", MemberState.RECEIVED, update=replace(UPDATE, samples=3))
+        store.commit_round(commit(key, ["a"]))
+        remembered = store.participation(RUN.run_id)
+    assert [each.picks for each in remembered] == [2, 2, 1]
+    indexes = ("rounds_by_model", "rounds_by_state_file", "runs_by_initial_model", "runs_by_state")
+    run_sql(
+        url,
+        "DROP TABLE participation",
+        *(f"DROP INDEX {index}" for index in indexes),
+        "DELETE FROM potluck_schema WHERE version >= 7",
+    )
+    with Store.open(url) as store:
+        assert store.participation(RUN.run_id) == remembered
 
 
 def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:

@@ -303,8 +303,58 @@ def test_every_file_a_round_names_is_known(begun: Store) -> None:
         ),
     ]
     assert begun.model_references(RUN.run_id) == expected
-    other = FileReference(run_id="other", round=0, model_blake3=digest(0), state_blake3=None)
-    assert begun.model_references() == [*expected, other]
+    assert begun.model_references(RUN.run_id, first=-3, last=0) == expected[:1]
+    assert begun.model_references(RUN.run_id, first=1, last=1) == expected[1:]
+    assert begun.model_references(RUN.run_id, first=-3, last=-1) == []
+
+
+def test_whoever_names_a_file_is_known(begun: Store) -> None:
+    begun_run(begun, "other")
+    for number in (1, 2):
+        committed(begun, AttemptKey(RUN.run_id, number, 1))
+    committed(begun, AttemptKey("other", 1, 1))
+
+    def holders(*digests: str) -> list[tuple[str, int, bool, int]]:
+        found = begun.holders(digests)
+        assert all(each.run_file == RUN.run_file for each in found)
+        return sorted((e.run_id, e.round, e.of_state, e.committed_rounds) for e in found)
+
+    assert holders(digest(0)) == [(RUN.run_id, 0, False, 2), ("other", 0, False, 1)]
+    assert holders(digest(1)) == [(RUN.run_id, 1, False, 2), ("other", 1, False, 1)]
+    assert holders(digest(2), digest(1002), digest(7)) == [
+        (RUN.run_id, 2, False, 2),
+        (RUN.run_id, 2, True, 2),
+    ]
+    assert holders() == []
+
+
+def test_what_a_run_remembers_of_each_client(begun: Store) -> None:
+    selected(begun, FIRST)  # a, b, c
+    begun.abandon_attempt(FIRST, "no quorum")
+    committed(begun, SECOND)  # a and c
+    begun.begin_attempt(NEXT, [0, 1], AT)
+    begun.set_cohort(NEXT, COHORT[:2])
+    for client_id, samples in (("a", 0), ("b", 9)):
+        update = replace(UPDATE, samples=samples)
+        begun.set_member(NEXT, client_id, MemberState.RECEIVED, update=update)
+    begun.commit_round(commit(NEXT, ["a"]))  # b came in vain; a's samples are hidden by a mask
+    found = {
+        each.client_id: (each.picks, each.samples, each.included_round, each.included_attempt)
+        for each in begun.participation(RUN.run_id)
+    }
+    assert found == {"a": (2, 57, 2, 1), "b": (2, None, None, None), "c": (1, 57, 1, 2)}
+    assert begun.participation("other") == []
+
+
+def test_rounds_come_in_pages(begun: Store) -> None:
+    for number in range(1, 6):
+        committed(begun, AttemptKey(RUN.run_id, number, 1))
+    everything = begun.rounds(RUN.run_id)
+    assert begun.rounds(RUN.run_id, limit=2) == everything[:2]
+    assert begun.rounds(RUN.run_id, after=2, limit=2) == everything[2:4]
+    assert begun.rounds(RUN.run_id, after=4, limit=2) == everything[4:]
+    assert begun.round(RUN.run_id, 3) == everything[2]
+    assert begun.round(RUN.run_id, 6) is None
 
 
 def test_a_number_wider_than_64_bits_is_refused_in_one_line(begun: Store) -> None:

@@ -54,6 +54,9 @@ def test_runs_are_listed_newest_first_and_resumed_oldest_first(store: Store) -> 
     store.set_run_state("b", RunState.RUNNING, "", LATER)
     assert [run.run_id for run in store.runs()] == ["d", "b", "a", "c"]
     assert [run.run_id for run in store.unfinished_runs()] == ["a", "b", "d"]
+    first, second = store.runs(limit=2)
+    assert [first.run_id, second.run_id] == ["d", "b"]
+    assert [run.run_id for run in store.runs(before=second.number, limit=5)] == ["a", "c"]
 
 
 @pytest.mark.parametrize("state", list(RunState))

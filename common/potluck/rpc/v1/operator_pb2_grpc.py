@@ -114,8 +114,8 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Everything that happens in a run: first all committed rounds, then events as they come,
-        until the run ends.
+        """Everything that happens in a run: first the committed rounds that are asked for, then events as
+        they come, until the run ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class OperatorServiceStub:
     StartRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.StartRunResponse]
     """Checks a run file and starts the run."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_operator_pb2.WatchRunRequest, _operator_pb2.WatchRunResponse]
-    """Everything that happens in a run: first all committed rounds, then events as they come,
-    until the run ends.
+    """Everything that happens in a run: first the committed rounds that are asked for, then events as
+    they come, until the run ends.
     """
     StopRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.StopRunRequest, _operator_pb2.StopRunResponse]
     """Stops a run after abandoning its current round; the last committed model stays."""
@@ -70,8 +70,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     StartRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.StartRunRequest, _operator_pb2.StartRunResponse]  # type: ignore[assignment]
     """Checks a run file and starts the run."""
     WatchRun: _aio.UnaryStreamMultiCallable[_operator_pb2.WatchRunRequest, _operator_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Everything that happens in a run: first all committed rounds, then events as they come,
-    until the run ends.
+    """Everything that happens in a run: first the committed rounds that are asked for, then events as
+    they come, until the run ends.
     """
     StopRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.StopRunRequest, _operator_pb2.StopRunResponse]  # type: ignore[assignment]
     """Stops a run after abandoning its current round; the last committed model stays."""
@@ -113,8 +113,8 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.WatchRunResponse], _abc.AsyncIterator[_operator_pb2.WatchRunResponse]]:
-        """Everything that happens in a run: first all committed rounds, then events as they come,
-        until the run ends.
+        """Everything that happens in a run: first the committed rounds that are asked for, then events as
+        they come, until the run ends.
         """
 
     @_abc_1.abstractmethod

@@ -91,7 +91,8 @@ def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFi
 
 async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
     """The run's id: of the one that is there, gone on with if need be, or of a new one."""
-    for status in await operator.list_runs():
+    status = await operator.newest_run()
+    if status is not None:
         if status.state in (operator_pb2.RUN_STATE_STOPPED, operator_pb2.RUN_STATE_FAILED):
             await operator.resume_run(status.run_id)
         return status.run_id

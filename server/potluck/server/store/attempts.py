@@ -236,14 +236,16 @@ class Attempts(Part):
     def current_attempt(self, run_id: str) -> Attempt | None:
         """The open attempt of a run with all that is needed to go on with it."""
         attempts = schema.attempts
-        query = select(attempts).where(
-            attempts.c.run_id == run_id, attempts.c.state == AttemptState.OPEN.value
+        # Only the newest can be open, see begin_attempt; to look for others would be to read all.
+        newest = (
+            select(attempts)
+            .where(attempts.c.run_id == run_id)
+            .order_by(attempts.c.round.desc(), attempts.c.attempt.desc())
+            .limit(1)
         )
         with self._database.transaction() as connection:
-            # The newest, should a person have meddled: begin_attempt allows one at a time.
-            newest = query.order_by(attempts.c.round.desc(), attempts.c.attempt.desc()).limit(1)
             rows = read_rows(connection, newest)
-            if not rows:
+            if not rows or rows[0]["state"] != AttemptState.OPEN.value:
                 return None
             begun = _read_begun(rows[0])
             key = AttemptKey(begun.run_id, begun.round, begun.attempt)

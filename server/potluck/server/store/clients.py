@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import case, delete, func, select
+from sqlalchemy import Connection, case, delete, func, select
 
 from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import ClientRow, ClientSeen, MemberState, QuarantineRow
-from potluck.server.store.values import Reader, decode_time, encode_text, encode_time, read_rows
+from potluck.server.store.values import (
+    Reader,
+    Row,
+    decode_time,
+    encode_text,
+    encode_time,
+    read_rows,
+)
 
 _read_client = Reader(
     ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
@@ -41,34 +48,27 @@ class Clients(Part):
         with self._database.transaction() as connection:
             upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
 
-    def clients(self) -> list[ClientRow]:
-        """All clients met, by id, with how often they were selected and included over all runs."""
-        clients, members, quarantine = schema.clients, schema.members, schema.quarantine
-        included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
-        counts = (
-            select(
-                members.c.client_id,
-                func.count().label("selected"),
-                # PostgreSQL sums 64-bit integers to a decimal.
-                func.count().filter(included == 1).label("included"),
-            )
-            .group_by(members.c.client_id)
-            .subquery()
-        )
-        query = (
-            select(
-                clients,
-                func.coalesce(counts.c.selected, 0).label("selected"),
-                func.coalesce(counts.c.included, 0).label("included"),
-                quarantine.c.reason.label("quarantine"),
-            )
-            .outerjoin(counts, counts.c.client_id == clients.c.client_id)
+    def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
+        """All clients met, with how often they were selected and included over all runs, by id.
+
+        limit: only so many of those that follow the one called `after`, in the database's own
+        order: databases collate text differently.
+        """
+        clients, quarantine = schema.clients, schema.quarantine
+        page = (
+            select(clients, quarantine.c.reason.label("quarantine"))
             .outerjoin(quarantine, quarantine.c.client_id == clients.c.client_id)
+            .where(clients.c.client_id > after)
+            .order_by(clients.c.client_id)
+            .limit(limit)
         )
         with self._database.transaction() as connection:
-            found = [_read_client(row) for row in read_rows(connection, query)]
-        # Sorted here: databases collate text differently.
-        return sorted(found, key=lambda client: client.client_id)
+            rows = read_rows(connection, page)
+            if not rows:
+                return []
+            counts = _counts(connection, rows[0]["client_id"], rows[-1]["client_id"])
+            found = [_client(row, counts.get(row["client_id"], (0, 0))) for row in rows]
+        return found if limit else sorted(found, key=lambda client: client.client_id)
 
     def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
         """Record that a client must not be selected; it need not have been met."""
@@ -101,3 +101,20 @@ class Clients(Part):
             rows = read_rows(connection, select(schema.quarantine))
             found = [_read_quarantine(row) for row in rows]
         return sorted(found, key=lambda client: client.client_id)
+
+
+def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
+    """How often clients were selected and included, of those from `first` to `last`."""
+    members = schema.members
+    included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
+    query = (
+        # PostgreSQL sums 64-bit integers to a decimal, hence no sum.
+        select(members.c.client_id, func.count(), func.count().filter(included == 1))
+        .where(members.c.client_id >= first, members.c.client_id <= last)
+        .group_by(members.c.client_id)
+    )
+    return {client: (selected, taken) for client, selected, taken in connection.execute(query)}
+
+
+def _client(row: Row, counts: tuple[int, int]) -> ClientRow:
+    return _read_client(row, selected=counts[0], included=counts[1])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
 
 from potluck.server.store import schema
+from potluck.server.store.part import of_attempt, upsert
 from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
 from potluck.server.store.values import (
     Reader,
@@ -66,6 +68,27 @@ def member_values(change: MemberChange) -> dict[str, Any]:
             "reports": encode_json(sent.reports),
         }
     return values
+
+
+def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
+    """Count a cohort whose round is being committed: what resuming the run must know of it."""
+    members, table = schema.members, schema.participation
+    query = select(members.c.client_id, members.c.samples).where(of_attempt(members, key))
+    in_model = set(included)
+    rows = [
+        {
+            "run_id": key.run_id,
+            "client_id": client_id,
+            "picks": 1,
+            # Of a masked update the number of samples is not known: nobody told.
+            "samples": (samples or None) if client_id in in_model else None,
+            "included_round": key.round if client_id in in_model else None,
+            "included_attempt": key.attempt if client_id in in_model else None,
+        }
+        for client_id, samples in connection.execute(query)
+    ]
+    newest = ("samples", "included_round", "included_attempt")
+    upsert(connection, table, rows, update=newest, add=["picks"], keep_known=True)
 
 
 def _member(row: Row) -> MemberRow:

@@ -185,7 +185,51 @@ _DIGESTS = Migration(
     ],
 )
 
-MIGRATIONS: Sequence[Migration] = (_FIRST, _NORMALIZERS, _REPORTS, _SUMS, _QUOTAS, _DIGESTS)
+_PARTICIPATION = Migration(
+    summary="what a run remembers of each client; who names a file",
+    statements=[
+        """CREATE TABLE participation (
+            run_id TEXT NOT NULL REFERENCES runs (run_id),
+            client_id TEXT NOT NULL,
+            picks BIGINT NOT NULL,
+            samples BIGINT,
+            included_round BIGINT,
+            included_attempt BIGINT,
+            PRIMARY KEY (run_id, client_id)
+        )""",
+        """INSERT INTO participation (run_id, client_id, picks, included_round)
+            SELECT members.run_id, members.client_id, count(*),
+                max(CASE WHEN members.state = 'included' THEN members.round END)
+            FROM members JOIN rounds
+                ON rounds.run_id = members.run_id AND rounds.round = members.round
+                AND rounds.attempt = members.attempt
+            GROUP BY members.run_id, members.client_id""",
+        """UPDATE participation SET
+            included_attempt = (SELECT rounds.attempt FROM rounds
+                WHERE rounds.run_id = participation.run_id
+                AND rounds.round = participation.included_round),
+            samples = (SELECT nullif(members.samples, 0) FROM members JOIN rounds
+                ON rounds.run_id = members.run_id AND rounds.round = members.round
+                AND rounds.attempt = members.attempt
+                WHERE rounds.run_id = participation.run_id
+                AND rounds.round = participation.included_round
+                AND members.client_id = participation.client_id)""",
+        "CREATE INDEX rounds_by_model ON rounds (model_blake3)",
+        "CREATE INDEX rounds_by_state_file ON rounds (state_blake3)",
+        "CREATE INDEX runs_by_initial_model ON runs (initial_model_blake3)",
+        "CREATE INDEX runs_by_state ON runs (state)",
+    ],
+)
+
+MIGRATIONS: Sequence[Migration] = (
+    _FIRST,
+    _NORMALIZERS,
+    _REPORTS,
+    _SUMS,
+    _QUOTAS,
+    _DIGESTS,
+    _PARTICIPATION,
+)
 
 _VERSIONS = "potluck_schema"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 from potluck.common.errors import StorageError
@@ -50,15 +50,25 @@ def upsert(
     rows: Sequence[Mapping[str, Any]],
     *,
     update: Sequence[str],
+    add: Sequence[str] = (),
+    keep_known: bool = False,
 ) -> None:
-    """Insert rows; where one with the same primary key is there, set the `update` columns of it."""
+    """Insert rows; where one with the same primary key is there, set the `update` columns of it.
+
+    add: columns that are added to instead. keep_known: a column that is None changes nothing.
+    """
     if not rows:
         return
     # The two dialects spell ON CONFLICT alike, but SQLAlchemy has no common name for it.
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table)
+    new = statement.excluded
+    changes: dict[str, ColumnElement[Any]] = {
+        column: func.coalesce(new[column], table.c[column]) if keep_known else new[column]
+        for column in update
+    }
+    changes |= {column: table.c[column] + new[column] for column in add}
     statement = statement.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns),
-        set_={column: statement.excluded[column] for column in update},
+        index_elements=list(table.primary_key.columns), set_=changes
     )
     connection.execute(statement, list(rows))

@@ -77,7 +77,8 @@ class RunRow(Run):
     """A run and where it stands.
 
     reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
-    committed model's, the initial one's before round 1; None before there is any.
+    committed model's, the initial one's before round 1; None before there is any. number: its place
+    among all runs, from 1.
     """
 
     state: RunState
@@ -85,6 +86,8 @@ class RunRow(Run):
     changed_at: datetime
     committed_rounds: int
     model_blake3: str | None
+    initial_model_blake3: str | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +227,37 @@ class FileReference:
     round: int
     model_blake3: str
     state_blake3: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileHolder:
+    """A round whose row names a file; round 0 is the initial model.
+
+    of_state: whether it is the file of the round's states, not its model. committed_rounds,
+    run_file: of its run.
+    """
+
+    blake3: str
+    run_id: str
+    round: int
+    of_state: bool
+    committed_rounds: int
+    run_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """A client's part in a run's committed rounds.
+
+    picks: in how many it was selected. samples: as its last included update told; None where none
+    did. included_round, included_attempt: where that update became part of the model, or None.
+    """
+
+    client_id: str
+    picks: int
+    samples: int | None
+    included_round: int | None
+    included_attempt: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

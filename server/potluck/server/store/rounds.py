@@ -17,14 +17,14 @@ from sqlalchemy import (
 
 from potluck.server.store import schema
 from potluck.server.store.attempts import AttemptState, last_commit
-from potluck.server.store.members import read_members
+from potluck.server.store.members import read_members, take_part
 from potluck.server.store.part import Part, of_attempt
 from potluck.server.store.records import (
     AttemptKey,
-    FileReference,
     MemberRow,
     MemberState,
     Metrics,
+    Participation,
     RoundCommit,
     RoundRow,
 )
@@ -51,7 +51,7 @@ _read_round = Reader(
         "committed_at": decode_time,
     },
 )
-_read_reference = Reader(FileReference, "rounds", _KEY)
+_read_participation = Reader(Participation, "participation", ["run_id", "client_id"])
 
 
 class Rounds(Part):
@@ -79,12 +79,19 @@ class Rounds(Part):
                 raise self._refusal(f"{key} can't be committed: it is not open")
             self._settle_members(connection, key, commit.included)
             connection.execute(insert(schema.rounds), row)
+            take_part(connection, key, commit.included)
 
-    def rounds(self, run_id: str, *, after: int = 0) -> list[RoundRow]:
-        """The committed rounds of a run with numbers above `after`, in order."""
+    def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRow]:
+        """The committed rounds of a run with numbers above `after`, the first `limit` of them."""
         rounds = schema.rounds
         with self._database.transaction() as connection:
-            return _read(connection, and_(rounds.c.run_id == run_id, rounds.c.round > after))
+            where = and_(rounds.c.run_id == run_id, rounds.c.round > after)
+            return _read(connection, where, limit)
+
+    def round(self, run_id: str, number: int) -> RoundRow | None:
+        """One committed round of a run; None where there is none of this number."""
+        found = self.rounds(run_id, after=number - 1, limit=1)
+        return found[0] if found and found[0].key.round == number else None
 
     def last_round(self, run_id: str) -> RoundRow | None:
         """The last committed round of a run."""
@@ -94,25 +101,13 @@ class Rounds(Part):
             found = _read(connection, and_(rounds.c.run_id == run_id, rounds.c.round == last))
         return found[0] if found else None
 
-    def model_references(self, run_id: str | None = None) -> list[FileReference]:
-        """The files that rounds of a run, or of all runs, name; by run, then round, from 0."""
-        runs, rounds = schema.runs, schema.rounds
-        initial = select(runs.c.run_id, runs.c.initial_model_blake3.label("model_blake3")).where(
-            runs.c.initial_model_blake3.is_not(None)
-        )
-        committed = select(
-            rounds.c.run_id, rounds.c.round, rounds.c.model_blake3, rounds.c.state_blake3
-        ).order_by(rounds.c.run_id, rounds.c.round)
-        if run_id is not None:
-            initial = initial.where(runs.c.run_id == run_id)
-            committed = committed.where(rounds.c.run_id == run_id)
+    def participation(self, run_id: str) -> list[Participation]:
+        """What a run remembers of each client that was selected in a committed round, by id."""
+        table = schema.participation
         with self._database.transaction() as connection:
-            first = [
-                _read_reference(row, round=0, state_blake3=None)
-                for row in read_rows(connection, initial)
-            ]
-            others = [_read_reference(row) for row in read_rows(connection, committed)]
-        return sorted([*first, *others], key=lambda reference: (reference.run_id, reference.round))
+            rows = read_rows(connection, select(table).where(table.c.run_id == run_id))
+            found = [_read_participation(row) for row in rows]
+        return sorted(found, key=lambda each: each.client_id)
 
     def _settle_members(
         self, connection: Connection, key: AttemptKey, included: Sequence[str]
@@ -160,9 +155,12 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
     }
 
 
-def _read(connection: Connection, where: ColumnElement[bool]) -> list[RoundRow]:
+def _read(
+    connection: Connection, where: ColumnElement[bool], limit: int | None = None
+) -> list[RoundRow]:
     rounds, members, attempts = schema.rounds, schema.members, schema.attempts
-    rows = read_rows(connection, select(rounds).where(where).order_by(rounds.c.round))
+    query = select(rounds).where(where).order_by(rounds.c.round).limit(limit)
+    rows = read_rows(connection, query)
     if not rows:
         return []
     numbers = [row["round"] for row in rows]

@@ -79,10 +79,14 @@ class Runs(Part):
                 .values(initial_model_blake3=model_blake3, initial_model_at=encode_time(at))
             )
 
-    def runs(self) -> list[RunRow]:
-        """All runs, newest first."""
+    def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
+        """All runs, newest first; or the first `limit` of those with numbers below `before`."""
+        number = schema.runs.c.number
+        query = _rows().order_by(number.desc()).limit(limit)
+        if before is not None:
+            query = query.where(number < before)
         with self._database.transaction() as connection:
-            return _read(connection, _rows().order_by(schema.runs.c.number.desc()))
+            return _read(connection, query)
 
     def unfinished_runs(self) -> list[RunRow]:
         """The runs that wait or go on, oldest first: what a restarted coordinator resumes."""

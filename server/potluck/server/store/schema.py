@@ -57,6 +57,8 @@ runs = Table(
     _text("initial_model_blake3", null=True),
     _text("initial_model_at", null=True),
     UniqueConstraint("number"),
+    Index("runs_by_initial_model", "initial_model_blake3"),
+    Index("runs_by_state", "state"),
 )
 
 roster = Table(
@@ -143,6 +145,21 @@ rounds = Table(
     _integer("bytes_up"),
     _text("committed_at"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
+    # Whether a file may be deleted is asked by its digest.
+    Index("rounds_by_model", "model_blake3"),
+    Index("rounds_by_state_file", "state_blake3"),
+)
+
+participation = Table(
+    "participation",
+    metadata,
+    _text("run_id", key=True),
+    _text("client_id", key=True),
+    _integer("picks"),
+    _integer("samples", null=True),
+    _integer("included_round", null=True),
+    _integer("included_attempt", null=True),
+    ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
 )
 
 clients = Table(

@@ -10,12 +10,13 @@ from potluck.server.store.clients import Clients
 from potluck.server.store.database import Database
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profiles import Profiles
+from potluck.server.store.references import References
 from potluck.server.store.rounds import Rounds
 from potluck.server.store.runs import Runs
 from potluck.server.store.sums import Sums
 
 
-class Store(Runs, Attempts, Rounds, Clients, Profiles, Sums):
+class Store(Runs, Attempts, Rounds, References, Clients, Profiles, Sums):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.

@@ -1,0 +1,205 @@
+"""What a run costs doesn't grow with the rounds behind it, nor with the runs before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
+
+from potluck.common.runfile import parse_run_file
+from potluck.server.model_files import ModelFiles
+from potluck.server.store import AttemptKey, RunState, Store
+from potluck.server.tidying import Tidying
+
+RUN_FILE = """
+rounds = 100000
+count = 3
+seed = 7
+[task]
+name = "digits"
+[retention]
+keep_last = 3
+"""
+STEPS = 10
+"""SQLite tells after so many instructions of its machine."""
+
+
+@pytest.fixture
+def instructions() -> Iterator[Callable[[], int]]:
+    """How many instructions SQLite has carried out: what a call costs, whatever the machine."""
+    count = 0
+
+    def more() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    def watch(connection: Any, _: object) -> None:
+        connection.set_progress_handler(more, STEPS)
+
+    event.listen(Engine, "connect", watch)
+    yield lambda: count
+    event.remove(Engine, "connect", watch)
+
+
+@contextmanager
+def long_run(url: str, folder: Path, rounds: int) -> Iterator[tuple[Store, Tidying, ModelFiles]]:
+    """A run with so many rounds behind it, whose coordinator was started again."""
+    with Store.open(url) as store:
+        begun_run(store)
+    add_rounds(url, RUN.run_id, range(1, rounds + 1))
+    folder.mkdir()
+    with Store.open(url) as store:
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        files = ModelFiles(folder)
+        tidying = Tidying(files, in_store, set)
+        tidying.begin(RUN.run_id, rounds)
+        yield store, tidying, files
+
+
+async def one_more_round(store: Store, tidying: Tidying, number: int) -> None:
+    """A round as the coordinator stores it, and what it does after the commit."""
+    committed(store, AttemptKey(RUN.run_id, number, 1))
+    store.last_round(RUN.run_id)
+    store.run(RUN.run_id)
+    retention = parse_run_file(RUN_FILE, source="test").retention
+    await tidying.after_commit(RUN.run_id, retention, number)
+
+
+async def test_a_commit_costs_the_same_after_many_rounds(
+    tmp_path: Path, instructions: Callable[[], int]
+) -> None:
+    costs: list[int] = []
+    for rounds in (10, 2000):
+        folder = tmp_path / str(rounds)
+        folder.mkdir()
+        with long_run(f"sqlite:///{folder}/db", folder / "models", rounds) as (store, tidying, _):
+            await one_more_round(store, tidying, rounds + 1)
+            before = instructions()
+            await one_more_round(store, tidying, rounds + 2)
+            costs.append(instructions() - before)
+    few, many = costs
+    assert few > 0
+    assert many <= 1.1 * few, costs
+
+
+def test_resuming_costs_the_same_after_many_rounds(
+    tmp_path: Path, instructions: Callable[[], int]
+) -> None:
+    costs: list[int] = []
+    for rounds in (10, 2000):
+        folder = tmp_path / str(rounds)
+        folder.mkdir()
+        with long_run(f"sqlite:///{folder}/db", folder / "models", rounds) as (store, _, _):
+            before = instructions()
+            [row] = store.unfinished_runs()
+            store.roster(row.run_id)
+            store.last_round(row.run_id)
+            found = store.participation(row.run_id)
+            store.current_attempt(row.run_id)
+            costs.append(instructions() - before)
+            assert [each.picks for each in found] == [rounds] * 3
+    few, many = costs
+    assert few > 0
+    assert many <= 1.1 * few, costs
+
+
+def test_unfinished_runs_are_found_among_many_that_ended(
+    tmp_path: Path, instructions: Callable[[], int]
+) -> None:
+    costs: list[int] = []
+    for runs in (10, 1000):
+        with Store.open(f"sqlite:///{tmp_path / str(runs)}") as store:
+            for number in range(runs):
+                store.add_run(replace(RUN, run_id=f"old-{number}"))
+                store.set_run_state(f"old-{number}", RunState.FINISHED, "", AT)
+            store.add_run(RUN)
+            before = instructions()
+            assert [row.run_id for row in store.unfinished_runs()] == [RUN.run_id]
+            costs.append(instructions() - before)
+    few, many = costs
+    assert many <= 1.1 * few + 1, costs
+
+
+# Which files go ------------------------------------------------------------------------------
+
+
+def there(folder: Path) -> set[str]:
+    return {path.stem for path in folder.iterdir()}
+
+
+def put(files: ModelFiles, *numbers: int) -> None:
+    for number in numbers:
+        files.path(digest(number)).touch()
+
+
+async def test_files_go_as_rounds_push_them_out_of_retention(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    retention = parse_run_file(RUN_FILE + "keep_every = 4\n", source="test").retention
+    with Store.open(url) as store:
+        for run_id in (RUN.run_id, "other"):  # both begin with the same model
+            run = replace(RUN, run_id=run_id, run_file=RUN_FILE + "keep_every = 4\n")
+            store.add_run(run)
+            store.set_roster(run_id, ["a", "b", "c"])
+            store.set_initial_model(run_id, digest(0), AT)
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        files = ModelFiles(folder)
+        tidying = Tidying(files, in_store, set)
+        tidying.begin(RUN.run_id, 0)
+        put(files, 0, 7777)
+        for number in range(1, 8):
+            committed(store, AttemptKey(RUN.run_id, number, 1))
+            put(files, number, 1000 + number)
+            await tidying.after_commit(RUN.run_id, retention, number)
+            models = {n for n in range(number + 1) if n > number - 3 or n % 4 == 0}
+            assert there(folder) == {digest(n) for n in {*models, 1000 + number, 7777}}
+        # What a coordinator that was killed left behind is found by the next one.
+        put(files, 1, 1003, 8888)
+        later = Tidying(files, in_store, lambda: {digest(8888)})
+        await later.look_at(files.clear_leftovers())
+        assert there(folder) == {digest(n) for n in {0, 4, 5, 6, 7, 1007, 8888}}
+        # A run whose tidying up was missed catches up.
+        committed(store, AttemptKey(RUN.run_id, 8, 1))
+        committed(store, AttemptKey(RUN.run_id, 9, 1))
+        put(files, 8, 9, 1008, 1009)
+        await tidying.after_commit(RUN.run_id, retention, 9)
+        assert there(folder) == {digest(n) for n in {0, 4, 7, 8, 9, 1009}}
+
+
+async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    retention = parse_run_file(RUN_FILE, source="test").retention
+    with Store.open(url) as store:
+        for run_id in (RUN.run_id, "other"):
+            store.add_run(replace(RUN, run_id=run_id, run_file=RUN_FILE))
+            store.set_roster(run_id, ["a", "b", "c"])
+            store.set_initial_model(run_id, digest(0), AT)
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        files = ModelFiles(folder)
+        tidying = Tidying(files, in_store, set)
+        for run_id in (RUN.run_id, "other"):
+            tidying.begin(run_id, 0)
+        put(files, 0)
+        for run_id in (RUN.run_id, "other"):
+            for number in range(1, 4):
+                assert digest(0) in there(folder)
+                committed(store, AttemptKey(run_id, number, 1))
+                await tidying.after_commit(run_id, retention, number)
+        assert digest(0) not in there(folder)
