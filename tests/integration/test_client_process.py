@@ -100,7 +100,10 @@ async def test_trains_and_stops_amid_training(
         returned, lines = await ended(process)
     assert returned == code
     events = [json.loads(line)["event"] for line in lines]  # nothing but log lines: no traceback
-    assert events[0] == "settings"
+    assert events[0] == "starting"
+    assert set(json.loads(lines[0])) - {"event", "level", "timestamp"} == {
+        *("version", "coordinator", "clients", "state")
+    }, "settings are for whoever looks closer"
     assert events[-1] == "stopped"
     await fake.until(lambda: fake.hosts == 0)
 

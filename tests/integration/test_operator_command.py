@@ -180,6 +180,25 @@ async def test_a_run_takes_a_line_and_its_reason_is_told_in_full_where_it_is_nam
     assert (values["run"], values["reason"]) == (RUN_ID, reason)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rep", "potluck: rep: pictures are PNG files; name it rep.png\n"),
+        ("rep.pdf", "potluck: rep.pdf: pictures are PNG files; name it rep.png\n"),
+        ("no/rep.png", "potluck: can't write no/rep.png: name a file in a folder that exists\n"),
+    ],
+)
+async def test_a_picture_is_written_where_it_is_asked_for_or_nowhere(
+    config: OperatorConfig, tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / "rep.png").write_text("dear")
+    drawn = await potluck(config, tmp_path, "report", "3f9a", "-o", name)
+    assert (drawn.code, drawn.err) == (1, said)
+    assert (tmp_path / "rep.png").read_text() == "dear"
+    described = await potluck(config, tmp_path, "data", "describe", "digits", "--plot", name)
+    assert (described.code, described.err) == (1, said)
+
+
 async def test_the_newest_run_is_watched_and_a_failed_one_has_exit_code_1(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

@@ -141,3 +141,15 @@ def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
         "potluck", "run", *arguments, folder=folder, environment=environment, stdin=stdin
     )
     return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "[::1]:65536", "localhost", ":80", "h:-1"])
+def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> None:
+    (tmp_path / "coordinator.toml").write_text(FILES[COORDINATOR])
+    arguments = ("--config", "coordinator.toml", f"--listen={listen}")
+    ended = run_program("potluck-server", *arguments, folder=tmp_path)
+    told = f"'listen': must be HOST:PORT, with a port from 0 to 65535 (got '{listen}')\n"
+    assert (ended.returncode, ended.stderr.decode()) == (
+        1,
+        f"potluck-server: coordinator.toml: {told}",
+    )

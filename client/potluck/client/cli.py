@@ -18,6 +18,7 @@ from potluck.common.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.memory import keep_freed_memory
 from potluck.common.monitoring import monitoring
 from potluck.common.plain_text import plain
+from potluck.common.protocol import SOFTWARE_VERSION
 
 if TYPE_CHECKING:
     from potluck.client.state_directory import StateDirectory
@@ -84,7 +85,14 @@ def attend(
     settings = load_config(config, overrides)
     configure_logging(settings.log_format, settings.log_level)
     keep_freed_memory()
-    log.info("settings", **settings.model_dump(mode="json"))
+    log.info(
+        "starting",
+        version=SOFTWARE_VERSION,
+        coordinator=settings.coordinator,
+        clients=",".join(settings.clients),
+        state=str(settings.state_directory),
+    )
+    log.debug("settings", **settings.model_dump(mode="json"))
     return _serve(settings)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from potluck.deploy.json_view import to_line
 from potluck.deploy.offline_selection import parse_options
+from potluck.deploy.pictures import check_picture
 from potluck.deploy.run_commands import print_line, table_console
 
 app = typer.Typer(
@@ -64,6 +65,8 @@ def describe(
     """
     from potluck.deploy.partition_description import describe_task
 
+    if plot is not None:
+        check_picture(plot)
     description = describe_task(task, parse_options(assignments or []), data_directory)
     if plot is not None:
         from potluck.deploy.partition_plot import plot_partition

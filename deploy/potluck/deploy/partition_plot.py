@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from potluck.common.errors import StorageError
 from potluck.deploy.partition_description import Description
+from potluck.deploy.pictures import write_picture
 from potluck.deploy.readable import readable_count
 
 _INK = "#333333"
@@ -50,7 +50,4 @@ def plot_partition(description: Description, path: Path) -> None:
         f"CCI {description.metrics.cci:.3f}",
         loc="left", fontsize=12, color=_INK,
     )  # fmt: skip
-    try:
-        figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": "Potluck"})
-    except OSError as error:
-        raise StorageError(f"can't write {path}: {error.strerror}", path=path) from None
+    write_picture(figure, path, dpi=130)

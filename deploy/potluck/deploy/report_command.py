@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.errors import NotFoundError
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import to_line
 from potluck.deploy.operator_client import OperatorClient
+from potluck.deploy.pictures import check_picture
 from potluck.deploy.readable import readable_count
 from potluck.deploy.run_commands import AsJson, RunId, print_line
 from potluck.deploy.run_view import RunView, observe
@@ -40,22 +41,20 @@ async def report(
     from potluck.deploy.run_report import report_values, run_report  # matplotlib takes a second
     from potluck.deploy.selection_plots import plot_selection
 
+    check_picture(output)
     view = await _so_far(client, run_id)
     classes, clients = await client.fetch_profiles(run_id)
     found = run_report(view.rounds, classes, clients)
     status = view.status
     title = f"{status.task} · {status.selector} · run {status.run_id}" if status else run_id
-    try:
-        plot_selection(
-            found.population,
-            found.planned,
-            output,
-            title=title,
-            included=found.realised,
-            accuracies=found.accuracies,
-        )
-    except OSError as error:
-        raise StorageError(f"can't write {output}: {error.strerror}", path=output) from None
+    plot_selection(
+        found.population,
+        found.planned,
+        output,
+        title=title,
+        included=found.realised,
+        accuracies=found.accuracies,
+    )
     values = report_values(found)
     if as_json:
         for each in values:

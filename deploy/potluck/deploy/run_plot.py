@@ -12,6 +12,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from potluck.deploy.pictures import write_picture
 from potluck.deploy.readable import (
     natural_order,
     readable_bytes,
@@ -61,7 +62,7 @@ def plot_run(summary: RunSummary, path: Path) -> None:
         f"{readable_bytes(summary.bytes_up)} up",
         x=0.012, ha="left", fontsize=9, color=_GREY,
     )  # fmt: skip
-    figure.savefig(path, dpi=150, facecolor="white", metadata={"Software": "Potluck"})
+    write_picture(figure, path, dpi=150)
 
 
 def clients_of(summary: RunSummary) -> list[str]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from potluck.common.plugins import SELECTORS, create
 from potluck.deploy.offline_selection import OfflineRound, parse_options, select_offline
+from potluck.deploy.pictures import check_picture
 from potluck.deploy.profile_file import read_profile_file
 from potluck.deploy.terminal import terminal
 from potluck.server.selection import Population
@@ -52,6 +53,8 @@ def select(
 
         potluck select --selector feddiverse --profiles profiles.json --rounds 3 --count 9
     """
+    if plot is not None:
+        check_picture(plot)
     chosen = create(SELECTORS, selector, parse_options(option or ()))
     population = read_profile_file(profiles)
     if count > len(population):

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from potluck.common.heterogeneity import triplets
+from potluck.deploy.pictures import write_picture
 from potluck.deploy.ternary_plot import draw_triangle, ternary_points
 from potluck.server.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
@@ -135,7 +136,7 @@ def plot_selection(
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[-1].set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    figure.savefig(path, dpi=140, facecolor="white", metadata={"Software": "Potluck"})
+    write_picture(figure, path, dpi=140)
 
 
 def _triplets(population: Population) -> Floats | None:

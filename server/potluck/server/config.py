@@ -14,6 +14,8 @@ from potluck.common.monitoring import MetricsAddress
 from potluck.common.plugins import MODEL_MODULES
 from potluck.common.tls import TlsFiles
 
+_LAST_PORT = 65_535
+
 
 class CoordinatorConfig(Settings):
     """What a coordinator needs to know of its machine; what it trains comes from run files."""
@@ -22,7 +24,6 @@ class CoordinatorConfig(Settings):
 
     listen: str = Field(
         default="127.0.0.1:7443",
-        pattern=r"^.+:\d{1,5}$",
         description="Address hosts and operators connect to; 0.0.0.0 for every interface,\n"
         "port 0 for any free one.",
     )
@@ -122,6 +123,14 @@ class CoordinatorConfig(Settings):
     def _one_text(cls, value: Any) -> Any:
         """From a flag or the environment they come as one text with commas."""
         return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("listen")
+    @classmethod
+    def _an_address(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+            raise ValueError(f"must be HOST:PORT, with a port from 0 to {_LAST_PORT}")
+        return listen
 
     def database_url(self) -> str:
         """The SQLAlchemy URL of the store."""

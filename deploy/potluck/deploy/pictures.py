@@ -1,0 +1,36 @@
+"""Pictures, written exactly where they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.common.errors import ConfigurationError, StorageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIX = ".png"
+
+
+def check_picture(path: Path) -> None:
+    """Raises ConfigurationError where no picture can be written; to be called before the work."""
+    if path.suffix.lower() != SUFFIX:
+        raise ConfigurationError(
+            f"{path}: pictures are PNG files; name it {path.with_suffix(SUFFIX)}", path=path
+        )
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise ConfigurationError(
+            f"can't write {path}: name a file in a folder that exists", path=path
+        )
+
+
+def write_picture(figure: Figure, path: Path, *, dpi: int) -> None:
+    """Write a figure as PNG. Raises StorageError."""
+    try:
+        # The format is given, or matplotlib would append a suffix to names that have none.
+        figure.savefig(
+            path, format="png", dpi=dpi, facecolor="white", metadata={"Software": "Potluck"}
+        )
+    except OSError as error:
+        raise StorageError(f"can't write {path}: {error.strerror}", path=path) from None
