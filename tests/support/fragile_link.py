@@ -1,4 +1,4 @@
-"""A link that breaks again and again: a TCP proxy that resets each connection after so many bytes."""
+"""A link that breaks again and again: a proxy that resets connections after so many bytes."""
 
 from __future__ import annotations
 

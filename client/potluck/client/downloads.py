@@ -157,6 +157,7 @@ class Downloads:
         backoff = self._link.backoff()
         mismatches = 0
         while True:
+            begun = held_bytes(path)
             try:
                 async with self._link.transfers:
                     with calling():
@@ -164,6 +165,8 @@ class Downloads:
                         return
             except (UnreachableError, TruncatedError) as error:
                 log.info("download interrupted", file=rendition.blake3, error=error.message)
+                if held_bytes(path) > begun:
+                    backoff.reset()
             except DigestMismatchError:
                 mismatches += 1
                 if mismatches == _ATTEMPTS:
@@ -177,9 +180,13 @@ class Downloads:
     async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
         """One attempt, from where the last one broke off."""
         offset = min(held_bytes(path), rendition.size)
-        request = rpc.CoordinatorServiceFetchModelRequest(blake3=rendition.blake3, offset=offset)
+        chunks = self._link.chunks[Direction.DOWN]
+        request = rpc.CoordinatorServiceFetchModelRequest(
+            blake3=rendition.blake3, offset=offset, chunk_bytes=chunks.bytes
+        )
         call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
+        arrived = False
         try:
             async for response in call:
                 if receiver is None:
@@ -193,6 +200,7 @@ class Downloads:
                     part = frame.WhichOneof("part")
                     if part != "trailer":
                         raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
+                    arrived = True
                     await verified(receiver, frame.trailer.blake3)
                     return
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
@@ -200,6 +208,10 @@ class Downloads:
             call.cancel()
             if receiver is not None:
                 receiver.close()
+                if arrived:
+                    chunks.passed()
+                else:
+                    chunks.broke(gained=receiver.received - header.offset)
 
     def _receiver(self, path: Path, header: transfer_pb2.FileHeader) -> FileReceiver:
         return FileReceiver(
@@ -208,7 +220,7 @@ class Downloads:
             size=header.size,
             offset=header.offset,
             maximum=self._maximum,
-            over=self._cache.spare.take(),
+            over=None if header.offset else self._cache.spare.take(),
         )
 
 

@@ -12,9 +12,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from potluck.client.backoff import Backoff
+from potluck.client.chunk_size import ChunkSize
 from potluck.client.host_metrics import HostMetrics
 from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.common.frames import FrameDecoder, encode_frame
+from potluck.common.metric_labels import Direction
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 _SERVICE = "/potluck.rpc.v1.CoordinatorService"
@@ -67,6 +69,7 @@ class Link:
         self.metrics = metrics or HostMetrics()
         self.transfers = asyncio.Semaphore(concurrent)
         """Held while a file is on its way."""
+        self.chunks = {direction: ChunkSize() for direction in Direction}
 
     def renew(self) -> None:
         """The coordinator can be reached again: connect at once, and end all pauses.

@@ -51,9 +51,10 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
     wrong digests, StorageError if the file is gone.
     """
     _require(path)
-    backoff = link.backoff()
+    backoff, chunks = link.backoff(), link.chunks[Direction.UP]
     mismatches = 0
     offset: int | None = 0 if fresh else None
+    begun: int | None = None  # where the attempt that broke had begun
     while True:
         try:
             async with link.transfers:
@@ -63,13 +64,19 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
                         if located.complete:
                             return
                         offset = min(located.offset, update.size)
+                    if begun is not None:
+                        chunks.broke(gained=offset - begun)
+                        if offset > begun:
+                            backoff.reset()
+                    begun = offset
                     await link.submit_update(_frames(update, path, offset, link))
+                    chunks.passed()
                     return
         except PotluckError as error:
             failure = error
         offset = None
         if isinstance(failure, DigestMismatchError):
-            offset, mismatches = 0, mismatches + 1
+            offset, begun, mismatches = 0, None, mismatches + 1
         if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
             raise failure
         log.info("upload interrupted", update=update.update_id, error=failure.message)
@@ -94,7 +101,8 @@ async def _frames(
 ) -> AsyncIterator[Message | bytes]:
     """One header, the file from `offset` in chunks, one trailer."""
     yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
-    for message in file_messages(path, offset):
+    chunk_bytes = link.chunks[Direction.UP].bytes
+    for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
         link.metrics.moved(Direction.UP, len(message))
         yield message
     trailer = transfer_pb2.FileTrailer(blake3=update.blake3)

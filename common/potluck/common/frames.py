@@ -45,14 +45,14 @@ def chunk_of(message: bytes) -> memoryview | None:
     return memoryview(message)[begin:]
 
 
-def file_messages(path: Path, offset: int) -> Iterator[bytes]:
+def file_messages(path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """A file from `offset` on as encoded chunks; each copied once, from the page cache."""
     with path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size <= offset:
             return  # an empty file can't be mapped
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-            for begin in range(offset, len(mapping), CHUNK_BYTES):
-                with memoryview(mapping)[begin : begin + CHUNK_BYTES] as chunk:
+            for begin in range(offset, len(mapping), chunk_bytes):
+                with memoryview(mapping)[begin : begin + chunk_bytes] as chunk:
                     yield encode_chunk(chunk)
 
 

@@ -25,6 +25,9 @@ SECURE_SUM_VERSION: Final = VERSIONS["secure-sum"]
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of a file on the wire; gRPC refuses messages over 4 MiB."""
 
+LEAST_CHUNK_BYTES = 16 << 10
+"""On links that break again and again. A chunk that did not arrive whole did not arrive."""
+
 MAXIMUM_MESSAGE_BYTES = 4 << 20
 
 SOFTWARE_VERSION = "0.1.0"

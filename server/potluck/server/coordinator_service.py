@@ -11,7 +11,7 @@ from potluck.common.agreement import check_agreement
 from potluck.common.errors import ProtocolError
 from potluck.common.identity import Identity
 from potluck.common.metric_labels import Direction
-from potluck.common.protocol import VERSIONS
+from potluck.common.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.transfer import check_digest
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.attendance import LARGEST_EPOCH, Session
@@ -104,7 +104,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         with coordinator.files.lent(blake3) as path, counted as transfer:
             async with coordinator.transfers.turn(transfer):
                 reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
-                for message in send_file(path, blake3, request.offset, reply):
+                messages = send_file(
+                    path, blake3, request.offset, reply, chunk_bytes=_chunk_bytes(request)
+                )
+                for message in messages:
                     if isinstance(message, bytes):
                         transfer.moved += len(message)
                         coordinator.count_down(blake3, len(message))
@@ -125,3 +128,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.SubmitUpdateResponse:
         """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
         return await self._uploads.take(request_iterator, identity_of(context))
+
+
+def _chunk_bytes(request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> int:
+    """What is asked for, within what is sensible."""
+    return min(max(request.chunk_bytes or CHUNK_BYTES, LEAST_CHUNK_BYTES), CHUNK_BYTES)

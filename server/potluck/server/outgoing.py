@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from potluck.common.errors import ProtocolError
 from potluck.common.frames import file_messages
-from potluck.common.protocol import FRAMING_VERSION
+from potluck.common.protocol import CHUNK_BYTES, FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 
 Reply = TypeVar(
@@ -21,7 +21,7 @@ Reply = TypeVar(
 
 
 def send_file(
-    path: Path, blake3: str, offset: int, reply: type[Reply]
+    path: Path, blake3: str, offset: int, reply: type[Reply], *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[Message | bytes]:
     """The messages that carry a model file from an offset; chunks come encoded.
 
@@ -34,6 +34,6 @@ def send_file(
         version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
     )
     yield reply(frame=transfer_pb2.ModelFrame(header=header))
-    yield from file_messages(path, offset)
+    yield from file_messages(path, offset, chunk_bytes=chunk_bytes)
     trailer = transfer_pb2.FileTrailer(blake3=blake3)
     yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))

@@ -148,7 +148,7 @@ class Uploads:
             size=header.size,
             offset=header.offset,
             maximum=min(engine.work.largest_upload(), self._coordinator.maximum_model_bytes),
-            over=engine.spool.take_spare(),
+            over=None if header.offset else engine.spool.take_spare(),
         )
 
 

@@ -1067,19 +1067,25 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
 
     BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     blake3: _builtins.str
     """BLAKE3 digest of the file, 64 lower-case hexadecimal digits."""
     offset: _builtins.int
     """Where to begin; bytes before it are already there."""
+    chunk_bytes: _builtins.int
+    """The most bytes of a chunk: smaller ones for a link that breaks before a large one is through. 0:
+    as the coordinator likes.
+    """
     def __init__(
         self,
         *,
         blake3: _builtins.str = ...,
         offset: _builtins.int = ...,
+        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "chunk_bytes", b"chunk_bytes", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

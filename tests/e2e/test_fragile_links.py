@@ -1,0 +1,41 @@
+"""Links on which no connection lasts for a megabyte: rounds complete all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.federation import crash_federation, set_values
+from support.fragile_link import fragile_link
+
+from potluck.rpc.v1 import operator_pb2
+
+CARRIES = 700_000
+MODEL_PARAMETERS = 1_000_000  # 4 MB
+
+
+@pytest.mark.slow
+async def test_connections_that_are_reset_before_a_megabyte_is_through(tmp_path: Path) -> None:
+    async with crash_federation(
+        tmp_path,
+        clients=2,
+        hosts=2,
+        count=2,
+        rounds=1,
+        assignments=[f"task.parameters={MODEL_PARAMETERS}"],
+        start_hosts=False,
+    ) as federation:
+        port = int(federation.files.operator.coordinator.rpartition(":")[2])
+        async with fragile_link(port, carries=CARRIES) as link:
+            for path in federation.files.hosts:
+                set_values(path, {"coordinator": f"127.0.0.1:{link.port}"})
+            await federation.start_hosts()
+            await federation.until_attending()
+            run_id = await federation.start_run()
+            await federation.finished(run_id)
+            history = await federation.history(run_id)
+            states = {member.state for entry in history for member in entry.members}
+            assert states == {operator_pb2.MEMBER_STATE_INCLUDED}
+            moved = 2 * 2 * 4 * MODEL_PARAMETERS  # two clients, down and up
+            assert moved / CARRIES < link.resets < 3 * moved / CARRIES
+            print(f"{link.resets} resets")
