@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from safetensors import safe_open
 
 from potluck.deploy.demo_files import reserved_port
 
@@ -79,3 +82,7 @@ async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
     assert "round 10/10" in said
     assert "is finished; 10 of 10 rounds committed" in said
     assert (tmp_path / "model.safetensors").stat().st_size > 100_000
+    with safe_open(tmp_path / "model.safetensors", "np") as model:
+        metadata = model.metadata()
+    assert metadata["potluck.round"] == "10"
+    assert json.loads(metadata["potluck.task"]) == {"name": "colored-digits"}

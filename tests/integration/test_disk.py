@@ -70,8 +70,8 @@ async def before_round_two(federation: Federation, *assignments: str) -> str:
 async def first_round(federation: Federation, run_id: str) -> str:
     """The model of a run that has committed one round; it must be there, whole."""
     [entry] = await federation.history(run_id)
-    frames = federation.operator.fetch_model(run_id, round_number=1, blake3="", offset=0)
-    size = sum([len(frame.chunk) async for frame in frames])
+    answers = federation.operator.fetch_model(run_id, round_number=1, blake3="", offset=0)
+    size = sum([len(answer.frame.chunk) async for answer in answers])
     assert size > 2_000_000
     return entry.model_blake3
 

@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from support.operator_service import (
     RUN_ID,
     FakeOperatorService,
@@ -24,8 +26,10 @@ from support.operator_service import (
 )
 from support.pki import TestFederation, make_federation
 
+from potluck.common.digest import digest_of
 from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.common.runfile import example_run_file
+from potluck.common.tensors import open_tensors
 from potluck.deploy import watch
 from potluck.deploy.model_download import download_model
 from potluck.deploy.operator_client import connect
@@ -318,6 +322,42 @@ async def test_a_broken_download_goes_on_where_it_stopped(
     assert target.read_bytes() == service.model
     assert (done.size, service.offsets) == (len(service.model), [0, 3000, 7000])
     assert files_in(tmp_path) == ["model.safetensors"]
+
+
+async def test_a_model_file_says_where_it_comes_from(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    weights = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    service.model = safetensors.numpy.save(weights)
+    service.origin = operator_pb2.ModelOrigin(
+        run_id=RUN_ID,
+        name="tea",
+        round=12,
+        run_file='seed = 7\n[task]\nname = "digits"\nclients = 24\n[training]\nepochs = 2\n',
+    )
+    ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "m.safetensors", "--json")
+    told = json.loads(ended.out)
+    described = tmp_path / "m.safetensors"
+    assert (told["blake3"], told["run"], told["round"]) == (digest_of(service.model), RUN_ID, 12)
+    assert told["size"] == described.stat().st_size
+    with safetensors.safe_open(described, "np") as file:
+        assert file.metadata() == {
+            "potluck.run": RUN_ID,
+            "potluck.name": "tea",
+            "potluck.round": "12",
+            "potluck.blake3": digest_of(service.model),
+            "potluck.seed": "7",
+            "potluck.task": '{"name": "digits", "clients": 24}',
+            "potluck.training": '{"epochs": 2}',
+        }
+        assert (file.get_tensor("a.weight") == weights["a.weight"]).all()
+    with open_tensors(described) as ours:  # as `initial_model` is read
+        assert (ours.arrays["a.weight"] == weights["a.weight"]).all()
+
+    ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "exact", "--exact")
+    assert (tmp_path / "exact").read_bytes() == service.model
+    assert ended.out.startswith(f"exact: round 12 of run {RUN_ID} (tea), ")
+    assert files_in(tmp_path) == ["exact", "m.safetensors"]
 
 
 async def test_a_part_of_another_model_is_not_continued(

@@ -130,6 +130,7 @@ class FakeOperatorService(OperatorServiceServicer):
     holds: bool = False
     model: bytes = b""
     model_breaks: list[int] = field(default_factory=list)
+    origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
     started: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
@@ -207,7 +208,9 @@ class FakeOperatorService(OperatorServiceServicer):
         header = transfer_pb2.FileHeader(
             version=FRAMING_VERSION, blake3=blake3, size=len(self.model), offset=offset
         )
-        yield _frame(transfer_pb2.ModelFrame(header=header))
+        first = _frame(transfer_pb2.ModelFrame(header=header))
+        first.origin.CopyFrom(self.origin)
+        yield first
         for start in range(offset, end, 1000):
             yield _frame(transfer_pb2.ModelFrame(chunk=self.model[start : min(start + 1000, end)]))
         if end < len(self.model):

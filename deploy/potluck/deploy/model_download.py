@@ -6,6 +6,7 @@ are ever continued.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from potluck.common.errors import (
     UnreachableError,
 )
 from potluck.common.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
+from potluck.deploy.model_metadata import metadata_of, write_metadata
 from potluck.deploy.operator_client import OperatorClient
-from potluck.rpc.v1 import transfer_pb2
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 ATTEMPTS = 5
 _LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
@@ -32,11 +34,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadedModel:
-    """A complete, verified file."""
+    """A complete, verified file. blake3: the digest of the file that the coordinator keeps.
+
+    origin: where it comes from; empty where the coordinator did not say.
+    """
 
     path: Path
     blake3: str
     size: int
+    origin: operator_pb2.ModelOrigin
 
 
 async def download_model(
@@ -46,8 +52,11 @@ async def download_model(
     *,
     round_number: int = 0,
     progress: Progress | None = None,
+    describe: bool = False,
 ) -> DownloadedModel:
     """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
+
+    describe: whether to write where it comes from into the file; see `model_metadata`.
 
     A broken transfer is taken up again, up to `ATTEMPTS` times; the part stays for the next call.
     Raises ConfigurationError if `path` can't be written, and what `OperatorClient` raises.
@@ -55,7 +64,7 @@ async def download_model(
     _check_target(path)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return await _receive(client, run_id, path, round_number, progress)
+            return await _receive(client, run_id, path, round_number, progress, describe)
         except (TransferError, UnreachableError):
             if attempt == ATTEMPTS or not _partial_files(path):
                 raise
@@ -70,17 +79,22 @@ def _check_target(path: Path) -> None:
 
 
 async def _receive(
-    client: OperatorClient, run_id: str, path: Path, round_number: int, progress: Progress | None
+    client: OperatorClient,
+    run_id: str,
+    path: Path,
+    round_number: int,
+    progress: Progress | None,
+    describe: bool,
 ) -> DownloadedModel:
     held = _partial_files(path)
     blake3 = next(iter(held), "")
     offset = held_bytes(held[blake3]) if blake3 else 0
-    frames = client.fetch_model(run_id, round_number=round_number, blake3=blake3, offset=offset)
-    async with aclosing(frames):
-        first = await anext(frames, None)
-        if first is None or first.WhichOneof("part") != "header":
+    answers = client.fetch_model(run_id, round_number=round_number, blake3=blake3, offset=offset)
+    async with aclosing(answers):
+        first = await anext(answers, None)
+        if first is None or first.frame.WhichOneof("part") != "header":
             raise ProtocolError("the coordinator sent a model that does not begin with its header")
-        header = first.header
+        header, origin = first.frame.header, first.origin
         target = _hidden(path, check_digest(header.blake3))
         receiver = FileReceiver(
             target,
@@ -90,9 +104,9 @@ async def _receive(
             maximum=_LARGEST_FILE,
         )
         try:
-            async for frame in frames:
-                if _take(receiver, frame):
-                    await verified(receiver, frame.trailer.blake3)
+            async for answer in answers:
+                if _take(receiver, answer.frame):
+                    await verified(receiver, answer.frame.trailer.blake3)
                     break
                 if progress is not None:
                     progress(receiver.received, header.size)
@@ -103,10 +117,13 @@ async def _receive(
                 )
         finally:
             receiver.close()
+    size = header.size
+    if describe and origin.run_id:
+        size = await asyncio.to_thread(write_metadata, target, metadata_of(origin, header.blake3))
     target.replace(path)
     for leftover in _partial_files(path).values():
         part_path(leftover).unlink(missing_ok=True)
-    return DownloadedModel(path=path, blake3=header.blake3, size=header.size)
+    return DownloadedModel(path=path, blake3=header.blake3, size=size, origin=origin)
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:

@@ -16,7 +16,7 @@ from potluck.common.errors import PotluckError, ProtocolError, UnreachableError
 from potluck.common.plain_text import make_plain
 from potluck.common.tls import TlsFiles, channel
 from potluck.deploy.operator_config import OperatorConfig
-from potluck.rpc.v1 import operator_pb2, transfer_pb2
+from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceStub
 
 if TYPE_CHECKING:  # exists for type checkers only
@@ -160,11 +160,11 @@ class OperatorClient:
 
     async def fetch_model(
         self, run_id: str, *, round_number: int, blake3: str, offset: int
-    ) -> AsyncGenerator[transfer_pb2.ModelFrame]:
-        """The frames of a run's model; `round_number` 0 stands for the last committed round.
+    ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
+        """A run's model in frames, the first with where it comes from.
 
-        `offset` bytes of the file with digest `blake3` are here already. The stream's header
-        says what file comes and from where.
+        `round_number` 0 stands for the last committed round. `offset` bytes of the file with digest
+        `blake3` are here already. The stream's header says what file comes and from where.
         """
         request = operator_pb2.OperatorServiceFetchModelRequest(
             run_id=run_id, round=round_number, blake3=blake3, offset=offset
@@ -178,7 +178,7 @@ class OperatorClient:
                         answer = await anext(frames)
                 except StopAsyncIteration:
                     return
-                yield answer.frame
+                yield answer
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "

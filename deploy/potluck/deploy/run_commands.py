@@ -196,11 +196,19 @@ async def model(
     round_number: Annotated[
         int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
     ] = 0,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="The very bytes that the coordinator keeps, without metadata."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
 
-    A broken download goes on where it stopped when the command is given again.
+    The file's metadata name the run, the round, the task and its options, so that it is known
+    where it comes from; the digest is that of the file without them (`--exact`). A broken download
+    goes on where it stopped when the command is given again.
 
     ```console
     potluck model -o model.safetensors
@@ -221,13 +229,16 @@ async def model(
             output,
             round_number=round_number,
             progress=lambda here, total: bar.update(task, completed=here, total=total),
+            describe=not exact,
         )
+    origin = downloaded.origin
     if as_json:
         values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
-        print_line(to_line(values))
+        print_line(to_line({**values, "run": origin.run_id, "round": origin.round}))
     else:
+        whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
         size = readable_bytes(downloaded.size)
-        print_line(f"{output}: {size}, BLAKE3 digest {downloaded.blake3}")
+        print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}")
 
 
 def print_line(line: str) -> None:

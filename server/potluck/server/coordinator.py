@@ -335,18 +335,22 @@ class Coordinator:
         """The run, if it is under way."""
         return self._engines.get(run_id)
 
-    async def model_of(self, run_id: str, round_number: int) -> str:
-        """The digest of a run's model; round 0 means the last one. Raises NotFoundError."""
+    async def model_of(self, run_id: str, round_number: int) -> tuple[RunRow, int, str]:
+        """A run, the number of its round and the digest of that round's model.
+
+        Round 0 means the last one; it is answered by 0 where none is committed yet, with the model
+        before round 1. Raises NotFoundError.
+        """
         row = await self.run(run_id)
         if round_number == 0:
-            blake3 = row.model_blake3
+            round_number, blake3 = row.committed_rounds, row.model_blake3
         else:
             committed = await self.in_store(lambda store: store.round(row.run_id, round_number))
             blake3 = None if committed is None else committed.model_blake3
         if blake3 is None:
             which = f"round {round_number}" if round_number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
-        return blake3
+        return row, round_number, blake3
 
     # Driving ----------------------------------------------------------------------------------
 

@@ -192,10 +192,15 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
         """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
-        blake3 = await self._coordinator.model_of(request.run_id, request.round)
+        row, number, blake3 = await self._coordinator.model_of(request.run_id, request.round)
+        origin = operator_pb2.ModelOrigin(
+            run_id=row.run_id, name=row.name, round=number, run_file=row.run_file
+        )
         with self._coordinator.files.lent(blake3) as path:
             async with self._coordinator.transfers.place():
                 offset = request.offset if request.blake3 == blake3 else 0
                 reply = operator_pb2.OperatorServiceFetchModelResponse
                 for message in send_file(path, blake3, offset, reply):
+                    if isinstance(message, reply) and message.frame.HasField("header"):
+                        message.origin.CopyFrom(origin)
                     yield message

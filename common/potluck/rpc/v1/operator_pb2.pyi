@@ -1323,22 +1323,62 @@ class OperatorServiceFetchModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FRAME_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frame(self) -> _transfer_pb2.ModelFrame:
         """The frame."""
+
+    @_builtins.property
+    def origin(self) -> Global___ModelOrigin:
+        """Where the model comes from; with the header."""
 
     def __init__(
         self,
         *,
         frame: _transfer_pb2.ModelFrame | None = ...,
+        origin: Global___ModelOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "origin", b"origin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OperatorServiceFetchModelResponse: _TypeAlias = OperatorServiceFetchModelResponse  # noqa: Y015
+
+@_typing.final
+class ModelOrigin(_message.Message):
+    """Where a model comes from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    RUN_FILE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run's id."""
+    name: _builtins.str
+    """The run's name."""
+    round: _builtins.int
+    """The round whose model it is; 0 for the one before round 1."""
+    run_file: _builtins.str
+    """The run file, TOML."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        round: _builtins.int = ...,
+        run_file: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "round", b"round", "run_file", b"run_file", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelOrigin: _TypeAlias = ModelOrigin  # noqa: Y015
 
 @_typing.final
 class AuditDisclosuresRequest(_message.Message):
