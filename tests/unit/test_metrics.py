@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,20 @@ from potluck.common.errors import REASONS
 from potluck.common.instruments import Instruments
 from potluck.common.metric_labels import OTHER, RUN, Party, known_reason
 from potluck.common.metrics import METRICS, Kind, Metric, metrics_of
+from potluck.common.runfile import RoundPolicy
 from potluck.deploy.metrics_page import metrics_page
+from potluck.server import round_events as rounds
+from potluck.server.plan import Plan
+from potluck.server.round import Resumption, RoundMachine
+from potluck.server.run_observer import RunObserver
+from potluck.server.store.records import (
+    AttemptKey,
+    MemberState,
+    Metrics,
+    RoundRow,
+    RunRow,
+    RunState,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}
@@ -133,3 +148,141 @@ def test_reasons_of_others_are_not_made_labels() -> None:
     assert "UNREACHABLE" in REASONS
     assert known_reason("UNREACHABLE") == "UNREACHABLE"
     assert known_reason('x"} 1\npotluck_evil 1') == OTHER
+
+
+# What a run's observer makes of what happens ------------------------------------------------------
+
+TRAINED: list[rounds.Event] = [rounds.Reduced(), rounds.Evaluated(), rounds.Committed()]
+ATTEND: list[rounds.Event] = [rounds.Started(), rounds.Joined(("a", "b", "c"))]
+TWO_ROUNDS = Plan(
+    rounds=2,
+    count=2,
+    roster=3,
+    roster_timeout_seconds=60,
+    policy=RoundPolicy(quorum=1.0, attempts=2, over_selection=1),
+)
+
+
+def committed_row(round_number: int) -> RoundRow:
+    return RoundRow(
+        key=AttemptKey("a", round_number, 1),
+        model_blake3="",
+        state_blake3=None,
+        selector_scalars={},
+        strategy_scalars={},
+        metrics=Metrics(),
+        seconds=1.0,
+        bytes_down=0,
+        bytes_up=0,
+        committed_at=datetime(2026, 3, 1, tzinfo=UTC),
+        members=(),
+    )
+
+
+def counted(
+    events: Sequence[rounds.Event], resumption: Resumption | None = None
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Attempts by outcome, members by outcome and phases by name, after these events."""
+    instruments = Instruments(Party.COORDINATOR)
+    observer = RunObserver(instruments, "a", lambda: 0.0)
+    machine = RoundMachine(TWO_ROUNDS, resumption)
+    if resumption is not None:
+        row = committed_row(1)
+        begun = RunRow(
+            run_id="a", name="", run_file="", created_at=row.committed_at, rounds=2, count=2,
+            seed=0, task="", selector="", strategy="", state=RunState.RUNNING, reason="",
+            changed_at=row.committed_at, committed_rounds=1, model_blake3=None,
+        )  # fmt: skip
+        observer.resumed(begun, row, resumption.cohort)
+    for now, event in enumerate(events):
+        if isinstance(event, rounds.Committed):
+            observer.committed(committed_row(machine.round), 0)
+        actions = machine.handle(event, 10.0 * now)
+        observer.noted(event, actions, machine.phase)
+        for action in actions:
+            if isinstance(action, rounds.End):
+                observer.ended(action.ending)
+    shown = samples(instruments)
+
+    def of(metric: str, label: str) -> dict[str, float]:
+        found = {dict(labels)[label]: n for (name, labels), n in shown.items() if name == metric}
+        return {value: number for value, number in found.items() if number}
+
+    return (
+        of("potluck_rounds_total", "outcome"),
+        of("potluck_cohort_members_total", "outcome"),
+        of("potluck_round_phase_seconds_count", "phase"),
+    )
+
+
+def arrive(*clients: str) -> list[rounds.Event]:
+    return [rounds.UpdateArrived(client) for client in clients]
+
+
+ALL = rounds.Selected(("a", "b", "c"))
+
+
+def test_a_finished_run_abandons_nothing_and_each_commit_is_a_sample() -> None:
+    one_round: list[rounds.Event] = [ALL, *arrive("a", "c"), *TRAINED]
+    attempts, became, phases = counted([*ATTEND, *one_round, *one_round])
+    assert attempts == {"committed": 2}
+    assert became == {"selected": 6, "answered": 4, "spared": 2}
+    assert phases["commit"] == phases["evaluate"] == phases["train"] == 2
+
+
+def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
+    failing: list[rounds.Event] = [
+        ALL,
+        *arrive("a"),
+        *(rounds.ClientFailed(c, "no memory") for c in "bc"),
+    ]
+    events = [*ATTEND, *failing, rounds.Ticked(), *failing]
+    attempts, became, _ = counted(events)
+    assert attempts == {"quorum_missed": 2}
+    assert became == {"selected": 6, "answered": 2, "failed": 4}
+
+
+@pytest.mark.parametrize(
+    ("events", "attempts", "became"),
+    [
+        ([], {}, {}),
+        ([*ATTEND], {"abandoned": 1}, {}),
+        ([*ATTEND, ALL, *arrive("b")], {"abandoned": 1},
+         {"selected": 3, "answered": 1, "abandoned": 2}),
+        ([*ATTEND, ALL, *arrive("b", "a"), *TRAINED[:2]], {"abandoned": 1},
+         {"selected": 3, "answered": 2, "spared": 1}),
+        ([*ATTEND, ALL, *arrive("b", "a"), *TRAINED], {"committed": 1, "abandoned": 1},
+         {"selected": 3, "answered": 2, "spared": 1}),
+        ([*ATTEND, rounds.Outdated("others attend")], {"abandoned": 2}, {}),
+        ([*ATTEND, rounds.Scarce("no profiles")], {}, {}),
+        ([*ATTEND, *[rounds.Ticked()] * 9, rounds.Scarce("no profiles")], {}, {}),
+    ],
+    ids=["before", "selecting", "training", "committing", "next", "outdated", "waiting", "late"],
+)  # fmt: skip
+def test_a_run_that_is_stopped_abandons_the_attempt_under_way(
+    events: Sequence[rounds.Event], attempts: dict[str, float], became: dict[str, float]
+) -> None:
+    assert counted([*events, rounds.StopRequested()])[:2] == (attempts, became)
+
+
+def test_a_member_that_is_out_of_a_sum_is_counted_as_failed_alone() -> None:
+    out = rounds.SumFailed(1, 1, "no sum", (("a", "it refuses"),))
+    attempts, became, _ = counted([*ATTEND, ALL, *arrive("a"), out, rounds.StopRequested()])
+    assert attempts == {"quorum_missed": 1}
+    assert became == {"selected": 3, "failed": 1, "abandoned": 2}
+
+
+def test_after_a_restart_the_whole_cohort_is_counted() -> None:
+    stood = Resumption(
+        roster=("a", "b", "c"),
+        committed=1,
+        available=("a", "b", "c"),
+        cohort=(
+            ("a", MemberState.RECEIVED),
+            ("b", MemberState.SELECTED),
+            ("c", MemberState.LOST),
+        ),
+    )
+    attempts, became, _ = counted([*ATTEND, *arrive("b"), *TRAINED], stood)
+    assert attempts == {"committed": 1}
+    assert became == {"selected": 3, "answered": 2, "lost": 1}

@@ -23,6 +23,7 @@ from potluck.deploy.readable import (
 )
 from potluck.deploy.run_view import RunView, fraction_done, is_news, observe, waiting_text
 from potluck.deploy.watch import JsonDisplay, LinesDisplay, LiveDisplay, pause_seconds
+from potluck.deploy.watch_lines import cohort_text
 from potluck.deploy.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -106,6 +107,13 @@ def test_lines_tell_every_event_once() -> None:
         "warning: client-1 was lost",
         "run 3f9ac0de (tea) failed: no quorum; 1 of 3 rounds committed",
     ]
+
+
+def test_a_member_that_was_spared_is_no_trouble() -> None:
+    spared = committed(1, 0.5, member(0), member(1, MemberState.MEMBER_STATE_SPARED))
+    assert cohort_text(spared.committed) == "1/2"
+    assert fraction_done(progress(1, "train", *spared.committed.members).progress) == 1.0
+    assert event_values(spared)["members"][1]["state"] == "spared"
 
 
 def test_json_is_one_object_per_event_with_the_protocols_names() -> None:

@@ -67,7 +67,7 @@ class RunOutcome(StrEnum):
 
 
 class MemberOutcome(StrEnum):
-    """What became of a selected client; SELECTED counts all of them."""
+    """What became of a selected client; SELECTED is the sum of all others."""
 
     SELECTED = "selected"
     ANSWERED = "answered"
@@ -75,6 +75,7 @@ class MemberOutcome(StrEnum):
     LOST = "lost"
     FAILED = "failed"
     SPARED = "spared"
+    ABANDONED = "abandoned"
 
 
 class TransferOutcome(StrEnum):

@@ -136,7 +136,9 @@ DISK_SIZE = _gauge(
 
 # Runs --------------------------------------------------------------------------------------------
 
-RUNS_UNDER_WAY = _gauge("potluck_runs_under_way", "Runs that are waiting or running.")
+RUNS_UNDER_WAY = _gauge(
+    "potluck_runs_under_way", "Runs that are waiting or running; pre-training is part of its run."
+)
 RUNS_ENDED = _counter("potluck_runs_ended_total", "Runs that have ended.", outcome(RunOutcome))
 RUNS_RESUMED = _counter(
     "potluck_runs_resumed_total",
@@ -167,7 +169,9 @@ MODEL_SIZE = _gauge("potluck_model_size_bytes", "Size of the run's model.", RUN,
 
 ATTEMPTS = _counter(
     "potluck_rounds_total",
-    "Attempts at a round by their outcome; a quorum missed is tried again, or fails the run.",
+    "Attempts at a round by their outcome, those of pre-training as well. quorum_missed: tried "
+    "again, unless that fails the run; abandoned: the run was ended, or answers from before a "
+    "restart no longer fit.",
     outcome(AttemptOutcome),
 )
 ROUND_SECONDS = _seconds("potluck_round_seconds", "From selection to commit, of committed rounds.")
@@ -188,7 +192,9 @@ HOSTS_JOINED = _counter("potluck_hosts_joined_total", "Hosts that said hello.")
 HOSTS_LEFT = _counter("potluck_hosts_left_total", "Hosts whose stream ended.")
 MEMBERS = _counter(
     "potluck_cohort_members_total",
-    "Clients selected, by what became of them; spared: the round had enough updates without them.",
+    "Clients selected, by what became of them, counted when their attempt is over; selected is the "
+    "sum of the others. answered: its update was there; spared: the round had enough updates "
+    "without it; abandoned: still at work when the attempt was given up.",
     outcome(MemberOutcome),
 )
 CLIENT_FAILURES = _counter(

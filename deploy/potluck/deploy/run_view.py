@@ -24,6 +24,8 @@ TROUBLED = frozenset(
 )
 _SHORT = timedelta(minutes=2)
 _AWAY_NAMED = 5
+LEFT_OUT = TROUBLED | {MemberState.MEMBER_STATE_SPARED}
+"""Whose update is no part of the model, or won't be."""
 METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
 
@@ -133,7 +135,7 @@ def fraction_done(progress: operator_pb2.RoundProgress) -> float:
     if not progress.members:
         return 0.0
     done = [
-        1.0 if member.state in _TRAINED | TROUBLED else min(max(member.fraction, 0.0), 1.0)
+        1.0 if member.state in _TRAINED | LEFT_OUT else min(max(member.fraction, 0.0), 1.0)
         for member in progress.members
     ]
     return sum(done) / len(done)

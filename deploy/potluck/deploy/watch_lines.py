@@ -10,7 +10,7 @@ from potluck.deploy.readable import (
     readable_seconds,
     readable_share,
 )
-from potluck.deploy.run_view import TROUBLED, RunView, run_state_name, waiting_text
+from potluck.deploy.run_view import LEFT_OUT, RunView, run_state_name, waiting_text
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
@@ -54,8 +54,8 @@ def round_line(committed: operator_pb2.CommittedRound, rounds: int) -> str:
 def cohort_text(committed: operator_pb2.CommittedRound) -> str:
     """How many clients a cohort had; `included/selected` where some dropped out."""
     selected = len(committed.members)
-    troubled = sum(member.state in TROUBLED for member in committed.members)
-    return f"{selected - troubled}/{selected}" if troubled else str(selected)
+    left_out = sum(member.state in LEFT_OUT for member in committed.members)
+    return f"{selected - left_out}/{selected}" if left_out else str(selected)
 
 
 def notice_line(notice: operator_pb2.Notice) -> str:

@@ -404,7 +404,7 @@ class Coordinator:
         self._tidying.begin(row.run_id, row.committed_rounds)
         engine = RunEngine(row, blueprint, work, spool, environment)
         self._engines[row.run_id] = engine
-        self.metrics.under_way(len(self._engines))
+        self.metrics.under_way(self._engines)
         task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
         self._tasks[row.run_id] = task
         task.add_done_callback(partial(self._forget, row.run_id))
@@ -430,7 +430,7 @@ class Coordinator:
         if engine is not None:
             self.files.let_go(engine.files_in_use())
         self._tasks.pop(run_id, None)
-        self.metrics.under_way(len(self._engines))
+        self.metrics.under_way(self._engines)
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
             return

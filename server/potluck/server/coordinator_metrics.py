@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -107,10 +107,10 @@ class CoordinatorMetrics:
                 self._forget(old)
         return RunObserver(self.instruments, run_id, now, shown=shown)
 
-    def under_way(self, runs: int) -> None:
-        """So many runs are driven now."""
-        self._under_way = runs
-        self.instruments.set(metrics.RUNS_UNDER_WAY, runs)
+    def under_way(self, runs: Iterable[str]) -> None:
+        """These runs are driven now; pre-training is part of the run that it is for."""
+        self._under_way = sum(not is_pretraining(run_id) for run_id in runs)
+        self.instruments.set(metrics.RUNS_UNDER_WAY, self._under_way)
 
     def _forget(self, run_id: str) -> None:
         del self._runs[run_id]

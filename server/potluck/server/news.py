@@ -25,6 +25,7 @@ _MEMBER_STATES = {
     MemberState.LOST: operator_pb2.MEMBER_STATE_LOST,
     MemberState.FAILED: operator_pb2.MEMBER_STATE_FAILED,
     MemberState.LATE: operator_pb2.MEMBER_STATE_LATE,
+    MemberState.SPARED: operator_pb2.MEMBER_STATE_SPARED,
 }
 _STAGES = {
     coordinator_pb2.Progress.STAGE_DOWNLOADING: operator_pb2.MEMBER_STATE_DOWNLOADING,

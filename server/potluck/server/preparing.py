@@ -108,7 +108,7 @@ class Preparing:
         else:
             resumption = await self._resume_attempt(attempt, committed)
         run.machine = RoundMachine(run.blueprint.plan, resumption)
-        run.environment.observer.resumed(run.row, last)
+        run.environment.observer.resumed(run.row, last, resumption.cohort)
         run.say(f"resumed after round {committed}")
 
     async def _abandon_masked(self, attempt: Attempt) -> None:

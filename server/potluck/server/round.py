@@ -53,9 +53,6 @@ from potluck.server.round_events import (
 from potluck.server.store.records import MemberState
 from potluck.server.waiting import Waiting, attempt_pause
 
-ENOUGH_WITHOUT = "the round had enough updates without it"
-"""Why a member that was not waited for is late."""
-
 
 class Phase(StrEnum):
     """What a run is doing."""
@@ -370,9 +367,9 @@ class RoundMachine:
         """The round has enough updates without these."""
         actions: list[Action] = []
         for client in clients:
-            self.members[client].state = MemberState.LATE
-            late = MarkMember(self.round, self.attempt, client, MemberState.LATE, ENOUGH_WITHOUT)
-            actions.append(late)
+            self.members[client].state = MemberState.SPARED
+            why = "the round had enough updates without it"
+            actions.append(MarkMember(self.round, self.attempt, client, MemberState.SPARED, why))
         if clients:
             actions.append(Abandon(self.round, self.attempt, tuple(clients)))
         return actions

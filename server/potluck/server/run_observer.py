@@ -5,6 +5,7 @@ No clock: times come in as arguments, monotonic seconds. Lives on the event loop
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -24,24 +25,30 @@ from potluck.common.metric_labels import (
 from potluck.server import round_events as rounds
 from potluck.server.attendance import Clock
 from potluck.server.cohort_labels import CohortLabels
-from potluck.server.round import ENOUGH_WITHOUT, Phase
+from potluck.server.round import Phase
 from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
 
 _OUTCOMES = {
+    MemberState.RECEIVED: MemberOutcome.ANSWERED,
     MemberState.LATE: MemberOutcome.LATE,
+    MemberState.SPARED: MemberOutcome.SPARED,
     MemberState.LOST: MemberOutcome.LOST,
     MemberState.FAILED: MemberOutcome.FAILED,
 }
+_AT_WORK = MemberOutcome.ABANDONED
+"""What will have become of a member, unless it gets further."""
 _PHASES = {
     Phase.REDUCING: RoundPhase.REDUCE,
     Phase.EVALUATING: RoundPhase.EVALUATE,
     Phase.COMMITTING: RoundPhase.COMMIT,
 }
-_BETWEEN_ROUNDS = (Phase.WAITING, Phase.ENDED)
+_OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
+"""An attempt under way is neither committed nor given up."""
 
 
 class RunObserver:
-    """Turns what happens in a run into metrics. `shown`: whether it has series of its own."""
+    """Turns what happens in a run into metrics. `shown`: whether it counts as a run, and has series
+    of its own."""
 
     def __init__(
         self, instruments: Instruments, run_id: str, clock: Clock, *, shown: bool = True
@@ -51,6 +58,8 @@ class RunObserver:
         self._clock = clock
         self._shown = shown
         self._phase = Phase.WAITING
+        self._open = False
+        self._cohort: dict[str, MemberOutcome] = {}  # what has become of each so far
         self._since = clock()
         self._asked = 0.0
         self._last_fetch = self._since
@@ -75,9 +84,16 @@ class RunObserver:
         self._set(metrics.RUN_ROUNDS_COMMITTED, row.committed_rounds)
         self._set(metrics.MODEL_TIMESTAMP, row.changed_at.timestamp())
 
-    def resumed(self, begun: RunRow, last: RoundRow | None) -> None:
-        """The run goes on after its last committed round."""
-        self._instruments.count(metrics.RUNS_RESUMED)
+    def resumed(
+        self,
+        begun: RunRow,
+        last: RoundRow | None,
+        cohort: Sequence[tuple[str, MemberState]] = (),
+    ) -> None:
+        """The run goes on after its last committed round, with the cohort of a round under way."""
+        if self._shown:
+            self._instruments.count(metrics.RUNS_RESUMED)
+        self._cohort = {client: _OUTCOMES.get(state, _AT_WORK) for client, state in cohort}
         if last is not None:
             newer = max(last.committed_at, begun.changed_at)
             self._set(metrics.MODEL_TIMESTAMP, newer.timestamp())
@@ -86,10 +102,10 @@ class RunObserver:
 
     def ended(self, ending: rounds.Ending) -> None:
         """The run is over."""
-        if self._phase not in _BETWEEN_ROUNDS:
-            self._attempt(AttemptOutcome.ABANDONED)
-            self._phase = Phase.ENDED
-        self._instruments.count(metrics.RUNS_ENDED, outcome=RunOutcome(ending))
+        if self._open:
+            self._close(AttemptOutcome.ABANDONED)
+        if self._shown:
+            self._instruments.count(metrics.RUNS_ENDED, outcome=RunOutcome(ending))
         self._set(metrics.RUN_UNDER_WAY, 0)
 
     # Rounds -----------------------------------------------------------------------------------
@@ -97,20 +113,27 @@ class RunObserver:
     def noted(self, event: rounds.Event, actions: Sequence[rounds.Action], phase: Phase) -> None:
         """The round machine was told something, and is in this phase after it."""
         match event:
-            case rounds.Selected(cohort):
-                self._members(MemberOutcome.SELECTED, len(cohort))
-            case rounds.UpdateArrived():
-                self._members(MemberOutcome.ANSWERED)
+            case rounds.UpdateArrived(client) if self._cohort.get(client) is _AT_WORK:
+                self._cohort[client] = MemberOutcome.ANSWERED
+            case rounds.Scarce():
+                self._open = False  # there was nobody to select among
         for action in actions:
             match action:
-                case rounds.MarkMember(state=state, trouble=trouble):
-                    spared = trouble == ENOUGH_WITHOUT
-                    self._members(MemberOutcome.SPARED if spared else _OUTCOMES[state])
+                case rounds.Train(client):
+                    self._cohort[client] = _AT_WORK
+                case rounds.MarkMember(client=client, state=state):
+                    self._cohort[client] = _OUTCOMES[state]
                 case rounds.GiveUpAttempt():
-                    self._attempt(AttemptOutcome.QUORUM_MISSED)
-        if phase is not self._phase and phase is not Phase.ENDED:
-            self._leave_phase(self._clock())
+                    missed = bool(self._cohort)
+                    self._close(
+                        AttemptOutcome.QUORUM_MISSED if missed else AttemptOutcome.ABANDONED
+                    )
+        if phase is not self._phase:
+            if phase is not Phase.ENDED or isinstance(event, rounds.Committed):
+                self._leave_phase(self._clock())
             self._phase = phase
+        if phase in _OPEN or phase is Phase.WAITING:
+            self._open = phase is not Phase.WAITING
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -138,12 +161,18 @@ class RunObserver:
     def _spent(self, phase: RoundPhase, seconds: float) -> None:
         self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
 
-    def _attempt(self, outcome: AttemptOutcome) -> None:
+    def _close(self, outcome: AttemptOutcome) -> None:
+        """The attempt under way is over, and what became of its members is known."""
+        self._open = False
         self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
+        self._members(MemberOutcome.SELECTED, len(self._cohort))
+        for became, count in Counter(self._cohort.values()).items():
+            self._members(became, count)
+        self._cohort = {}
 
     def committed(self, row: RoundRow, model_bytes: int) -> None:
         """A round is committed."""
-        self._attempt(AttemptOutcome.COMMITTED)
+        self._close(AttemptOutcome.COMMITTED)
         self._instruments.observe(metrics.ROUND_SECONDS, row.seconds)
         self._set(metrics.RUN_ROUNDS_COMMITTED, row.key.round)
         self._set(metrics.MODEL_TIMESTAMP, row.committed_at.timestamp())

@@ -80,7 +80,9 @@ class _MemberStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberSta
     MEMBER_STATE_FAILED: _MemberState.ValueType  # 7
     """It could not train, or its update was refused."""
     MEMBER_STATE_LATE: _MemberState.ValueType  # 8
-    """It missed the deadline, or was not waited for."""
+    """It missed the deadline."""
+    MEMBER_STATE_SPARED: _MemberState.ValueType  # 9
+    """It was not waited for: the round had enough updates without it."""
 
 class MemberState(_MemberState, metaclass=_MemberStateEnumTypeWrapper):
     """How a client's part in a round ended, or where it is."""
@@ -102,7 +104,9 @@ MEMBER_STATE_LOST: MemberState.ValueType  # 6
 MEMBER_STATE_FAILED: MemberState.ValueType  # 7
 """It could not train, or its update was refused."""
 MEMBER_STATE_LATE: MemberState.ValueType  # 8
-"""It missed the deadline, or was not waited for."""
+"""It missed the deadline."""
+MEMBER_STATE_SPARED: MemberState.ValueType  # 9
+"""It was not waited for: the round had enough updates without it."""
 Global___MemberState: _TypeAlias = MemberState  # noqa: Y015
 
 class _LabelVerdict:

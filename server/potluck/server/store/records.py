@@ -53,7 +53,9 @@ class MemberState(StrEnum):
     FAILED = "failed"
     """It could not train, or its update was refused."""
     LATE = "late"
-    """It missed the deadline, or was not waited for."""
+    """It missed the deadline."""
+    SPARED = "spared"
+    """The round had enough updates without it."""
 
 
 @dataclass(frozen=True, kw_only=True)

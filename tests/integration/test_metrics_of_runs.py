@@ -1,0 +1,105 @@
+"""What metrics tell of real runs over real gRPC: each round, member and run once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+from support.federation import until
+from support.sum_federation import Members, SumFederation, sum_federation
+
+from potluck.common.instruments import Instruments
+from potluck.common.metric_labels import MemberOutcome, Party
+from potluck.server.store import RunState
+from potluck.server.store.records import MemberState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENTS = 4
+RUN_FILE = f"""
+rounds = 2
+count = 3
+roster = {CLIENTS}
+task = {{name = "colored-digits", clients = {CLIENTS}}}
+training = {{steps = 2}}
+"""
+SPARING = RUN_FILE + "round.over_selection = 1\n"
+PRETRAINING = (
+    RUN_FILE
+    + """
+selector = {name = "feddiverse"}
+profiles.triplet = {pretraining_rounds = 1, bias_steps = 1, attribute_steps = 1}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+class Scene:
+    """A federation, and what its metrics have counted."""
+
+    def __init__(self, federation: SumFederation, instruments: Instruments) -> None:
+        self.federation = federation
+        self._instruments = instruments
+
+    def counted(self, name: str, label: str = "outcome") -> dict[str, float]:
+        """The samples of a series that are not 0, by a label."""
+        return {
+            sample.labels[label]: sample.value
+            for family in text_string_to_metric_families(self._instruments.exposition().decode())
+            for sample in family.samples
+            if sample.name == name and sample.value
+        }
+
+    def value(self, name: str) -> float:
+        """The sample of a series without labels."""
+        text = self._instruments.exposition().decode()
+        [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        return float(line.split()[1])
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+    instruments = Instruments(Party.COORDINATOR)
+    async with sum_federation(members, tmp_path, instruments=instruments) as federation:
+        await federation.start()
+        yield Scene(federation, instruments)
+
+
+async def test_a_finished_run_counts_each_round_and_member_once(scene: Scene) -> None:
+    row = await scene.federation.finished(SPARING)
+    assert row.state is RunState.FINISHED, row.reason
+    assert scene.counted("potluck_rounds_total") == {"committed": 2}
+    phases = scene.counted("potluck_round_phase_seconds_count", "phase")
+    assert phases["commit"] == phases["reduce"] == phases["select"] == 2
+    became = scene.counted("potluck_cohort_members_total")
+    assert became == {MemberOutcome.SELECTED: 8, MemberOutcome.ANSWERED: 6, MemberOutcome.SPARED: 2}
+    history = scene.federation.coordinator.committed_rounds(row.run_id)
+    states = [member.state async for entry in history for member in entry.members]
+    assert (states.count(MemberState.INCLUDED), states.count(MemberState.SPARED)) == (6, 2)
+    assert scene.counted("potluck_runs_ended_total") == {"finished": 1}
+
+
+async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
+    row = await scene.federation.coordinator.start_run(PRETRAINING)
+    under_way = partial(scene.value, "potluck_runs_under_way")
+    seen: set[float] = set()
+
+    def over() -> bool:
+        seen.add(under_way())
+        return scene.federation.coordinator.engine(row.run_id) is None
+
+    await until(over)
+    row = await scene.federation.ended(row.run_id)
+    assert row.state is RunState.FINISHED, row.reason
+    assert seen == {0, 1}
+    assert scene.counted("potluck_runs_ended_total") == {"finished": 1}
+    assert scene.counted("potluck_rounds_total") == {"committed": 3}
+    assert scene.value("potluck_runs_resumed_total") == 0
