@@ -40,6 +40,8 @@ from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
+FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
@@ -277,6 +279,47 @@ async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
         no_task = (await scene.fake.answered("no task")).failure.message
         assert "'chess' is not installed; installed: " in no_task
         assert ", colored-digits, " in no_task
+
+
+FAULTS = {
+    "missing": "task 'faulty' failed at client 'client-0': /nowhere/features.npy: No such file",
+    "odd": "task 'faulty' failed at client 'client-0': this image is truncated; see",
+    "torn": "task 'faulty' failed at client 'client-0': /mnt/share/scan.npy: Input/output error",
+    "labels": "client 'client-0' has 20 inputs and 19 labels; task 'faulty' must give",
+    "groups": "client 'client-0' has 20 inputs, 20 labels and 18 groups; task 'faulty' must give",
+    "nan": "the inputs of client 'client-0' hold NaN or infinity, first in sample 17 of 20; put",
+}
+
+
+async def test_a_task_is_blamed_for_its_own_faults(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FAULTY)
+    model = scene.model()
+    async with scene.host():
+        for fault, message in FAULTS.items():
+            scene.fake.instruct(
+                train_instruction(fault, model, task="faulty", options={"fault": fault})
+            )
+            failure = (await scene.fake.answered(fault)).failure
+            assert failure.reason == "TRAINING_FAILED"
+            assert failure.message.startswith(message)
+            assert "\n" not in failure.message
+        options = {"fault": "nan-held-out"}
+        scene.fake.instruct(evaluate_instruction("e", model, task="faulty", options=options))
+        assert "client 'client-0', held out," in (await scene.fake.answered("e")).failure.message
+
+
+async def test_the_disk_is_blamed_for_its_faults(scene: Scene, tmp_path: Path) -> None:
+    model = scene.model()
+    async with scene.host():
+        updates = tmp_path / "state" / "updates"
+        updates.rmdir()
+        scene.fake.instruct(train_instruction("a", model))
+        failure = (await scene.fake.answered("a")).failure
+        updates.mkdir()
+    assert failure.reason == "STORAGE_FAILED"
+    assert str(updates) in failure.message
 
 
 async def test_evaluates_on_held_out_samples(scene: Scene) -> None:

@@ -98,6 +98,7 @@ def evaluate_instruction(
     model: transfer_pb2.ModelReference,
     *,
     client: str = "client-0",
+    task: str = "digits",
     options: dict[str, Any] | None = None,
 ) -> rpc.Instruction:
     instruction = rpc.Instruction(
@@ -106,7 +107,7 @@ def evaluate_instruction(
         run_id="run",
         round=1,
         evaluate=rpc.Evaluate(
-            model=model, task=rpc.Plugin(name="digits", options_json=json.dumps(options or {}))
+            model=model, task=rpc.Plugin(name=task, options_json=json.dumps(options or {}))
         ),
     )
     instruction.time_left.FromSeconds(MINUTE_SECONDS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -43,6 +43,7 @@ from potluck.common.errors import (
 from potluck.common.layout import Layout
 from potluck.common.names import ClientId
 from potluck.common.scores import EvaluationCounts
+from potluck.common.task_failures import blamed_on_task
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.workbench import Trained, Workbench
 
 log = structlog.get_logger()
+Result = TypeVar("Result")
 
 _MOST_NUMBERS = 64
 """In an answer."""
@@ -168,7 +170,7 @@ class Duties:
             if masked:
                 await self._sums.meet(instruction, model)
             auxiliaries = await self._auxiliaries(job, pins)
-            trained = await self._worker.run(compute)
+            trained = await self._compute(job, compute)
         if trained.kept:
             self._states.pend(instruction.run_id, instruction.client_id, instruction.id)
         result = trained.result
@@ -241,7 +243,7 @@ class Duties:
 
         with self._cache.pinned(work.model.blake3):
             model = await self._model(job, work.model, work.task)
-            counts = await self._worker.run(compute)
+            counts = await self._compute(job, compute)
         evaluation = rpc.EvaluationCounts(
             loss_sum=counts.loss_sum,
             confusion=counts.confusion.reshape(-1).tolist(),
@@ -264,7 +266,7 @@ class Duties:
 
         async def measure(parameters: Parameters) -> dict[str, Any]:
             if work.signal != TRIPLET:
-                return await self._worker.run(lambda bench: count(bench, parameters))
+                return await self._compute(job, lambda bench: count(bench, parameters))
 
             def estimate(bench: Workbench) -> dict[str, Any]:
                 job.started()
@@ -279,7 +281,7 @@ class Duties:
 
             with self._cache.pinned(work.model.blake3):
                 model = await self._model(job, work.model, work.task)
-                return await self._worker.run(estimate)
+                return await self._compute(job, estimate)
 
         profile = await self._discloser.answer(instruction, measure)
         return rpc.Answer(instruction_id=instruction.id, profile=profile)
@@ -287,7 +289,7 @@ class Duties:
     async def _question(self, job: Job) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.question
         check_question(self._discloser.policy, instruction.client_id, work.kind)
-        question = await self._worker.run(lambda bench: bench.question(work))
+        question = await self._compute(job, lambda bench: bench.question(work))
 
         def compute(bench: Workbench) -> Mapping[str, float]:
             job.started()
@@ -303,10 +305,10 @@ class Duties:
         if question.needs_model:
             with self._cache.pinned(work.model.blake3):
                 model: Path | None = await self._model(job, work.model, work.task)
-                values = await self._worker.run(compute)
+                values = await self._compute(job, compute)
         else:
             model = None
-            values = await self._worker.run(compute)
+            values = await self._compute(job, compute)
         told = _wanted(work, values)
         log.info(
             f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
@@ -324,14 +326,25 @@ class Duties:
             job.started()
             return bench.label_counts(work.task, client)
 
-        reply = await self._sums.answer(instruction, lambda: self._worker.run(count))
+        reply = await self._sums.answer(instruction, lambda: self._compute(job, count))
         return rpc.Answer(instruction_id=instruction.id, secure=reply)
+
+    async def _compute(self, job: Job, function: Callable[[Workbench], Result]) -> Result:
+        """Call a function in a worker's thread. Our own disk's failures are StorageErrors there;
+        other OSErrors come from the task."""
+        work = getattr(job.instruction, job.instruction.WhichOneof("work") or "")
+
+        def blaming(bench: Workbench) -> Result:
+            with blamed_on_task(work.task.name, f"client '{job.instruction.client_id}'"):
+                return function(bench)
+
+        return await self._worker.run(blaming)
 
     async def _model(
         self, job: Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
     ) -> Path:
         async def layout() -> Layout:
-            return await self._worker.run(lambda bench: bench.layout(task))
+            return await self._compute(job, lambda bench: bench.layout(task))
 
         self._ledger.move(job.instruction.id, Standing.DOWNLOADING)
         path = await self._downloads.obtain(reference, layout)

@@ -52,6 +52,7 @@ from potluck.common.names import ClientId
 from potluck.common.plugins import MODEL_MODULES
 from potluck.common.scores import EvaluationCounts
 from potluck.common.task import ClientData, Examples, Task
+from potluck.common.task_checks import check_client_data, check_finite
 from potluck.common.task_loading import make_task
 from potluck.common.tensors import FileDigest, open_tensors
 from potluck.common.training import LocalTraining, training_for
@@ -104,6 +105,7 @@ class Trained:
 class _LoadedTask:
     """A task with what is reused from one client and round to the next."""
 
+    name: str
     task: Task
     model: nn.Module
     layout: Layout
@@ -208,7 +210,12 @@ class Workbench:
                 cancelled=cancelled,
             )
 
-        result, settings = within_memory(attempt, settings)
+        try:
+            result, settings = within_memory(attempt, settings)
+        except TrainingError as error:
+            if type(error) is TrainingError:  # no learning rate is to blame for NaN in data
+                check_finite(data, f"client '{client_id}'")
+            raise
         outcome = result.correction
         keep = None if outcome is None else outcome.keep
         if keep is not None and auxiliaries is not None:
@@ -262,13 +269,16 @@ class Workbench:
             )
         with open_tensors(model) as file:
             load_arrays(loaded.model, file.arrays)
-        return evaluate(
+        counts = evaluate(
             loaded.model,
             held_out,
             classes=loaded.task.classes,
             groups=loaded.task.groups,
             device=self._device,
         )
+        if not math.isfinite(counts.loss_sum):
+            check_finite(held_out, f"client '{client_id}', held out,")
+        return counts
 
     def question(self, work: rpc.Question) -> Question:
         """What is asked. Raises PluginError for a kind or parameters this host does not know."""
@@ -372,7 +382,9 @@ class Workbench:
             )
             model = task.model()
             layout = Layout.of(state_arrays(model))
-            loaded = _LoadedTask(task=task, model=model, layout=layout, data=OrderedDict())
+            loaded = _LoadedTask(
+                name=plugin.name, task=task, model=model, layout=layout, data=OrderedDict()
+            )
             self._tasks[key] = loaded
         self._tasks.move_to_end(key)
         while len(self._tasks) > _TASKS_KEPT:
@@ -390,6 +402,7 @@ class Workbench:
         data = loaded.data.get(client_id)
         if data is None:
             data = loaded.task.client_data(client_id, self._data_directory)
+            check_client_data(data, loaded.name, client_id)
             loaded.data[client_id] = data
         loaded.data.move_to_end(client_id)
         while len(loaded.data) > _CLIENTS_KEPT:

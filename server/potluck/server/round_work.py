@@ -24,6 +24,8 @@ from potluck.common.runfile import Direction
 from potluck.common.scores import EvaluationCounts
 from potluck.common.secagg import Unmasking
 from potluck.common.secagg.updates import HeadSum
+from potluck.common.task_checks import check_lengths
+from potluck.common.task_failures import blamed_on_task
 from potluck.common.tensors import TensorFile
 from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
@@ -36,6 +38,8 @@ from potluck.server.state import State
 from potluck.server.update_files import SpooledUpdate, UpdateFiles
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
+
+_EVALUATION_DATA = "the coordinator's evaluation data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,8 @@ class RoundWork:
     def _new_model(self) -> nn.Module:
         with _TORCH, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._blueprint.run_file.seed)
-            return self._blueprint.task.model()
+            with blamed_on_task(self._blueprint.run_file.task.name, "its model"):
+                return self._blueprint.task.model()
 
     def _publish(
         self, arrays: Mapping[str, NDArray[Any]], *, base: Published | None, round_number: int
@@ -282,10 +287,12 @@ class RoundWork:
 
     def evaluate(self, model: Published) -> EvaluationCounts | None:
         """The model's counts on the coordinator's own held-out data; None where it has none."""
-        task = self._blueprint.task
-        examples = task.evaluation_data(self._data_directory)
+        task, name = self._blueprint.task, self._blueprint.run_file.task.name
+        with blamed_on_task(name, _EVALUATION_DATA):
+            examples = task.evaluation_data(self._data_directory)
         if examples is None:
             return None
+        check_lengths(examples, name, _EVALUATION_DATA)
         if self._network is None:
             self._network = self._new_model()  # kept, as a run evaluates again and again
         network = self._network
@@ -293,13 +300,14 @@ class RoundWork:
             torch.set_num_threads(self._threads)
             with self._files.opened(model.blake3, self.layout) as file:
                 load_arrays(network, file.arrays)
-            return evaluate(
-                network,
-                examples,
-                classes=task.classes,
-                groups=task.groups,
-                device=torch.device("cpu"),
-            )
+            with blamed_on_task(name, _EVALUATION_DATA):
+                return evaluate(
+                    network,
+                    examples,
+                    classes=task.classes,
+                    groups=task.groups,
+                    device=torch.device("cpu"),
+                )
 
     # States -----------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""What a task brings, checked before it is used."""
+
+from __future__ import annotations
+
+import torch
+
+from potluck.common.errors import TrainingError
+from potluck.common.task import ClientData, Examples
+from potluck.common.tasks.stored import StoredExamples
+
+_AT_ONCE = 4096
+
+
+def check_client_data(data: ClientData, task: str, client: str) -> None:
+    """Raise TrainingError unless every sample of a client has one label."""
+    check_lengths(data.train, task, f"client '{client}'")
+    if data.held_out is not None:
+        check_lengths(data.held_out, task, f"client '{client}', held out,")
+
+
+def check_lengths(examples: Examples, task: str, whose: str) -> None:
+    """Raise TrainingError unless every sample has one label, and one group where there are any."""
+    if isinstance(examples, StoredExamples):
+        inputs = len(examples.stored.rows)
+    else:
+        inputs = len(examples.inputs)
+    labels = len(examples.labels)
+    groups = labels if examples.groups is None else len(examples.groups)
+    if inputs == labels == groups:
+        return
+    found = f"{inputs} inputs and {labels} labels"
+    if groups != labels:
+        found = f"{inputs} inputs, {labels} labels and {groups} groups"
+    raise TrainingError(
+        f"{whose} has {found}; task '{task}' must give one of each for every sample",
+        task=task,
+        inputs=inputs,
+        labels=labels,
+        groups=groups,
+    )
+
+
+def check_finite(examples: Examples, whose: str) -> None:
+    """Raise TrainingError where an input is NaN or infinite. Reads them all."""
+    for begin in range(0, len(examples), _AT_ONCE):
+        end = min(begin + _AT_ONCE, len(examples))
+        inputs = examples.inputs_at(torch.arange(begin, end, device=examples.labels.device))
+        if not inputs.is_floating_point():
+            return
+        bad = (~inputs.isfinite()).reshape(len(inputs), -1).any(dim=1).nonzero()
+        if len(bad):
+            raise TrainingError(
+                f"the inputs of {whose} hold NaN or infinity, first in sample "
+                f"{begin + int(bad[0])} of {len(examples)}; put its data right",
+                sample=begin + int(bad[0]),
+                samples=len(examples),
+            )
