@@ -69,7 +69,8 @@ class RoundPolicy(Settings):
     attempts: int = Field(
         default=3,
         ge=1,
-        description="How often a round is tried before the run fails for want of a quorum.",
+        description="How often a round is tried, after ever longer pauses, before the run fails\n"
+        "for want of a quorum. Attempts that failed because hosts went away don't count.",
     )
     over_selection: int = Field(
         default=0,
@@ -88,7 +89,9 @@ class RoundPolicy(Settings):
         "unless the host is back within grace_seconds; it then goes on where it was).",
     )
     grace_seconds: float = Field(
-        default=5.0, ge=0, description="How long `wait` waits for a host to come back."
+        default=5.0,
+        ge=0,
+        description="How long `wait` waits for a host to come back, in a round and before one.",
     )
 
     def needed(self, cohort: int) -> int:
@@ -246,7 +249,10 @@ class RunFile(Settings):
         "`count` clients attend.",
     )
     roster_timeout_seconds: float = Field(
-        default=300.0, gt=0, description="How long to wait for them before the run fails."
+        default=300.0,
+        gt=0,
+        description="How long to wait for them before the run fails. After its first selection it\n"
+        "waits without limit where too few attend.",
     )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
