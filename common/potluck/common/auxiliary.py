@@ -14,10 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.encoding import Encoding, encoded_layout
-from potluck.common.errors import LayoutError, NotFiniteError
+from potluck.common.errors import LayoutError
 from potluck.common.flat import check_float32
 from potluck.common.layout import Layout, quoted
-from potluck.common.tensors import NamedTensors, Tensors, block_is_finite
+from potluck.common.tensors import (
+    NamedTensors,
+    Tensors,
+    block_is_within_bounds,
+    first_out_of_bounds,
+    out_of_bounds,
+)
 
 PREFIX: Final = "auxiliary/"
 
@@ -93,19 +99,17 @@ def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
     return NamedTensors(layout=wanted, arrays=arrays)
 
 
-def check_auxiliaries_finite(file: Tensors) -> None:
-    """Raise NotFiniteError naming the first auxiliary tensor that holds NaN or infinity."""
+def check_auxiliary_numbers(file: Tensors) -> None:
+    """Raise NotFiniteError or OutOfBoundsError naming the first auxiliary tensor that does not hold
+    numbers within bounds only."""
     for tensor in file.layout.tensors:
         if not tensor.name.startswith(PREFIX):
             continue
         flat = file.arrays[tensor.name].reshape(-1)
         for begin in range(0, flat.size, _BLOCK_ELEMENTS):
-            if not block_is_finite(flat[begin : begin + _BLOCK_ELEMENTS]):
-                raise NotFiniteError(
-                    f"auxiliary tensor {quoted(tensor.name)} holds NaN or infinity; lower the "
-                    "learning rate or clip gradients",
-                    tensor=quoted(tensor.name),
-                )
+            block = flat[begin : begin + _BLOCK_ELEMENTS]
+            if not block_is_within_bounds(block):
+                raise out_of_bounds(tensor.name, float(block[first_out_of_bounds(block)]))
 
 
 _BLOCK_ELEMENTS: Final = 2**16

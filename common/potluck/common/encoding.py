@@ -28,7 +28,13 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError
 from potluck.common.flat import FlatVector, check_float32, name_at, unflatten
 from potluck.common.layout import Layout, quoted
-from potluck.common.tensors import Tensors, block_is_finite, not_finite
+from potluck.common.tensors import (
+    Tensors,
+    block_is_within_bounds,
+    first_out_of_bounds,
+    not_finite,
+    out_of_bounds,
+)
 
 INT8_VALUES: Final = "int8"
 INT8_SCALES: Final = "int8/scales"
@@ -176,15 +182,17 @@ class EncodedUpdate:
         carried = {name: array.copy() for name, array in self.carried.items()}
         return unflatten(vector, carried, self.layout)
 
-    def check_finite(self) -> None:
-        """Raise NotFiniteError naming the first tensor whose decoded weights aren't all finite."""
+    def check_numbers(self) -> None:
+        """Raise NotFiniteError or OutOfBoundsError naming the first tensor whose decoded weights
+        aren't all numbers within bounds."""
         scratch = np.empty(_CHUNK, np.float32)
         for begin in range(0, self.parameters, _CHUNK):
             end = min(begin + _CHUNK, self.parameters)
             with np.errstate(over="ignore", invalid="ignore"):
                 block = self.block(begin, end, scratch)
-            if not block_is_finite(block):
-                raise not_finite(name_at(self.layout, begin + int(np.argmin(np.isfinite(block)))))
+            if not block_is_within_bounds(block):
+                place = first_out_of_bounds(block)
+                raise out_of_bounds(name_at(self.layout, begin + place), float(block[place]))
 
     def _decode_int8(self, begin: int, out: NDArray[np.float32]) -> None:
         values, scales = self._arrays[INT8_VALUES], self._arrays[INT8_SCALES]

@@ -13,7 +13,8 @@
     │   └── TooLargeError
     ├── UpdateError               an update can't be used
     │   ├── LayoutError           other tensors than the model's
-    │   └── NotFiniteError        holds NaN or infinity
+    │   ├── NotFiniteError        holds NaN or infinity
+    │   └── OutOfBoundsError      holds numbers too large to compute with
     ├── RoundClosedError          nobody waits for this update any more
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
@@ -153,6 +154,12 @@ class NotFiniteError(UpdateError):
     """An update holds NaN or infinity."""
 
     reason = "UPDATE_NOT_FINITE"
+
+
+class OutOfBoundsError(UpdateError):
+    """An update holds numbers that nothing could be computed with."""
+
+    reason = "UPDATE_OUT_OF_BOUNDS"
 
 
 class RoundClosedError(PotluckError):

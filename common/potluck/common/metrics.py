@@ -302,6 +302,13 @@ LARGEST_SHARE = _gauge(
     RUN,
     condition="once a round was committed",
 )
+LARGEST_WEIGHT = _gauge(
+    "potluck_cohort_largest_weight_ratio",
+    "The largest share of one client in the samples of the newest round, as they count within the "
+    "run's sample_limits.",
+    RUN,
+    condition="once a round was committed, without masks",
+)
 NEVER_SELECTED = _gauge(
     "potluck_selection_never_selected_clients",
     "Clients of the run's roster that were in no cohort yet.",

@@ -220,6 +220,22 @@ class SelectorLimits(Settings):
     )
 
 
+class SampleLimits(Settings):
+    """Bounds on what a client's number of samples counts, whatever it says."""
+
+    maximum: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most samples that a client of this federation can have; one that says\n"
+        "more counts with so many. Unset: only the bound below holds.",
+    )
+    maximum_multiple: float = Field(
+        default=100.0,
+        ge=1,
+        description="Nobody counts with more than so many times the median of the others' samples.",
+    )
+
+
 class Retention(Settings):
     """Which model versions stay on the coordinator's disk."""
 
@@ -308,6 +324,10 @@ class RunFile(Settings):
     )
     selector_limits: SelectorLimits = Field(
         default=SelectorLimits(), description="Bounds on how often a client is selected."
+    )
+    sample_limits: SampleLimits = Field(
+        default=SampleLimits(),
+        description="Bounds on how much a client counts by the number of samples it tells.",
     )
     virtual_clock: VirtualClock = Field(
         default=VirtualClock(),

@@ -7,6 +7,7 @@ drop. Writing hands each array's own memory to `write`, hashing on the way.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
@@ -21,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.digest import digest_of_file, hasher
-from potluck.common.errors import LayoutError, NotFiniteError, StorageError
+from potluck.common.errors import (
+    LayoutError,
+    NotFiniteError,
+    OutOfBoundsError,
+    StorageError,
+    UpdateError,
+)
 from potluck.common.layout import (
     DTYPES,
     LENGTH_BYTES,
@@ -32,6 +39,7 @@ from potluck.common.layout import (
 )
 
 __all__ = [
+    "LARGEST_VALUE",
     "FileDigest",
     "Layout",
     "NamedTensors",
@@ -39,14 +47,21 @@ __all__ = [
     "TensorSpec",
     "Tensors",
     "block_is_finite",
+    "block_is_within_bounds",
     "check_finite",
     "file_digest",
+    "first_out_of_bounds",
     "not_finite",
     "open_tensors",
+    "out_of_bounds",
     "write_tensors",
 ]
 
 MAXIMUM_HEADER_BYTES: Final = 4 * 2**20
+LARGEST_VALUE: Final = 2.0**64
+"""No number of an update reaches it: its square is beyond float32, so nothing could be computed
+with it, and sums of smaller ones over any cohort are finite."""
+
 _PIECE_BYTES: Final = 2**20
 _BLOCK_ELEMENTS: Final = 2**16
 
@@ -235,6 +250,28 @@ def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
         return bool(np.isfinite(block.sum()) or np.isfinite(block).all())
+
+
+def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
+    """Whether all elements are numbers that an update may hold: between ±`LARGEST_VALUE`."""
+    # A NaN becomes the least and the largest, and compares to nothing.
+    return not block.size or bool(block.min() > -LARGEST_VALUE and block.max() < LARGEST_VALUE)
+
+
+def out_of_bounds(name: str, value: float) -> UpdateError:
+    """The error that says which tensor holds a value that no update may hold."""
+    if not math.isfinite(value):
+        return not_finite(name)
+    return OutOfBoundsError(
+        f"tensor {quoted(name)} holds {value:.3g}; an update's numbers are below "
+        f"{LARGEST_VALUE:.3g}: lower the learning rate or clip gradients",
+        tensor=quoted(name),
+    )
+
+
+def first_out_of_bounds(block: NDArray[np.floating[Any]]) -> int:
+    """Where the first element is that no update may hold; there must be one."""
+    return int(np.argmin(np.abs(block) < LARGEST_VALUE))
 
 
 def _block_is_finite(block: NDArray[Any], dtype: str) -> bool:

@@ -41,6 +41,7 @@ from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
+from potluck.server.offences import Offences
 from potluck.server.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.profiling import Profiling, Trust, stored_profiles
 from potluck.server.round_events import StopRequested
@@ -82,6 +83,7 @@ class Coordinator:
         self._trust = _trust(config)
         self.sums = SecureSums(self.attendance, self.in_store, self._trust.root)
         self.sums.observe = self.metrics.secure_phase
+        self._offences = Offences(self.set_quarantine)
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tidying = Tidying(self.files, self.in_store, self._files_in_use)
@@ -396,6 +398,7 @@ class Coordinator:
             in_store=self.in_store,
             tidy=partial(self._tidying.after_commit, row.run_id, blueprint.run_file.retention),
             pretrain=partial(self._pretrain, row.run_id, blueprint),
+            offended=self._offences.committed_without,
             trust=self._trust,
             sums=self.sums,
             observer=self.metrics.observer(row.run_id),

@@ -25,6 +25,7 @@ from potluck.server.finishing import Finishing
 from potluck.server.masked_rounds import MaskedRounds
 from potluck.server.model_files import Published
 from potluck.server.news import News, member_message
+from potluck.server.offences import OFFENCES
 from potluck.server.preparing import Preparing
 from potluck.server.round import Phase
 from potluck.server.round_work import RoundWork
@@ -134,7 +135,9 @@ class RunEngine:
         await self._collecting.accept(client, update_id, update)
 
     def fail(self, client: str, message: str, reason: str) -> None:
-        """A client can't deliver an update in the round under way."""
+        """The update of a client, who is in the round under way, can't be used."""
+        if reason in OFFENCES:
+            self._run.offenders.add(client)
         self._collecting.fail(client, message, reason)
 
     def spool_path(self, client: str, blake3: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -38,6 +38,8 @@ class Environment:
     """Delete model files that no run needs any more, now that this round is committed."""
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
+    offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
+    """See `Offences.committed_without`."""
     trust: Trust
     sums: SecureSums
     """Sums over clients that hide what each of them has."""

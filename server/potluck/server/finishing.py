@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -107,7 +107,8 @@ class Finishing:
         tell_settled(run, action.round, action.attempt, included)
         self._announce(row)
         spent = [update.path for update in facts.updates.values()]
-        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
+        offenders, run.offenders = run.offenders, set()
+        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent, offenders))
         run.post(rounds.Committed())
 
     async def settled(self) -> None:
@@ -160,13 +161,21 @@ class Finishing:
         size = 0 if run.model is None else run.model.size
         observer.committed(row, size)
         observer.picks(*run.gate.picks_summary(), row.key.round)
+        observer.largest_weight(run.gate.largest_weight)
         observer.privacy(run.profiling.largest_epsilon)
 
     async def _after_commit(
-        self, action: rounds.Commit, row: RoundRow, spent: Sequence[Path]
+        self,
+        action: rounds.Commit,
+        row: RoundRow,
+        spent: Sequence[Path],
+        offenders: Collection[str],
     ) -> None:
         """What nobody waits for: the next round has begun."""
         run = self._run
+        barred = await run.environment.offended(sorted(offenders))
+        for client, reason in sorted(barred.items()):
+            run.say(f"{client} is in quarantine: {reason}; see `potluck clients`", warning=True)
         await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
         await self._observe(row)
         if run.model_before is not None and run.model is not None:

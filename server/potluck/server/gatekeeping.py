@@ -15,6 +15,7 @@ from potluck.server.blueprint import Blueprint
 from potluck.server.eligibility import cap_on_picks, under_cap
 from potluck.server.profile_checks import Floats
 from potluck.server.profiling import Profiling
+from potluck.server.sample_limits import counted
 from potluck.server.selection import Rows
 from potluck.server.selection_limits import lopsidedness
 
@@ -40,7 +41,11 @@ class Gatekeeper:
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
         self._picks = np.zeros(0, dtype=np.int64)
+        self._limits = blueprint.run_file.sample_limits
         self._alarmed: set[int] = set()
+        self._boasters: set[str] = set()
+        self.largest_weight: float | None = None
+        """The largest share of a client in the samples of the newest round, as they count."""
         self._refused: dict[str, str] = {}
 
     @property
@@ -148,6 +153,30 @@ class Gatekeeper:
                 f"selection is lopsided: {named} far above the mean of {self._picks.mean():.1f}; a "
                 "flattering profile does that: see `potluck profiles`, consider "
                 "selector_limits.maximum_share or `potluck clients quarantine`"
+            )
+
+    # Samples ----------------------------------------------------------------------------------
+
+    def note_samples(self, told: Mapping[str, int]) -> None:
+        """A round is committed whose included clients told so many samples; raises the alarm about
+        those that count with fewer, once for each."""
+        samples = np.array(list(told.values()), dtype=np.int64)
+        counts = counted(samples, self._limits)
+        self.largest_weight = float(counts.max() / counts.sum()) if told else None
+        less = {
+            client: (int(said), int(count))
+            for client, said, count in zip(told, samples, counts, strict=True)
+            if count < said
+        }
+        new = [client for client in sorted(less) if client not in self._boasters]
+        self._boasters.update(new)
+        if new:
+            each = [
+                f"{client} ({less[client][0]}, counts with {less[client][1]})" for client in new
+            ]
+            self._say(
+                f"too many samples are told: by {_list(each)}, beyond the run's sample_limits; "
+                "raise them if that is true, else see `potluck clients quarantine`"
             )
 
 

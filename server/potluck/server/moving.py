@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.encoding import EncodedUpdate
 from potluck.common.errors import PluginError
+from potluck.common.runfile import SampleLimits
 from potluck.common.tensors import NamedTensors, TensorFile
 from potluck.server.reduction import reduce, tensor_norms, update_norms
+from potluck.server.sample_limits import counted
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,
@@ -31,12 +33,13 @@ class RoundNumbers:
     """What a strategy learns of a round beside its updates.
 
     round: from 1. clients: K, the run's clients so far. buffers: floating-point tensors of the
-    model that are no parameters.
+    model that are no parameters. limits: on the samples that a client counts with.
     """
 
     round: int
     clients: int
     buffers: frozenset[str]
+    limits: SampleLimits = field(default_factory=SampleLimits)
 
 
 class OpenUpdates:
@@ -93,7 +96,7 @@ def move(
     Raises PluginError where the strategy asks for what can't be, NotFiniteError where the result
     overflows.
     """
-    statistics = _statistics(strategy.needs, updates, current, numbers.buffers)
+    statistics = _statistics(strategy.needs, updates, current, numbers)
     combine = strategy.weigh(statistics)
     combined = reduce(updates.encoded, combine, current, norms=statistics.norms, out=workspace)
     context = RoundContext(
@@ -112,7 +115,7 @@ def _statistics(
     needs: frozenset[Statistic],
     updates: OpenUpdates,
     current: TensorFile,
-    buffers: frozenset[str],
+    round_numbers: RoundNumbers,
 ) -> UpdateStatistics:
     def numbers(of: Callable[[int], float]) -> NDArray[np.float64]:
         return np.array([of(index) for index in range(len(rows))], dtype=np.float64)
@@ -120,11 +123,13 @@ def _statistics(
     rows, encoded = updates.rows, updates.encoded
     return UpdateStatistics(
         clients=updates.clients,
-        samples=np.array([row.samples for row in rows], dtype=np.int64),
+        samples=counted(
+            np.array([row.samples for row in rows], dtype=np.int64), round_numbers.limits
+        ),
         steps=np.array([row.steps for row in rows], dtype=np.int64),
         normalizers=numbers(lambda i: rows[i].normalizer or float(max(1, rows[i].steps))),
         losses=numbers(lambda i: np.nan if (loss := rows[i].loss) is None else loss),
-        buffers=buffers,
+        buffers=round_numbers.buffers,
         norms=update_norms(encoded, current) if Statistic.NORMS in needs else None,
         tensor_norms=tensor_norms(encoded, current) if Statistic.TENSOR_NORMS in needs else None,
     )

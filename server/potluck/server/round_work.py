@@ -197,7 +197,10 @@ class RoundWork:
             raise RunError(f"round {round_number} has no updates to reduce")
         strategy, files = self._blueprint.strategy, self._updates
         numbers = RoundNumbers(
-            round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
+            round=round_number,
+            clients=max(clients, len(updates)),
+            buffers=self._buffers(),
+            limits=self._blueprint.run_file.sample_limits,
         )
         with (
             self._files.opened(model.blake3, self.layout) as current,

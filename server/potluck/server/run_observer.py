@@ -243,6 +243,10 @@ class RunObserver:
         self._set(metrics.LARGEST_SHARE, largest / committed if committed else None)
         self._set(metrics.NEVER_SELECTED, never)
 
+    def largest_weight(self, share: float | None) -> None:
+        """The largest share of one client in the newest round's samples."""
+        self._set(metrics.LARGEST_WEIGHT, share)
+
     def heterogeneity(self, measures: Mapping[str, float]) -> None:
         """How uneven the federation is."""
         for measure, value in measures.items():

@@ -26,6 +26,7 @@ from potluck.server.news import News, run_status, waiting_message
 from potluck.server.profiling import Profiling
 from potluck.server.round import RoundMachine
 from potluck.server.round_work import RoundWork, States
+from potluck.server.sample_limits import counted
 from potluck.server.selection import Answers, Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
@@ -99,6 +100,8 @@ class Standing:
         """Training samples, by client, as told with the last update that was included."""
         self.included_updates: dict[str, str] = {}
         """The last update of each client that became part of the model."""
+        self.offenders: set[str] = set()
+        """Whose updates were refused for their numbers since the last commit."""
         self.label_totals: NDArray[np.float64] | None = None
         """All clients' label counts, where a secure sum gave them."""
         self.cell_counts: dict[str, NDArray[np.float64]] = {}
@@ -130,16 +133,24 @@ class Standing:
         return Population(
             ids=self.roster,
             classes=self.blueprint.task.classes,
-            samples=np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64),
+            samples=self._counted_samples(),
             label_totals=self.label_totals,
             **columns,
         )
+
+    def _counted_samples(self) -> NDArray[np.int64]:
+        """What the roster's clients count with; 0 where it is not known."""
+        samples = np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64)
+        known = samples > 0
+        samples[known] = counted(samples[known], self.blueprint.run_file.sample_limits)
+        return samples
 
     # Committed rounds -------------------------------------------------------------------------
 
     def remember(self, row: RoundRow) -> None:
         """What is known of clients from a committed round on."""
         self.samples |= row.told_samples
+        self.gate.note_samples(row.told_samples)
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id

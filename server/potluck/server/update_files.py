@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from potluck.common.auxiliary import (
     auxiliary_of,
-    check_auxiliaries_finite,
+    check_auxiliary_numbers,
     update_layout,
     weights_of,
 )
@@ -59,14 +59,14 @@ class UpdateFiles:
         """Whether a received file is an update: layout and numbers. `base`: the round's model.
 
         finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
-        TooLargeError.
+        OutOfBoundsError, TooLargeError.
         """
         plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
             if finite and plain and file.aligned:
                 return  # reading it all once more would find nothing
-            EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_finite()
-            check_auxiliaries_finite(file)
+            EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_numbers()
+            check_auxiliary_numbers(file)
 
     def open(self, path: Path, *, compressed: bool) -> TensorFile:
         """Map an update's file. Raises LayoutError where it holds other tensors."""

@@ -68,6 +68,15 @@ SELECTION = Dashboard(
                     most=1,
                 ),
                 Panel(
+                    title="Largest weight",
+                    queries=[Query(f"potluck_cohort_largest_weight_ratio{OF_RUN}", BY_RUN)],
+                    about="The largest share of one client in the newest round's samples, as they "
+                    "count. Near 1, the model is that client's.",
+                    unit="percentunit",
+                    least=0,
+                    most=1,
+                ),
+                Panel(
                     title="Never selected",
                     queries=[Query(f"potluck_selection_never_selected_clients{OF_RUN}", BY_RUN)],
                     about="Clients of the roster that were in no cohort yet.",

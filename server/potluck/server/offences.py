@@ -1,0 +1,41 @@
+"""Updates that hold no usable numbers: whoever keeps sending them is put into quarantine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from potluck.common.errors import NotFiniteError, OutOfBoundsError
+
+OFFENCES: Final = frozenset({NotFiniteError.reason, OutOfBoundsError.reason})
+"""Reasons for refusing an update that an honest client seldom gives."""
+
+MOST_OFFENCES: Final = 3
+"""So many refused updates, and a client is put into quarantine."""
+
+
+class Offences:
+    """Counts them over all runs of a coordinator process. Lives on the event loop."""
+
+    def __init__(self, quarantine: Callable[[str, str], Awaitable[None]]) -> None:
+        """`quarantine` is called with a client and the reason."""
+        self._quarantine = quarantine
+        self._counts: Counter[str] = Counter()
+
+    async def committed_without(self, clients: Iterable[str]) -> dict[str, str]:
+        """A round is committed; updates of these clients were refused meanwhile. Who is put into
+        quarantine, and why.
+
+        Others' updates made the round, so it was not the run that can't be trained.
+        """
+        self._counts.update(clients)
+        barred = {
+            client: f"{count} of its updates held NaN, infinity or numbers beyond all bounds"
+            for client, count in self._counts.items()
+            if count >= MOST_OFFENCES
+        }
+        for client, reason in barred.items():
+            del self._counts[client]  # readmitted, it begins anew
+            await self._quarantine(client, reason)
+        return barred

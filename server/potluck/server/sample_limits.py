@@ -1,0 +1,39 @@
+"""How many samples a client counts with, whatever it says. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.runfile import SampleLimits
+
+Samples = NDArray[np.int64]
+
+
+def counted(samples: Samples, limits: SampleLimits) -> Samples:
+    """What these clients' numbers of samples, each at least 1, count as: at most `maximum`, and
+    at most `maximum_multiple` times the median of the others'.
+
+    Of the others: what a client says must not raise its own bound, however few there are.
+    """
+    bounds = limits.maximum_multiple * _medians_of_others(samples)
+    if limits.maximum is not None:
+        bounds = np.minimum(bounds, limits.maximum)
+    within = np.maximum(1, np.floor(np.minimum(samples, bounds)))
+    # Numbers that are within bounds are taken as they are, not by way of float64.
+    return np.where(samples <= bounds, samples, within).astype(np.int64)
+
+
+def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
+    """For each its others' median; infinity for one alone."""
+    others = len(samples) - 1
+    if others < 1:
+        return np.full(len(samples), np.inf)
+    ordered = np.sort(samples)
+    ranks = np.empty(len(samples), np.int64)
+    ranks[np.argsort(samples, kind="stable")] = np.arange(len(samples))
+    low, high = (others - 1) // 2, others // 2
+    # Without the one of rank r, those from r on move down by one place.
+    lower, upper = (ordered[place + (ranks <= place)] for place in (low, high))
+    medians: NDArray[np.float64] = (lower.astype(np.float64) + upper.astype(np.float64)) / 2
+    return medians
