@@ -10,7 +10,7 @@ import pytest
 
 from potluck.common.errors import RunError
 from potluck.server.blueprint import draw_up
-from potluck.server.gatekeeping import Gatekeeper
+from potluck.server.gatekeeping import Gatekeeper, ScarceError
 from potluck.server.profiling import Collected, Profiling
 
 
@@ -107,9 +107,9 @@ async def test_the_silent_sit_out_and_are_asked_again() -> None:
     assert there.asked.asked[-1] == ["a", "b", "c", "d"]
 
 
-async def test_too_few_for_a_quorum_end_the_run() -> None:
+async def test_too_few_for_a_quorum_are_told_from_what_ends_a_run() -> None:
     there = await scene("[round]\nquorum = 1.0", silent={"a", "b", "c"})
-    with pytest.raises(RunError, match="at least 2 are needed"):
+    with pytest.raises(ScarceError, match="at least 2 are needed"):
         await there.eligible()
 
 

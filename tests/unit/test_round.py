@@ -155,6 +155,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
     machine = RoundMachine(plan)
     now, committed, outstanding = 0.0, 0, list[rounds.Event]([rounds.Started()])
     received: set[str] = set()
+    attending: set[str] = set()
     for _ in range(60):
         if machine.phase is Phase.ENDED:
             break
@@ -165,8 +166,10 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         clients = data.draw(st.sets(st.sampled_from(CLIENTS), max_size=3).map(sorted).map(tuple))
         if choice == 0:
             event: rounds.Event = rounds.Joined(clients)
+            attending.update(clients)
         elif choice == 1:
             event = rounds.Left(clients)
+            attending.difference_update(clients)
         elif choice == 2 and machine.pending:
             event = rounds.ClientFailed(data.draw(st.sampled_from(machine.pending)), "no")
         elif choice == 3 and machine.pending:
@@ -177,6 +180,8 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             troubles = tuple((client, "it refuses") for client in clients)
             event = rounds.SumFailed(machine.round, machine.attempt, "no sum", troubles)
             outstanding = []
+        elif choice == 5 and machine.phase is Phase.SELECTING:
+            event, outstanding = rounds.Scarce("nobody has a profile"), []
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:
@@ -190,6 +195,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                 case rounds.Select(available=available, count=count):
                     received.clear()
                     assert len(set(available)) == len(available)
+                    assert set(available) <= attending
                     outstanding = [rounds.Selected(available[:count])]
                 case rounds.Reduce(clients=reduced):
                     assert set(reduced) <= received

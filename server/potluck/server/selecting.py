@@ -46,8 +46,10 @@ class Selecting:
         except ReplayError as error:
             self._run.post(rounds.Outdated(error.message))
         except ScarceError as error:
-            begun = self._run.begun_attempt == self._run.key
-            self._run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
+            run = self._run
+            run.post(rounds.Barred(run.gate.barred))
+            begun = run.begun_attempt == run.key
+            run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
 
     async def _select(self, action: rounds.Select) -> None:
         run = self._run

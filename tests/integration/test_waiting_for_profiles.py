@@ -1,0 +1,63 @@
+"""Clients that do not disclose in time: with too few others a run asks again, and does not fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.sum_federation import Members, SumFederation, sum_federation
+
+from potluck.client.disclosing import Discloser
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.server.store import RunState
+
+CLIENTS = 3
+RUN_FILE = f"""
+rounds = 1
+count = {CLIENTS}
+roster = {CLIENTS}
+task = {{name = "digits", clients = {CLIENTS}}}
+training = {{steps = 2}}
+selector = {{name = "fedentopt"}}
+profiles.deadline_seconds = 2.0
+round.quorum = 1.0
+"""
+
+
+@pytest_asyncio.fixture
+async def federation(tmp_path: Path) -> AsyncIterator[SumFederation]:
+    members = Members.make(tmp_path / "members", CLIENTS)
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start()
+        yield federation
+
+
+async def test_a_run_whose_clients_are_silent_asks_again(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, asked = Discloser.answer, Counter[str]()
+
+    async def answer(self: Discloser, instruction: rpc.Instruction, measure: Any) -> rpc.Profile:
+        asked[instruction.client_id] += 1
+        if instruction.client_id != "client-0" and asked[instruction.client_id] == 1:
+            await asyncio.Event().wait()
+        return await honest(self, instruction, measure)
+
+    monkeypatch.setattr(Discloser, "answer", answer)
+    row = await federation.coordinator.start_run(RUN_FILE)
+    engine = federation.coordinator.engine(row.run_id)
+    assert engine is not None
+    news = engine.news.watch()
+    said: list[str] = []
+    while (event := await news.get()) is not None:
+        said.append(event.notice.text)
+    row = await federation.ended(row.run_id)
+    assert row.state is RunState.FINISHED, row.reason
+    assert asked == {"client-0": 1, "client-1": 2, "client-2": 2}
+    [again] = [text for text in said if text.endswith("trying again later")]
+    assert again.startswith("round 1: 1 clients may be selected, at least 3 are needed; ")
