@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,11 +123,13 @@ async def milliseconds(
     async def in_store(call: Callable[[Any], Any]) -> Any:
         return call(_Stored(stored))
 
+    async def nobody_left_out(troubles: Mapping[str, str]) -> None:
+        raise AssertionError(troubles)
+
     trust = Trust(federation="f", members=None)
     attendance = Attendance(time.monotonic)
-    gate = Gatekeeper(
-        blueprint, Profiling("r", blueprint, attendance, in_store, trust), lambda _: None
-    )
+    profiling = Profiling("r", blueprint, attendance, in_store, trust)
+    gate = Gatekeeper(blueprint, profiling, lambda _: None, nobody_left_out)
     await gate.admit(ids)
     samples = np.full(clients, 100)
 

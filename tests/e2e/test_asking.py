@@ -166,18 +166,18 @@ async def test_a_host_lost_while_it_is_asked(federation: Federation) -> None:
     assert seen["asked"][0]
 
 
-async def test_a_kind_nobody_knows_is_refused_with_the_reason(federation: Federation) -> None:
+async def test_a_kind_nobody_knows_ends_the_run_with_the_reason(federation: Federation) -> None:
     run_id = await federation.start_run('selector.kind="psychic"', "rounds=1")
     notices: list[str] = []
     async for event in federation.operator.watch_run(run_id):
         if event.WhichOneof("event") == "notice":
             notices.append(event.notice.text)
-    await federation.finished(run_id)
-    [committed] = await federation.history(run_id)
-    assert {member.reason for member in committed.members} == {"gave no loss"}
+    status = await federation.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert status.reason.startswith("0 of 6 clients can take part, at least ")
+    assert "6 clients left out: potluck.questions: 'psychic' is not installed" in status.reason
     [told, *_] = [text for text in notices if "psychic" in text]
-    assert "6 of 6 clients did not answer 'psychic'" in told
-    assert "is not installed; installed: " in told
+    assert "of 6 clients, 6 clients did not answer 'psychic': potluck.questions: " in told
 
 
 @pytest.mark.parametrize(

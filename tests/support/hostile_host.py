@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from potluck.common import plugins
 from potluck.common.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles, channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -29,6 +30,7 @@ async def hostile_host(
             versions=VERSIONS,
             client_ids=clients,
             device="cpu",
+            tasks=plugins.installed(plugins.TASKS),
             data_epoch=1,
         )
         await call.write(rpc.AttendRequest(hello=hello))

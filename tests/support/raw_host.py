@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from potluck.client.config import ClientConfig
+from potluck.common import plugins
 from potluck.common.configuration import load
 from potluck.common.digest import digest_of
 from potluck.common.errors import PotluckError, from_rpc_error
@@ -123,6 +124,7 @@ def hello(*clients: str, version: int = PROTOCOL_VERSION) -> rpc.AttendRequest:
             versions={**VERSIONS, "protocol": version},
             client_ids=clients,
             device="cpu",
+            tasks=plugins.installed(plugins.TASKS),
         )
     )
 

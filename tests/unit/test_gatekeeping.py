@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ class Scene:
     asked: Asked
     gate: Gatekeeper
     said: list[str]
+    left_out: dict[str, str]
 
     async def eligible(self, *available: str, round_number: int = 1) -> list[int]:
         rows = await self.gate.eligible(
@@ -54,9 +55,14 @@ class Scene:
 async def scene(run_file: str = "", **collected: Any) -> Scene:
     blueprint = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
     asked, said = Asked(Collected(**collected)), list[str]()
-    gate = Gatekeeper(blueprint, cast(Profiling, asked), said.append)
+    left_out = dict[str, str]()
+
+    async def leave_out(troubles: Mapping[str, str]) -> None:
+        left_out.update(troubles)
+
+    gate = Gatekeeper(blueprint, cast(Profiling, asked), said.append, leave_out)
     await gate.admit(["a", "b", "c", "d"])
-    return Scene(asked, gate, said)
+    return Scene(asked, gate, said, left_out)
 
 
 async def test_everybody_available_may_be_selected() -> None:

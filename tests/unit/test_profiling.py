@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,11 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
     for client in clients:
         store.put_profile(profile(client, 3))
     store.append_to_roster("r", clients)
-    gate = Gatekeeper(blueprint(), profiling(store, attendance), lambda _: None)
+
+    async def leave_out(troubles: Mapping[str, str]) -> None:
+        raise AssertionError(troubles)
+
+    gate = Gatekeeper(blueprint(), profiling(store, attendance), lambda _: None, leave_out)
     await gate.admit(clients)
 
     async def once() -> float:

@@ -31,6 +31,10 @@ EVENTS: dict[str, Any] = {
     "joined": lambda *clients: joined(clients),
     "left": lambda *clients: rounds.Left(clients),
     "barred": lambda *clients: rounds.Barred(clients),
+    "leftout": lambda clients, *words: rounds.LeftOut(
+        tuple((client, " ".join(words)) for client in clients.split(","))
+    ),
+    "readmitted": lambda *clients: rounds.Readmitted(clients),
     "scarce": lambda *words: rounds.Scarce(" ".join(words)),
     "outdated": lambda *words: rounds.Outdated(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
@@ -70,6 +74,7 @@ def make_machine(line: str) -> RoundMachine:
             available=tuple(filter(None, values.pop("available", "").split(","))),
             cohort=tuple((client, MemberState(state)) for client, state, *_ in cohort),
             seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
+            left_out=dict.fromkeys(filter(None, values.pop("left_out", "").split(",")), "no task"),
         )
     plan = Plan(
         rounds=int(values.pop("rounds", "2")),

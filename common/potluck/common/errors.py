@@ -26,9 +26,9 @@
     └── UnreachableError          the other side can't be reached
         └── OverloadedError       it has too much to do for us
 
-Each class owns its gRPC status code and its reason. Only the services and the agents translate:
-`to_status` on the way out, `from_rpc_error` on the way in. Peers branch on the reason, never on
-the text.
+Each class owns its gRPC status code, its reason, and whether it is permanent. Only the services and
+the agents translate: `to_status` on the way out, `from_rpc_error` on the way in. Peers branch on
+the reason, never on the text.
 """
 
 from __future__ import annotations
@@ -56,12 +56,17 @@ DOMAIN = "potluck.rpc"
 class PotluckError(Exception):
     """An error with one line for people and a reason for programs.
 
+    permanent: whether the same would happen again and again until a person puts something right
+    where it was raised, and starts that process anew. A client that fails so is left out of its
+    run, and the attempt does not count.
+
     `metadata` holds every value that the message mentions. Never put weights, counts or keys in.
     What others have written may be: it is made plain text, without passwords, here.
     """
 
     reason: ClassVar[str] = "INTERNAL"
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    permanent: ClassVar[bool] = False
 
     def __init__(self, message: str, **metadata: object) -> None:
         self.message = plain(without_passwords(message))
@@ -76,6 +81,7 @@ class ConfigurationError(PotluckError):
 
     reason = "CONFIGURATION_INVALID"
     code = grpc.StatusCode.INVALID_ARGUMENT
+    permanent = True
 
 
 class PluginError(ConfigurationError):
@@ -109,6 +115,7 @@ class ProtocolVersionError(ProtocolError):
 
     reason = "PROTOCOL_VERSION_UNSUPPORTED"
     code = grpc.StatusCode.FAILED_PRECONDITION
+    permanent = True
 
 
 class TransferError(PotluckError):
@@ -148,6 +155,7 @@ class LayoutError(UpdateError):
     """A tensor file has other tensors, shapes or types than expected, or is no tensor file."""
 
     reason = "UPDATE_LAYOUT_MISMATCH"
+    permanent = True
 
 
 class NotFiniteError(UpdateError):
@@ -207,6 +215,7 @@ class DisclosureRefusedError(PotluckError):
 
     reason = "DISCLOSURE_REFUSED"
     code = grpc.StatusCode.PERMISSION_DENIED
+    permanent = True
 
 
 class StorageError(PotluckError):
@@ -238,6 +247,11 @@ _BY_REASON = {cls.reason: cls for cls in _tree(PotluckError)}
 
 REASONS = tuple(sorted(_BY_REASON))
 """The reasons of all classes."""
+
+
+def is_permanent(reason: str) -> bool:
+    """Whether a failure with this reason, which a peer may have made up, would happen again."""
+    return _BY_REASON.get(reason, PotluckError).permanent
 
 
 def to_status(error: PotluckError) -> status_pb2.Status:

@@ -36,6 +36,7 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
         "created_at": _moment(status, "created_at"),
         "model_blake3": status.model_blake3 or None,
         "waiting": _waiting_values(status.waiting) if status.HasField("waiting") else None,
+        "left_out": status.left_out or None,
     }
 
 
@@ -63,6 +64,7 @@ def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
         "selected": client.selected,
         "included": client.included,
         "quarantine": client.quarantine_reason if client.quarantined else None,
+        "left_out": dict(client.left_out),
     }
 
 

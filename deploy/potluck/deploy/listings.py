@@ -65,7 +65,9 @@ def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
 
 
 def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
-    return waiting_text(status.waiting, now) if status.HasField("waiting") else status.reason
+    waits = status.HasField("waiting")
+    why = waiting_text(status.waiting, now) if waits else status.reason
+    return "; ".join(filter(None, [why, status.left_out]))
 
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
@@ -74,6 +76,9 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
     table = _table(columns, right={"selected", "included"})
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        if client.left_out:
+            whys = [f"left out of run {run}: {why}" for run, why in client.left_out.items()]
+            state = Text("; ".join(whys), style="yellow")
         if client.quarantined:
             state = Text(f"in quarantine: {client.quarantine_reason}", style="red")
         client_id, host_id, heard, device, selected, included = _texts(

@@ -59,6 +59,8 @@ class RunScreen:
         """Draw as many of the newest rounds as fit on the screen."""
         room = max(3, (options.height or console.height) - _LINES_AROUND_TABLE)
         yield run_header(self.view)
+        if self.view.status is not None and self.view.status.left_out:
+            yield Text(self.view.status.left_out, style="yellow")
         if self.view.committed:
             yield rounds_table(self.view.rounds, room)
         if self.connection:

@@ -24,6 +24,9 @@ Clock = Callable[[], float]
 LOOK_SECONDS = 10.0
 """How often it is looked whether deadlines of instructions have passed."""
 
+LONGEST_TASK_NAME = 64
+"""Of names of tasks so much is kept."""
+
 LARGEST_EPOCH = 1 << 53
 """Versions of data are counted up by people."""
 
@@ -44,6 +47,10 @@ class Session:
     certificate_expires: datetime | None = None
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
     """Instructions to send; None ends the stream."""
+
+    def offers(self, task: str) -> bool:
+        """Whether a task is installed on the host."""
+        return task[:LONGEST_TASK_NAME] in self.tasks
 
 
 @dataclass(kw_only=True, eq=False)

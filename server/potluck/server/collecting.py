@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from potluck.common.errors import is_permanent
 from potluck.common.plain_text import plain
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server import round_events as rounds
@@ -89,7 +90,10 @@ class Collecting:
         run = self._run
         run.environment.attendance.retire([run.instruction_id(client)])
         run.environment.observer.failed(reason)
-        run.post(rounds.ClientFailed(client, plain(f"{message[:400]} ({reason[:80]})", 500)))
+        trouble = plain(f"{message[:400]} ({reason[:80]})", 500)
+        if is_permanent(reason):
+            run.leave_out({client: trouble})
+        run.post(rounds.ClientFailed(client, trouble))
 
     # Updates ----------------------------------------------------------------------------------
 

@@ -245,6 +245,8 @@ class Coordinator:
                     state=row.state,
                 )
             blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
+            # Somebody has put something right: all get another chance.
+            await self.in_store(lambda store: store.let_in(row.run_id))
             await self.in_store(
                 lambda store: store.set_run_state(row.run_id, RunState.WAITING, "", utc())
             )
@@ -320,6 +322,11 @@ class Coordinator:
     async def run(self, run_id: str) -> RunRow:
         """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
         return await self.in_store(lambda store: store.run(run_id))
+
+    def left_out_of(self, client_id: str) -> dict[str, str]:
+        """Runs under way that a client can't take part in, and why."""
+        whys = {run_id: each.why_left_out(client_id) for run_id, each in self._engines.items()}
+        return {run_id: why for run_id, why in whys.items() if why}
 
     async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
         """A run's rounds with numbers above `after`, in order, as many as there are by then."""

@@ -14,7 +14,7 @@ from potluck.common.metric_labels import Direction
 from potluck.common.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.transfer import check_digest
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
-from potluck.server.attendance import LARGEST_EPOCH, Session
+from potluck.server.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, Session
 from potluck.server.coordinator import Coordinator
 from potluck.server.guard import Context, check_client, credential_of, identity_of
 from potluck.server.outgoing import send_file
@@ -67,7 +67,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             host_id=identity.name,
             client_ids=clients,
             device=hello.device[:64],
-            tasks=frozenset(name[:64] for name in hello.tasks[:1000]),
+            tasks=frozenset(name[:LONGEST_TASK_NAME] for name in hello.tasks[:1000]),
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
             process_id=hello.process_id[:64],
         )

@@ -89,6 +89,11 @@ class RunEngine:
         """The model clients train from."""
         return self._run.model
 
+    def why_left_out(self, client: str) -> str:
+        """Why a client can't take part in the run; nothing where it can."""
+        row = self._run.left_out.get(client)
+        return "" if row is None else row.trouble
+
     def progress(self) -> operator_pb2.RoundProgress | None:
         """The round under way, for people."""
         machine, facts = self._run.machine, self._run.facts
@@ -245,6 +250,7 @@ class RunEngine:
         if not joined:
             self.post(rounds.Left(clients))
             return
+        self._run.welcome(clients)
         sessions = {client: self._environment.attendance.session_of(client) for client in clients}
         hosts = {client: session.host_id for client, session in sessions.items() if session}
         self.post(rounds.Joined(clients, hosts))
@@ -253,6 +259,10 @@ class RunEngine:
         match action:
             case rounds.Admit(clients):
                 await self._selecting.admit(clients)
+            case rounds.LeaveOut(clients):
+                await self._run.record_left_out(clients)
+            case rounds.Readmit(clients):
+                await self._run.record_readmitted(clients)
             case rounds.Select():
                 self._begin_slow(self._selecting.select(action))
             case rounds.Train(client):

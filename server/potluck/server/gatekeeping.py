@@ -5,7 +5,7 @@ Lives on the event loop, between the round machine, which knows who is there, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from potluck.server.profiling import Profiling
 from potluck.server.sample_limits import counted
 from potluck.server.selection import Rows
 from potluck.server.selection_limits import lopsidedness
+from potluck.server.troubles import told_once
 
 Say = Callable[[str], None]
+LeaveOut = Callable[[Mapping[str, str]], Awaitable[None]]
 _SHOWN = 3
 
 
@@ -28,9 +30,12 @@ class ScarceError(RunError):
 
 
 class Gatekeeper:
-    """The rules of one run. `say` tells people that something is wrong."""
+    """The rules of one run. `say` tells people that something is wrong; `leave_out` takes clients
+    out of the run, and is told why."""
 
-    def __init__(self, blueprint: Blueprint, profiling: Profiling, say: Say) -> None:
+    def __init__(
+        self, blueprint: Blueprint, profiling: Profiling, say: Say, leave_out: LeaveOut
+    ) -> None:
         self.quarantined: frozenset[str] = frozenset()
         """Set it whenever it changes; it counts from the next selection on."""
         self._policy = blueprint.run_file.profiles
@@ -38,6 +43,7 @@ class Gatekeeper:
         self._share = blueprint.run_file.selector_limits.maximum_share
         self._profiling = profiling
         self._say = say
+        self._leave_out = leave_out
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
         self._picks = np.zeros(0, dtype=np.int64)
@@ -89,6 +95,9 @@ class Gatekeeper:
         asked = [client for client in clients if client not in self._refused]
         tag = f"{round_number}.{attempt}/profile"
         collected = await self._profiling.collect(asked, tag=tag, present=present)
+        if collected.unable:
+            await self._leave_out(collected.unable)
+            clients = [client for client in clients if client not in collected.unable]
         if collected.refused:
             self._bear(collected.refused, first=round_number == 1)
         if not self._includes_all:
@@ -102,7 +111,9 @@ class Gatekeeper:
         if len(clients) < self._needed:
             raise ScarceError(
                 f"round {round_number}: {len(clients)} clients may be selected, at least "
-                f"{self._needed} are needed; others are in quarantine or have no profile",
+                f"{self._needed} are needed; others are in quarantine, have no profile or can't "
+                "take part"
+                + (f": {told_once(collected.unable, 'left out')}" * bool(collected.unable)),
             )
         rows = np.sort(np.array([self._rows[client] for client in clients], dtype=np.int64))
         cap = cap_on_picks(self._share, round_number)

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from potluck.server.plan import Plan
 from potluck.server.presence import Presence
+from potluck.server.troubles import LeftOutClients, listed
 from potluck.server.waiting import Muster, Waiting
 
 REATTACH_SECONDS = 30.0
 """How long the clients of a run are waited for after a restart, or after too few attended."""
 
-_SHOWN = 5
 _LONG_AGO = -math.inf
 
 
@@ -30,6 +30,8 @@ class Gathering:
         self.roster: dict[str, None] = dict.fromkeys(roster)
         self.under_way = under_way
         self.barred: frozenset[str] = frozenset()
+        self.left_out = LeftOutClients()
+        """Clients that can't take part."""
         self.spared: set[str] = set()
         """Clients that failed an attempt at this round: selected again if others don't suffice."""
         self.waiting: Waiting | None = None
@@ -68,12 +70,9 @@ class Gathering:
         return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
 
     def present(self, now: float) -> tuple[str, ...]:
-        """Clients that attend, or may still come back, in roster order; not those barred."""
-        return tuple(
-            client
-            for client in self.roster
-            if client not in self.barred and self.is_present(client, now)
-        )
+        """Clients that attend, or may still come back, in roster order; nobody who may not
+        be selected."""
+        return tuple(client for client in self._selectable() if self.is_present(client, now))
 
     def is_present(self, client: str, now: float) -> bool:
         """Whether a client attends, or may still come back in time."""
@@ -83,16 +82,22 @@ class Gathering:
 
     def first_roster(self, now: float) -> tuple[str, ...]:
         """Everybody that attends, once they are as many as the run waits for; nobody before."""
-        muster = self._muster(self.presence.attending, self.plan.roster or self.plan.count)
+        attending = self.presence.attending
+        if not self.plan.roster:  # of a declared one, those that can't take part are met at least
+            attending = attending - self.left_out.troubles.keys()
+        muster = self._muster(attending, self.plan.roster or self.plan.count)
         if muster.suffices:
-            return tuple(sorted(self.presence.attending))
+            return tuple(sorted(attending))
         self._wait_for_more(muster, now)
         return ()
 
     def ready(self, now: float) -> tuple[str, ...]:
         """Clients to select among, in roster order; nobody while the run waits."""
         self.waiting = self.wake = None
-        selectable = [client for client in self.roster if client not in self.barred]
+        self.given_up = self.left_out.why_too_few(tuple(self.roster), self.plan.needed)
+        if self.given_up:
+            return ()
+        selectable = self._selectable()
         available = self._candidates(selectable)
         muster = self._muster(available, self.plan.needed, at_least=True)
         if self._short and muster.suffices:
@@ -120,6 +125,9 @@ class Gathering:
         """Whether so many clients are needed, and these are enough, on enough hosts."""
         return self._muster(clients, needed).suffices
 
+    def _selectable(self) -> list[str]:
+        return [c for c in self.roster if c not in self.barred and c not in self.left_out]
+
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
         """Those that attend, without those that failed this round already if others suffice."""
         attending = [client for client in selectable if self.presence.attends(client)]
@@ -143,13 +151,16 @@ class Gathering:
         if self.is_overdue(now):
             self.given_up = (
                 f"{muster.counted('attended')} after {self.plan.roster_timeout_seconds:g} s; start "
-                "more hosts, or lower `count` or `roster` in the run file"
+                "more hosts, or lower `count` or `roster` in the run file" + self._and_left_out()
             )
             return
         self._short = self.under_way
         until = None if self.under_way else self._last
-        what = f"{muster.counted('attend')}; waiting for {muster.lacking()}"
+        what = f"{muster.counted('attend')}; waiting for {muster.lacking()}{self._and_left_out()}"
         self._wait(what, until, muster)
+
+    def _and_left_out(self) -> str:
+        return f"; {self.left_out.told()}" if self.left_out else ""
 
     def _wait(self, what: str, until: float | None, muster: Muster) -> None:
         self.wake = until
@@ -161,9 +172,3 @@ class Gathering:
             hosts=muster.hosts,
             hosts_needed=muster.hosts_needed,
         )
-
-
-def listed(clients: Sequence[str]) -> str:
-    """The first few of some clients."""
-    shown = ", ".join(clients[:_SHOWN])
-    return shown if len(clients) <= _SHOWN else f"{shown} and {len(clients) - _SHOWN} more"

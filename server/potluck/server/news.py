@@ -87,8 +87,10 @@ class News:
         self._watchers.clear()
 
 
-def run_status(row: RunRow, waiting: operator_pb2.Waiting | None = None) -> operator_pb2.RunStatus:
-    """Where a run stands, and what it waits for."""
+def run_status(
+    row: RunRow, waiting: operator_pb2.Waiting | None = None, left_out: str = ""
+) -> operator_pb2.RunStatus:
+    """Where a run stands, what it waits for, and who can't take part in it and why."""
     status = operator_pb2.RunStatus(
         run_id=row.run_id,
         name=row.name,
@@ -103,6 +105,7 @@ def run_status(row: RunRow, waiting: operator_pb2.Waiting | None = None) -> oper
         count=row.count,
         seed=row.seed,
         waiting=waiting,
+        left_out=left_out,
     )
     status.created_at.FromDatetime(row.created_at)
     return status

@@ -86,6 +86,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 included=row.included,
                 quarantined=row.quarantine is not None,
                 quarantine_reason=row.quarantine or "",
+                left_out=self._coordinator.left_out_of(row.client_id),
             )
             status.last_seen.FromDatetime(row.last_seen_at)
             if session is not None and session.certificate_expires is not None:
@@ -132,7 +133,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 elif event.committed.round > told:
                     told = event.committed.round
                     yield event
-            yield Event(status=run_status(await self._coordinator.run(run_id)))
+            yield Event(status=self._status(await self._coordinator.run(run_id)))
         finally:
             if engine is not None and watcher is not None:
                 engine.news.unwatch(watcher)

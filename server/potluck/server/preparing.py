@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from potluck.common.errors import NotFoundError
 from potluck.server import round_events as rounds
@@ -13,7 +14,7 @@ from potluck.server.round import Resumption, RoundMachine
 from potluck.server.round_work import States
 from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
-from potluck.server.store.records import Attempt, MemberState, RoundRow
+from potluck.server.store.records import Attempt, LeftOutRow, MemberState, RoundRow
 from potluck.server.update_files import SpooledUpdate, spooled_intact
 
 
@@ -95,6 +96,7 @@ class Preparing:
         if last is not None:  # the coordinator may have gone down before it could tell
             ended = {m.client_id: m.state is MemberState.INCLUDED for m in last.members}
             tell_settled(run, last.key.round, last.key.attempt, ended)
+        left_out = await self._left_out()
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None and run.blueprint.run_file.secure_aggregation:
             await self._abandon_masked(attempt)
@@ -103,13 +105,24 @@ class Preparing:
             spent = await self._in_store(lambda store: store.last_attempt(run_id, committed + 1))
             await asyncio.to_thread(run.spool.remove)
             resumption = Resumption(
-                roster=tuple(run.roster), committed=committed, attempt=spent + 1, spent=spent
+                roster=tuple(run.roster),
+                committed=committed,
+                attempt=spent + 1,
+                spent=spent,
+                left_out=left_out,
             )
         else:
-            resumption = await self._resume_attempt(attempt, committed)
+            resumption = await self._resume_attempt(attempt, committed, left_out)
         run.machine = RoundMachine(run.blueprint.plan, resumption)
         run.environment.observer.resumed(run.row, last, resumption.cohort)
         run.say(f"resumed after round {committed}")
+
+    async def _left_out(self) -> Mapping[str, str]:
+        """The clients that could not take part, and why."""
+        run, run_id = self._run, self._run.row.run_id
+        rows: list[LeftOutRow] = await self._in_store(lambda store: store.left_out(run_id))
+        run.left_out = {row.client_id: row for row in rows} | run.left_out
+        return {row.client_id: row.trouble for row in rows}
 
     async def _abandon_masked(self, attempt: Attempt) -> None:
         """The keys of a masked round are gone with the coordinator that had them."""
@@ -117,7 +130,9 @@ class Preparing:
         await self._in_store(lambda store: store.abandon_attempt(key, reason))
         self._run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
 
-    async def _resume_attempt(self, attempt: Attempt, committed: int) -> Resumption:
+    async def _resume_attempt(
+        self, attempt: Attempt, committed: int, left_out: Mapping[str, str]
+    ) -> Resumption:
         run, key = self._run, attempt.key
         run.begun_attempt = key
         facts = run.facts
@@ -150,7 +165,8 @@ class Preparing:
             roster=tuple(run.roster),
             committed=committed,
             attempt=key.attempt,
-            spent=key.attempt - 1,  # it is not stored which of them counted
+            spent=attempt.spent,
+            left_out=left_out,
             available=facts.available,
             cohort=tuple(cohort),
             seconds={client: update.row.seconds for client, update in facts.updates.items()},

@@ -25,7 +25,12 @@ from potluck.common.disclosure import (
     TaskReference,
     parse_parameters,
 )
-from potluck.common.errors import IdentityError, ProtocolError
+from potluck.common.errors import (
+    DisclosureRefusedError,
+    IdentityError,
+    ProtocolError,
+    is_permanent,
+)
 from potluck.common.membership import Members, profile_statement
 from potluck.common.metric_labels import ProfileOutcome
 from potluck.common.secagg import FederationRoot
@@ -66,8 +71,10 @@ class Trust:
 
 @dataclass(kw_only=True)
 class Collected:
-    """How asking went. refused: why, by client; silent: those who have not answered."""
+    """How asking went. refused: why, by client; unable: those that can't take part at all, why;
+    silent: those who have not answered."""
 
+    unable: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
@@ -235,7 +242,8 @@ class Profiling:
                 outcomes[ProfileOutcome.REFUSED if why else ProfileOutcome.RECEIVED] += 1
                 if why:
                     log.warning("no profile", client=client, signal=signal, why=why)
-                    collected.refused.setdefault(client, why)
+                    unable = is_unable(answer)
+                    (collected.unable if unable else collected.refused).setdefault(client, why)
             collected.silent.update(set(lacking) - answers.keys())
             for outcome, count in outcomes.items():
                 self.observe(signal, outcome, count)
@@ -335,6 +343,13 @@ class Profiling:
         self._trust.members.verify(
             profile.client_id, signed, profile.signature or b"", profile.received_at
         )
+
+
+def is_unable(answer: coordinator_pb2.Answer) -> bool:
+    """Whether a client's host lacks what it takes to answer. One that does not want to may well
+    train."""
+    reason = answer.failure.reason if answer.WhichOneof("outcome") == "failure" else ""
+    return is_permanent(reason) and reason != DisclosureRefusedError.reason
 
 
 async def stored_profiles(

@@ -18,16 +18,16 @@ from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server import step_sums
 from potluck.server.evaluating import gather
+from potluck.server.profiling import is_unable
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.selection_checks import check_ask, check_selection
 from potluck.server.standing import Standing
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
+from potluck.server.troubles import told_once
 from potluck.server.wire import model_reference, question_instruction
 
 MOST_QUESTIONS = 100
 """In one round; a selector that goes on asking never chooses."""
-
-_SHOWN = 3
 
 
 class ReplayError(RunError):
@@ -169,18 +169,16 @@ class Questioning:
             except ProtocolError as error:
                 troubles[client] = error.message
         self._report_troubles(ask, key, troubles)
+        unable = [client for client, answer in answers.items() if is_unable(answer)]
+        if unable:
+            await run.leave_out_now({client: troubles[client] for client in unable})
         return _columns(told, ask.wanted)
 
     def _report_troubles(self, ask: Ask, key: AttemptKey, troubles: Mapping[str, str]) -> None:
         if not troubles:
             return
-        shown = [f"{client} ({why})" for client, why in list(troubles.items())[:_SHOWN]]
-        more = len(troubles) - len(shown)
-        self._run.say(
-            f"round {key.round}: {len(troubles)} of {len(ask.rows)} clients did not answer "
-            f"'{ask.kind}': {', '.join(shown)}{f' and {more} more' if more else ''}",
-            warning=True,
-        )
+        told = told_once(troubles, f"did not answer '{ask.kind}'")
+        self._run.say(f"round {key.round}: of {len(ask.rows)} clients, {told}", warning=True)
 
 
 def _advance(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from potluck.common.runfile import LateJoiners
-from potluck.server.gathering import Gathering, listed
+from potluck.server.gathering import Gathering
 from potluck.server.plan import Plan
 from potluck.server.round_events import (
     Abandon,
@@ -34,9 +34,13 @@ from potluck.server.round_events import (
     Event,
     GiveUpAttempt,
     Joined,
+    LeaveOut,
     Left,
+    LeftOut,
     MarkMember,
     Outdated,
+    Readmit,
+    Readmitted,
     Reduce,
     Reduced,
     Say,
@@ -51,6 +55,7 @@ from potluck.server.round_events import (
     UpdateArrived,
 )
 from potluck.server.store.records import MemberState
+from potluck.server.troubles import Tellings, counted, listed, told_once
 from potluck.server.waiting import Waiting, attempt_pause
 
 
@@ -81,8 +86,8 @@ class Resumption:
 
     available and cohort are those of the attempt that was under way; cohort maps clients in the
     order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
-    this round that no longer count; those of a run that has failed don't. seconds: what trainings
-    took whose updates are here.
+    this round that don't count; those of a run that has failed don't. seconds: what trainings
+    took whose updates are here. left_out: clients that can't take part, and why.
     """
 
     roster: tuple[str, ...] = ()
@@ -92,6 +97,7 @@ class Resumption:
     available: tuple[str, ...] = ()
     cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 class RoundMachine:
@@ -103,18 +109,21 @@ class RoundMachine:
         self.phase = Phase.WAITING
         self.round = was.committed + 1
         self.attempt = was.attempt
-        self._spent = was.spent
+        self.spent = was.spent
         self.members: dict[str, Member] = {
             client: Member(state=state, seconds=was.seconds.get(client, 0.0))
             for client, state in was.cohort
         }
         under_way = was.committed > 0 or was.attempt > 1 or bool(was.available)
         self.gathering = Gathering(plan, was.roster, under_way=under_way)
+        self.gathering.left_out.add(was.left_out)
         self._started = False
         self._stored_available = was.available
         self._refused: set[str] = set()
         self._failures = 0  # attempts in a row that came to nothing
         self._told_of_waiting = False
+        self._tellings = Tellings()
+        self._excused: set[str] = set()  # those whose being left out has cost an attempt
         self._round_deadline = 0.0
 
     # Queries ----------------------------------------------------------------------------------
@@ -176,6 +185,10 @@ class RoundMachine:
             case Barred(clients):
                 self.gathering.barred = frozenset(clients)
                 return self._select_if_ready(now)
+            case LeftOut(troubles):
+                return self._leave_out(dict(troubles), now)
+            case Readmitted(clients):
+                return self._readmit(clients, now)
             case Selected(cohort) if self.phase is Phase.SELECTING:
                 return self._train(cohort, now)
             case Scarce(reason) if self.phase is Phase.SELECTING:
@@ -229,7 +242,8 @@ class RoundMachine:
         return admitted + self._select_if_ready(now)
 
     def _admit_late(self, clients: list[str]) -> list[Action]:
-        new = tuple(sorted(client for client in clients if client not in self._refused))
+        unable = self._refused | self.gathering.left_out.troubles.keys()
+        new = tuple(sorted(client for client in clients if client not in unable))
         if not new:
             return []
         if self.plan.policy.late_joiners is LateJoiners.REFUSE:
@@ -290,10 +304,30 @@ class RoundMachine:
         """The next attempt, without counting this one against the policy."""
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason), Say(reason)]
         self.attempt += 1
-        self._spent += 1
+        self.spent += 1
         self._stored_available = ()
         self.phase = Phase.WAITING
         return actions + self._select_if_ready(now)
+
+    # Clients that can't take part -------------------------------------------------------------
+
+    def _leave_out(self, troubles: Mapping[str, str], now: float) -> list[Action]:
+        new = self.gathering.left_out.add(troubles)
+        if not new:
+            return []
+        actions: list[Action] = [LeaveOut(tuple(new))]
+        told = {client: why for client, why in new.items() if not self._is_pending(client)}
+        if told:  # of the others it is said when the attempt is over
+            actions.append(Say(told_once(told, "left out"), warning=True))
+        return actions + self._select_if_ready(now)
+
+    def _readmit(self, clients: tuple[str, ...], now: float) -> list[Action]:
+        back = self.gathering.left_out.remove(clients)
+        if not back:
+            return []
+        self.gathering.spared.difference_update(back)
+        said = f"{counted(len(back))} may be selected again, started anew: {listed(back)}"
+        return [Readmit(back), Say(said), *self._select_if_ready(now)]
 
     # Training ---------------------------------------------------------------------------------
 
@@ -301,6 +335,7 @@ class RoundMachine:
         self.phase = Phase.TRAINING
         self.gathering.under_way = True
         self.members = {client: Member() for client in cohort}
+        self._tellings = Tellings()
         self._round_deadline = now + self.plan.policy.deadline_seconds
         trains: list[Action] = [Train(client) for client in cohort]
         return trains + self._close_if_settled(now)
@@ -325,11 +360,12 @@ class RoundMachine:
     def _drop(self, client: str, state: MemberState, trouble: str) -> list[Action]:
         self.members[client].state = state
         self.members[client].trouble = trouble
-        verb = {MemberState.LOST: "was lost", MemberState.LATE: "is late"}.get(state, "failed")
-        actions: list[Action] = [
-            MarkMember(self.round, self.attempt, client, state, trouble),
-            Say(f"round {self.round}: {client} {verb}: {trouble}", warning=True),
-        ]
+        actions: list[Action] = [MarkMember(self.round, self.attempt, client, state, trouble)]
+        said = self._tellings.over(
+            client, state, trouble, left_out=client in self.gathering.left_out
+        )
+        if said:
+            actions.append(Say(f"round {self.round}: {said}", warning=True))
         if state is not MemberState.FAILED:
             actions.append(Abandon(self.round, self.attempt, (client,)))
         return actions
@@ -375,9 +411,13 @@ class RoundMachine:
         return actions
 
     def _reduce(self) -> list[Action]:
-        actions = self._spare(self.pending)
+        actions = [*self._spare(self.pending), *self._tell_the_rest()]
         self.phase = Phase.REDUCING
         return [*actions, Reduce(tuple(sorted(self.answered)))]
+
+    def _tell_the_rest(self) -> list[Action]:
+        rest = self._tellings.rest()
+        return [Say(f"round {self.round}: {text}", warning=True) for text in rest]
 
     def _retry(self, answered: int, needed: int, now: float) -> list[Action]:
         return self._try_again(f"{answered} of the {needed} updates needed for a quorum", now)
@@ -400,20 +440,26 @@ class RoundMachine:
             actions.append(Abandon(self.round, self.attempt, tuple(self.pending)))
         again = "trying again with a new cohort"
         to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
-        if self._lost_its_hosts():
+        unable = self.members.keys() & self.gathering.left_out.troubles.keys() - self._excused
+        if unable:
+            again = "trying again without those left out; the attempt does not count"
+            self._excused |= unable
+            self.spent += 1
+        elif self._lost_its_hosts():
             again = "trying again; hosts went away, so the attempt does not count"
-            self._spent += 1
+            self.spent += 1
             to_spare.remove(MemberState.LOST)  # once they are back they are as good as others
         self.gathering.spared |= {
             client for client, member in self.members.items() if member.state in to_spare
         }
-        troubles = sorted({m.trouble for m in self.members.values() if m.trouble})
+        actions += self._tell_the_rest()
+        troubles = self._tellings.summary()
         self.members = {}
-        if self.attempt - self._spent >= self.plan.policy.attempts:
+        if self.attempt - self.spent >= self.plan.policy.attempts:
             return actions + self._end(Ending.FAILED, "; ".join([reason, *troubles]))
         self.attempt += 1
-        self._failures += 1
-        self.gathering.begin(now, attempt_pause(self._failures))
+        self._failures += not unable
+        self.gathering.begin(now, 0.0 if unable else attempt_pause(self._failures))
         self.phase = Phase.WAITING
         return [
             *actions,
@@ -449,7 +495,7 @@ class RoundMachine:
             return self._end(Ending.FINISHED, "")
         self.round += 1
         self.attempt = 1
-        self._spent = 0
+        self.spent = 0
         self.members = {}
         self._failures = 0
         self.gathering.spared.clear()

@@ -42,6 +42,20 @@ class Barred:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Clients can't take part in this run. troubles: who, and why."""
+
+    troubles: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Readmitted:
+    """Clients that were left out may be selected again: their host was started anew."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Selected:
     """The selector has chosen, and the cohort is stored."""
 
@@ -126,6 +140,8 @@ Event = (
     | Joined
     | Left
     | Barred
+    | LeftOut
+    | Readmitted
     | Selected
     | Scarce
     | Outdated
@@ -146,6 +162,20 @@ Event = (
 @dataclass(frozen=True)
 class Admit:
     """Append clients to the run's roster, in this order."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Record that clients can't take part in this run."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Readmit:
+    """Record that they can again."""
 
     clients: tuple[str, ...]
 
@@ -243,6 +273,8 @@ class End:
 
 Action = (
     Admit
+    | LeaveOut
+    | Readmit
     | Select
     | Train
     | Abandon

@@ -13,6 +13,7 @@ from potluck.server.round_work import States
 from potluck.server.selection import Rows, SelectionContext
 from potluck.server.standing import RoundFacts, Standing
 from potluck.server.store.records import Attempt, AttemptKey, RunState
+from potluck.server.troubles import counted
 
 
 class Selecting:
@@ -58,6 +59,12 @@ class Selecting:
         key = AttemptKey(run.row.run_id, action.round, action.attempt)
         context = await self._context(action, key)
         selection = await self._questioning.choose(context, key)
+        unable = [client for client in run.facts.available if client in run.left_out]
+        if unable:
+            raise ReplayError(
+                f"{key}: {counted(len(unable))} turned out to be unable to take part; selecting "
+                "without them"
+            )
         cohort = tuple(run.roster[int(row)] for row in selection.rows)
         facts = run.facts
         facts.cohort = cohort
@@ -92,7 +99,10 @@ class Selecting:
         rows = self._in_cells(rows)
         run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
         if run.begun_attempt != key:
-            await self._in_store(lambda store: store.begin_attempt(key, rows.tolist(), utc()))
+            spent, begun = run.machine.spent, utc()
+            await self._in_store(
+                lambda store: store.begin_attempt(key, rows.tolist(), begun, spent=spent)
+            )
             run.begun_attempt = key
         else:
             await self._check_resumable(rows)

@@ -7,7 +7,7 @@ own, each a class made with the run's `Standing`. Everything here lives on the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -30,7 +30,15 @@ from potluck.server.sample_limits import counted
 from potluck.server.selection import Answers, Population, Rows
 from potluck.server.spool import Spool
 from potluck.server.state import State
-from potluck.server.store.records import AttemptKey, Participation, RoundRow, RunRow, RunState
+from potluck.server.store.records import (
+    AttemptKey,
+    LeftOutRow,
+    Participation,
+    RoundRow,
+    RunRow,
+    RunState,
+)
+from potluck.server.troubles import told_once
 from potluck.server.update_files import SpooledUpdate
 from potluck.server.wire import train_instruction_id
 
@@ -83,7 +91,12 @@ class Standing:
             row.run_id, blueprint, environment.attendance, environment.in_store, environment.trust
         )
         self.profiling.observe = environment.observer.profile
-        self.gate = Gatekeeper(blueprint, self.profiling, lambda text: self.say(text, warning=True))
+        self.gate = Gatekeeper(
+            blueprint,
+            self.profiling,
+            say=lambda text: self.say(text, warning=True),
+            leave_out=self.leave_out_now,
+        )
         self.machine = RoundMachine(blueprint.plan)
         self.events: asyncio.Queue[rounds.Event] = asyncio.Queue()
         self.state = RunState.WAITING
@@ -106,6 +119,8 @@ class Standing:
         """All clients' label counts, where a secure sum gave them."""
         self.cell_counts: dict[str, NDArray[np.float64]] = {}
         """By client, the mean label counts of its cell, where it was summed by cells."""
+        self.left_out: dict[str, LeftOutRow] = {}
+        """Clients that can't take part, until another process of their host says hello."""
         self.roster: list[str] = []
         self._epoch = utc() - timedelta(seconds=now())
         """When monotonic time began, as a time of day."""
@@ -166,6 +181,67 @@ class Standing:
                 self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
         self.gate.restore_picks({each.client_id: each.picks for each in participations})
 
+    # Clients that can't take part -------------------------------------------------------------
+
+    def leave_out(self, troubles: Mapping[str, str]) -> None:
+        """Clients can't take part, for reasons that stay the same until their host is started
+        anew. What the machine is told is in the store before it selects again."""
+        new = {client: why for client, why in troubles.items() if client not in self.left_out}
+        for client, why in new.items():
+            session = self.environment.attendance.session_of(client)
+            process_id = "" if session is None else session.process_id
+            self.left_out[client] = LeftOutRow(
+                client_id=client, process_id=process_id, trouble=why, at=utc()
+            )
+        if new:
+            self.post(rounds.LeftOut(tuple(new.items())))
+
+    async def leave_out_now(self, troubles: Mapping[str, str]) -> None:
+        """As `leave_out`, and in the store when this returns: for what is done before the machine
+        hears of it."""
+        self.leave_out(troubles)
+        await self.record_left_out(tuple(troubles))
+
+    def welcome(self, clients: Sequence[str]) -> None:
+        """Clients attend: may be with another process than the one that could not take part, may be
+        with one that can't."""
+        sessions = {c: self.environment.attendance.session_of(c) for c in clients}
+        back = [
+            client
+            for client, session in sessions.items()
+            if session is not None
+            and client in self.left_out
+            and self.left_out[client].process_id != session.process_id
+        ]
+        for client in back:
+            del self.left_out[client]
+        if back:
+            self.post(rounds.Readmitted(tuple(back)))
+        task = self.blueprint.run_file.task.name
+        why = f"task '{task}' is not installed on its host; install it there"
+        self.leave_out(
+            {c: why for c, session in sessions.items() if session and not session.offers(task)}
+        )
+
+    def told_left_out(self) -> str:
+        """Who can't take part and why, for people; nothing where all can."""
+        if self.state not in (RunState.WAITING, RunState.RUNNING):
+            return ""
+        return told_once({c: row.trouble for c, row in self.left_out.items()}, "left out")
+
+    async def record_left_out(self, clients: Sequence[str]) -> None:
+        """Have it in the store that clients can't take part."""
+        run_id = self.row.run_id
+        rows = [self.left_out[client] for client in clients if client in self.left_out]
+        await self.environment.in_store(lambda store: store.leave_out(run_id, rows))
+        self.publish_status()
+
+    async def record_readmitted(self, clients: Sequence[str]) -> None:
+        """Have it in the store that clients can take part again."""
+        run_id = self.row.run_id
+        await self.environment.in_store(lambda store: store.let_in(run_id, clients))
+        self.publish_status()
+
     # The attempt under way --------------------------------------------------------------------
 
     @property
@@ -204,9 +280,10 @@ class Standing:
         """Where the run stands."""
         waiting = self.machine.waiting
         if waiting is None:
-            return run_status(self.row)
+            return run_status(self.row, left_out=self.told_left_out())
         until = None if waiting.until is None else self._epoch + timedelta(seconds=waiting.until)
-        return run_status(self.row, waiting_message(waiting, until, self.machine.away()))
+        message = waiting_message(waiting, until, self.machine.away())
+        return run_status(self.row, message, self.told_left_out())
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """Something a person should know."""

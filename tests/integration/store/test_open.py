@@ -218,6 +218,8 @@ def test_what_runs_remember_of_clients_is_gathered_from_rounds_before(url: str) 
     indexes = ("rounds_by_model", "rounds_by_state_file", "runs_by_initial_model", "runs_by_state")
     run_sql(
         url,
+        "DROP TABLE left_out",  # of a later migration
+        "ALTER TABLE attempts DROP COLUMN spent",
         "DROP TABLE participation",
         *(f"DROP INDEX {index}" for index in indexes),
         "DELETE FROM potluck_schema WHERE version >= 7",

@@ -93,7 +93,8 @@ class Task:
 
     def model(self) -> nn.Module:
         """The classifier with its ballast."""
-        return _Network(self.parameters)
+        extra = int(os.environ.get("POTLUCK_EXTRA_PARAMETERS", "0"))  # of another release of it
+        return _Network(self.parameters + extra)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """Samples that the number at the end of the client's id seeds."""

@@ -275,6 +275,7 @@ class RunStatus(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -299,6 +300,8 @@ class RunStatus(_message.Message):
     """Clients selected in each round."""
     seed: _builtins.int
     """Seed of the run."""
+    left_out: _builtins.str
+    """Clients that can't take part, how many and why; empty where all can, and when the run is over."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When it was started."""
@@ -324,10 +327,11 @@ class RunStatus(_message.Message):
         count: _builtins.int = ...,
         seed: _builtins.int = ...,
         waiting: Global___Waiting | None = ...,
+        left_out: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -814,6 +818,26 @@ class ClientStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LeftOutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     ATTENDING_FIELD_NUMBER: _builtins.int
@@ -824,6 +848,7 @@ class ClientStatus(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -848,6 +873,10 @@ class ClientStatus(_message.Message):
     def certificate_expires_at(self) -> _timestamp_pb2.Timestamp:
         """When the certificate of its host ends, while it attends."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of runs under way that it can't take part in, by id, why."""
+
     def __init__(
         self,
         *,
@@ -861,10 +890,11 @@ class ClientStatus(_message.Message):
         quarantined: _builtins.bool = ...,
         quarantine_reason: _builtins.str = ...,
         certificate_expires_at: _timestamp_pb2.Timestamp | None = ...,
+        left_out: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

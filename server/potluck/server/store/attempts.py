@@ -52,6 +52,7 @@ class _Begun:
     attempt: int
     begun_at: datetime
     available: tuple[int, ...]
+    spent: int
 
 
 _read_begun = Reader(
@@ -78,9 +79,12 @@ _CHANGE_MEMBER = update(schema.members).where(
 class Attempts(Part):
     """Attempts at rounds, their questions, their cohorts. Only the open attempt can change."""
 
-    def begin_attempt(self, key: AttemptKey, available: Iterable[int], at: datetime) -> None:
+    def begin_attempt(
+        self, key: AttemptKey, available: Iterable[int], at: datetime, *, spent: int = 0
+    ) -> None:
         """Record who was available (row numbers) before anybody is selected.
 
+        spent: how many attempts at the round don't count against its policy.
         Raises StorageError unless its round follows the last committed one, it follows the last
         attempt at that round, and that one is not open.
         """
@@ -101,6 +105,7 @@ class Attempts(Part):
                 "available": encode_rows(available),
                 "state": AttemptState.OPEN.value,
                 "reason": "",
+                "spent": spent,
             }
             connection.execute(insert(schema.attempts), row)
 
@@ -256,6 +261,7 @@ class Attempts(Part):
                 available=begun.available,
                 members=tuple(found.get(key, list[MemberRow]())),
                 exchanges=tuple(_exchanges(connection, key)),
+                spent=begun.spent,
             )
 
     def _require_open(self, connection: Connection, key: AttemptKey) -> None:

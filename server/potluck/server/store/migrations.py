@@ -221,6 +221,21 @@ _PARTICIPATION = Migration(
     ],
 )
 
+_LEFT_OUT = Migration(
+    summary="clients that can't take part in a run, and attempts that don't count",
+    statements=[
+        """CREATE TABLE left_out (
+            run_id TEXT NOT NULL REFERENCES runs (run_id),
+            client_id TEXT NOT NULL,
+            process_id TEXT NOT NULL,
+            trouble TEXT NOT NULL,
+            at TEXT NOT NULL,
+            PRIMARY KEY (run_id, client_id)
+        )""",
+        "ALTER TABLE attempts ADD COLUMN spent BIGINT NOT NULL DEFAULT 0",
+    ],
+)
+
 MIGRATIONS: Sequence[Migration] = (
     _FIRST,
     _NORMALIZERS,
@@ -229,6 +244,7 @@ MIGRATIONS: Sequence[Migration] = (
     _QUOTAS,
     _DIGESTS,
     _PARTICIPATION,
+    _LEFT_OUT,
 )
 
 _VERSIONS = "potluck_schema"

@@ -151,13 +151,26 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A round under way. members: in the order chosen; empty before selection."""
+    """A round under way. members: in the order chosen; empty before selection. spent: how many
+    attempts at the round don't count against its policy."""
 
     key: AttemptKey
     begun_at: datetime
     available: Sequence[int]
     members: Sequence[MemberRow]
     exchanges: Sequence[Exchange]
+    spent: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutRow:
+    """A client that can't take part in a run, and why. process_id: of its host then; in another
+    process that may have been put right."""
+
+    client_id: str
+    process_id: str
+    trouble: str
+    at: datetime
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,18 @@ attempts = Table(
     _text("available"),
     _text("state"),
     _text("reason"),
+    _integer("spent"),
+    ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
+)
+
+left_out = Table(
+    "left_out",
+    metadata,
+    _text("run_id", key=True),
+    _text("client_id", key=True),
+    _text("process_id"),
+    _text("trouble"),
+    _text("at"),
     ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
 )
 

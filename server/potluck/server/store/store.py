@@ -8,6 +8,7 @@ from types import TracebackType
 from potluck.server.store.attempts import Attempts
 from potluck.server.store.clients import Clients
 from potluck.server.store.database import Database
+from potluck.server.store.left_out import LeftOut
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profiles import Profiles
 from potluck.server.store.references import References
@@ -16,7 +17,7 @@ from potluck.server.store.runs import Runs
 from potluck.server.store.sums import Sums
 
 
-class Store(Runs, Attempts, Rounds, References, Clients, Profiles, Sums):
+class Store(Runs, Attempts, LeftOut, Rounds, References, Clients, Profiles, Sums):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.

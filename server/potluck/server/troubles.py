@@ -1,0 +1,140 @@
+"""What is wrong with clients, told once where it is the same for many. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from potluck.server.store.records import MemberState
+
+_SHOWN = 5
+_MOST_SENTENCES = 5
+_VERBS = {
+    MemberState.LOST: ("was lost", "were lost"),
+    MemberState.LATE: ("is late", "are late"),
+    MemberState.FAILED: ("failed", "failed"),
+}
+
+
+@dataclass(kw_only=True)
+class LeftOutClients:
+    """Clients that can't take part in a run until their host is started anew, and why."""
+
+    troubles: dict[str, str] = field(default_factory=dict)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self.troubles
+
+    def __bool__(self) -> bool:
+        return bool(self.troubles)
+
+    def add(self, troubles: Mapping[str, str]) -> Mapping[str, str]:
+        """Leave clients out; those that were not before."""
+        new = {client: why for client, why in troubles.items() if client not in self.troubles}
+        self.troubles |= new
+        return new
+
+    def remove(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """Let clients take part again; those that did not before."""
+        return tuple(c for c in clients if self.troubles.pop(c, None) is not None)
+
+    def told(self) -> str:
+        """Who is left out, and why."""
+        return told_once(self.troubles, "left out")
+
+    def why_too_few(self, roster: Sequence[str], needed: int) -> str:
+        """Why a run can't go on with those of its roster that are left; empty where it can."""
+        left = sum(client not in self.troubles for client in roster)
+        if not self.troubles or left >= needed:
+            return ""
+        return (
+            f"{left} of {counted(len(roster))} can take part, at least {needed} must; "
+            f"{self.told()}; put that right, start these hosts anew, then resume the run"
+        )
+
+
+class Tellings:
+    """What is said of members whose part in an attempt is over.
+
+    A trouble that many have is said at once for the first of them, and with the end of the attempt
+    for the others; of those that are left out of the run it is said at the end, for all together.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[tuple[MemberState, str]] = set()
+        self._rest: dict[MemberState, dict[str, str]] = {}
+        self._left_out: dict[str, str] = {}
+        self._all: dict[str, str] = {}
+
+    def over(self, client: str, state: MemberState, trouble: str, *, left_out: bool) -> str:
+        """A member's part is over; what is said of it now, or nothing."""
+        self._all[client] = trouble
+        if left_out:
+            self._left_out[client] = trouble
+            return ""
+        key = (state, sentence(client, trouble))
+        if key in self._said:
+            self._rest.setdefault(state, {})[client] = trouble
+            return ""
+        self._said.add(key)
+        return f"{client} {_VERBS[state][0]}: {trouble}"
+
+    def rest(self) -> list[str]:
+        """What is left to be said at the end of the attempt."""
+        said = [told_once(self._left_out, "left out")] if self._left_out else []
+        for state, troubles in self._rest.items():
+            for trouble, clients in alike(troubles).items():
+                one, several = _VERBS[state]
+                if len(clients) == 1:
+                    said.append(f"{clients[0]} {one}: {_shown(clients, trouble)}")
+                else:
+                    text = f"{len(clients)} more {several}: {trouble} ({listed(clients)})"
+                    said.append(text)
+        return said
+
+    def summary(self) -> list[str]:
+        """Every trouble once, with how many have it."""
+        return [
+            _shown(clients, trouble) + (f" ({counted(len(clients))})" if len(clients) > 1 else "")
+            for trouble, clients in alike(self._all).items()
+        ]
+
+
+def sentence(client: str, trouble: str) -> str:
+    """A client's trouble without its name, so that it reads the same for all who have it."""
+    return trouble.replace(f"'{client}'", "'…'")
+
+
+def alike(troubles: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """The clients that have a trouble, by what it reads like; those that most have first."""
+    found: dict[str, list[str]] = {}
+    for client, trouble in troubles.items():
+        found.setdefault(sentence(client, trouble), []).append(client)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def told_once(troubles: Mapping[str, str], fate: str) -> str:
+    """Every trouble once, with how many have it and a few of their names: '3 clients FATE: …'."""
+    found = list(alike(troubles).items())
+    parts = [
+        f"{counted(len(clients))} {fate}: {_shown(clients, trouble)} ({listed(clients)})"
+        for trouble, clients in found[:_MOST_SENTENCES]
+    ]
+    more = sum(len(clients) for _, clients in found[_MOST_SENTENCES:])
+    return "; ".join([*parts, *([f"{counted(more)} {fate} for other reasons"] if more else [])])
+
+
+def _shown(clients: Sequence[str], trouble: str) -> str:
+    """With the name again, where it is one client's alone."""
+    return trouble.replace("'…'", f"'{clients[0]}'") if len(clients) == 1 else trouble
+
+
+def counted(clients: int) -> str:
+    """So many clients."""
+    return f"{clients} client" + "s" * (clients != 1)
+
+
+def listed(clients: Sequence[str]) -> str:
+    """The first few of some clients."""
+    shown = ", ".join(clients[:_SHOWN])
+    return shown if len(clients) <= _SHOWN else f"{shown} and {len(clients) - _SHOWN} more"

@@ -1,0 +1,137 @@
+"""Hosts that can't take part in a run, whatever is tried: they are left out, and the run goes on.
+
+Three hosts with two clients each; the third is started as a test wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, set_values, until
+
+from potluck.deploy.demo_files import program
+from potluck.deploy.processes import TetheredProcess, stop_all
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+ODD = 2
+"""The host that is different."""
+ALL_NEEDED = ("count=4", "rounds=2", "round.quorum=1.0", "round.attempts=1", "roster=6")
+"""The run fails at once unless attempts that fail for good don't count."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("left-out")
+    async with crash_federation(folder, clients=6, hosts=3, start_hosts=False) as federation:
+        for number in (0, 1):
+            await federation.processes.start_host(number)
+        await federation.until_attending(2)
+        yield federation
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.asynccontextmanager
+async def odd_host(federation: Federation, **values: str) -> AsyncIterator[TetheredProcess]:
+    """The third host, in another environment."""
+    path = federation.files.hosts[ODD]
+    command = [program("potluck-client"), "--config", str(path)]
+    with environment(**values):
+        process = await TetheredProcess.start("odd", command, log=federation.files.log("odd"))
+    try:
+        await federation.until_attending(3)
+        yield process
+    finally:
+        await stop_all([process])
+        await federation.until_attending(2)
+
+
+async def told(federation: Federation, run_id: str) -> list[str]:
+    """What is said of a run until it ends."""
+    return [
+        event.notice.text
+        async for event in federation.operator.watch_run(run_id)
+        if event.WhichOneof("event") == "notice"
+    ]
+
+
+async def check_left_out(federation: Federation, run_id: str, why: str) -> None:
+    """The run finished with the other hosts, and said once who was left out."""
+    notices = await told(federation, run_id)
+    await federation.finished(run_id)
+    said = [text for text in notices if "left out" in text and why in text]
+    assert said, notices
+    for committed in await federation.history(run_id):
+        assert {member.host_id for member in committed.members} == {"host-0", "host-1"}
+
+
+async def test_a_host_without_the_task_is_never_selected(federation: Federation) -> None:
+    async with odd_host(federation, PYTHONPATH=""):
+        run_id = await federation.start_run(*ALL_NEEDED)
+        await check_left_out(federation, run_id, "task 'crash' is not installed on its host")
+
+
+async def test_a_host_that_is_put_right_takes_part_again(federation: Federation) -> None:
+    federation.points.hold("evaluate")
+    async with odd_host(federation, PYTHONPATH=""):
+        run_id = await federation.start_run("count=4", "rounds=3", "roster=6")
+        await until(lambda: federation.points.reached("evaluate"))
+        status = await federation.status(run_id)
+        assert status.left_out.startswith("2 clients left out: task 'crash' is not installed")
+        clients = {each.client_id: each for each in await federation.operator.list_clients()}
+        assert set(clients["client-4"].left_out) == {run_id}
+        assert not clients["client-0"].left_out
+    async with odd_host(federation):
+        assert not (await federation.status(run_id)).left_out
+        federation.points.release()
+        await federation.finished(run_id)
+    first, *later = await federation.history(run_id)
+    assert {member.host_id for member in first.members} == {"host-0", "host-1"}
+    assert "host-2" in {member.host_id for each in later for member in each.members}
+
+
+async def test_a_kill_lets_nobody_back_in(federation: Federation) -> None:
+    federation.points.hold("evaluate")
+    async with odd_host(federation, POTLUCK_EXTRA_PARAMETERS="7"):
+        run_id = await federation.start_run(*ALL_NEEDED)
+        await until(lambda: federation.points.reached("evaluate"))
+        left_out = (await federation.status(run_id)).left_out
+        assert left_out.startswith("2 clients left out: ")
+        await federation.kill_coordinator()
+        federation.points.release()
+        await federation.restart_coordinator()
+        await federation.finished(run_id)
+    for committed in await federation.history(run_id):
+        assert {member.host_id for member in committed.members} == {"host-0", "host-1"}
+
+
+async def test_a_model_that_does_not_fit(federation: Federation) -> None:
+    async with odd_host(federation, POTLUCK_EXTRA_PARAMETERS="7"):
+        run_id = await federation.start_run(*ALL_NEEDED)
+        await check_left_out(federation, run_id, "ballast")
+
+
+async def test_a_policy_that_refuses(federation: Federation) -> None:
+    path = federation.files.hosts[ODD]
+    before = path.read_text()
+    set_values(path, {"disclosure": {"weighting": "equal"}})
+    try:
+        async with odd_host(federation):
+            run_id = await federation.start_run(*ALL_NEEDED)
+            await check_left_out(federation, run_id, "DISCLOSURE_REFUSED")
+    finally:
+        path.write_text(before)
