@@ -12,9 +12,12 @@ import pytest
 from cryptography import x509
 from support.federation import Federation, crash_federation, until
 
+from potluck.client.config import load_config
 from potluck.common.errors import IdentityError
 from potluck.common.tls import TlsFiles
 from potluck.deploy import certificate_register, pki
+from potluck.deploy.diagnosis import Verdict
+from potluck.deploy.host_admission import admission
 from potluck.deploy.operator_client import connect
 
 pytestmark = pytest.mark.slow
@@ -86,6 +89,13 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
             assert f"host 'host-{number}' (serial" in log.read_text()
         await federation.finished(run_id)
         assert await federation.attending_hosts() == {"host-2"}
+
+        for number, verdict in ((1, Verdict.BAD), (2, Verdict.GOOD)):  # as `potluck doctor` asks
+            config = load_config(federation.files.hosts[number], {})
+            finding = await asyncio.to_thread(admission, config)
+            assert finding.verdict is verdict, finding
+            assert ("was revoked on" in finding.found) == (number == 1)
+        assert await federation.attending_hosts() == {"host-2"}, "asking replaces nobody"
 
         await federation.kill_coordinator()  # what was pushed outlives it
         await federation.restart_coordinator()

@@ -24,6 +24,7 @@ from potluck.common.training import LocalTraining
 from potluck.deploy.experiments.definition import ExperimentFile
 from potluck.deploy.inventory import example_inventory
 from potluck.deploy.operator_config import example_operator_config
+from potluck.server.blueprint import draw_up
 from potluck.server.config import example_config as coordinator_example
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,3 +154,28 @@ def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> Non
         1,
         f"potluck-server: coordinator.toml: {told}",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("count = true", "'count': must be a number, not true or false"),
+        ("round.quorum = true", "'round.quorum': must be a number, not true or false"),
+        ("profiles.epsilon = true", "'profiles.epsilon': must be a number, not true or false"),
+        ("secure_aggregation = 1", "'secure_aggregation': must be true or false"),
+        ("transport.up.delta = 0", "'transport.up.delta': must be true or false"),
+    ],
+)
+def test_a_truth_is_no_number_and_a_number_no_truth(line: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        parse_run_file(f'{line}\n[task]\nname = "digits"\n', source="run.toml")
+
+
+def test_nor_in_tables_that_are_read_later() -> None:
+    with pytest.raises(ConfigurationError, match="'epochs': must be a number"):
+        draw_up('training.epochs = true\n[task]\nname = "digits"\n', source="run.toml")
+    with pytest.raises(ConfigurationError, match="fedavgm': momentum must be a number, not true"):
+        draw_up(
+            '[task]\nname = "digits"\n[strategy]\nname = "fedavgm"\nmomentum = true\n',
+            source="run.toml",
+        )

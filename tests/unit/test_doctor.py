@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Mapping
@@ -9,17 +10,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support import mounts
 from support.operator_service import status, waits
 from typer.testing import CliRunner
 
+from potluck.common.configuration import load
 from potluck.common.identity import Role
 from potluck.common.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
 from potluck.common.tls import TlsFiles
-from potluck.deploy import diagnosis, pki
+from potluck.deploy import certificate_register, diagnosis, pki
 from potluck.deploy.cli import app
 from potluck.deploy.demo_files import DemoFiles, DemoOptions, write_demo_files
 from potluck.deploy.diagnosis import Finding, Verdict
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.config import CoordinatorConfig
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -61,6 +65,7 @@ def test_what_may_be_wrong_with_a_coordinator() -> None:
     assert verdicts(described(versions={})) == {"its version bad"}
     assert verdicts(described(software_version="0.0.1")) == {"its version doubtful"}
     assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
+    assert verdicts(described(disk_free_bytes=0)) == {"its disk bad"}
     assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}
 
 
@@ -108,6 +113,33 @@ def test_certificates_of_a_party(tmp_path: Path) -> None:
     assert verdict().verdict is Verdict.BAD
 
 
+def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> None:
+    certificate_register.revoke(files.folder / "pki", "coordinator")
+    config = load(CoordinatorConfig, files.coordinator, environment_prefix="TEST")
+    now = datetime.now(UTC)
+    [unknown, *_] = diagnosis.coordinator_files(config, now)
+    assert unknown.verdict is Verdict.GOOD, "nobody has told it"
+    listed = config.model_copy(update={"revoked": files.folder / "pki" / pki.REVOKED})
+    [known, *_] = diagnosis.coordinator_files(listed, now)
+    assert known.verdict is Verdict.BAD
+    assert "was revoked on" in known.found
+
+
+@pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not() or "can mount")
+def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
+    with mounts.tmpfs(tmp_path / "full", megabytes=1) as full:
+        assert diagnosis.state_directory(full / "state").verdict is Verdict.GOOD
+        with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        found = diagnosis.state_directory(full / "state")
+    assert found.verdict is Verdict.BAD
+    assert "No space left on device" in found.found
+    assert "make room" in found.remedy
+    with mounts.tmpfs(tmp_path / "fixed", megabytes=1, read_only=True) as fixed:
+        assert diagnosis.state_directory(fixed).verdict is Verdict.BAD
+
+
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
@@ -140,7 +172,12 @@ def test_the_command_looks_at_every_file_and_says_what_to_do(files: DemoFiles) -
     found = json.loads(result.stdout)
     assert list(found) == ["this machine", *paths, "the federation"]
     assert {each["about"] for each in found[paths[0]]} == {"certificate", "disk", "port"}
-    assert {each["about"] for each in found[paths[1]]} == {"certificate", "disk", "device"}
+    assert {each["about"] for each in found[paths[1]]} == {
+        "certificate",
+        "disk",
+        "device",
+        "coordinator",
+    }
     certificate, coordinator = found["the federation"]
     assert certificate["verdict"] == "good"
     assert coordinator["verdict"] == "bad"

@@ -11,9 +11,16 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, get_origin
+from typing import Any, ClassVar, Final, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from potluck.common.configuration_errors import explain, nested
@@ -27,6 +34,27 @@ class Settings(BaseModel):
 
     kind: ClassVar[str] = ""
     """What a file of it is called; empty for a table within another."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
+        """Python takes true for 1 and 1 for true; whoever writes one for the other is mistaken."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        wanted = _leaves(annotation)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if {int, float} & wanted and bool not in wanted and any(type(v) is bool for v in values):
+            raise ValueError("must be a number, not true or false")
+        if wanted == {bool} and type(value) in (int, float):
+            raise ValueError("must be true or false")
+        return value
+
+
+def _leaves(annotation: object) -> set[object]:
+    """The types that an annotation is made of."""
+    arguments = get_args(annotation)
+    if not arguments:
+        return {annotation} - {type(None)}
+    return set[object]().union(*map(_leaves, arguments))
 
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}

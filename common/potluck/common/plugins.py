@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -38,6 +39,20 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
+def not_installed(group: str, name: str) -> PluginError:
+    """What is said of a name that this process does not know, with those that it does."""
+    if any(True for _ in entry_points(group=group, name=name)):
+        return PluginError(
+            f"{group}: '{name}' was installed after this process had started; start it anew",
+            group=group,
+            name=name,
+        )
+    choices = ", ".join(installed(group)) or "nothing"
+    return PluginError(
+        f"{group}: '{name}' is not installed; installed: {choices}", group=group, name=name
+    )
+
+
 def origin(group: str, name: str) -> str:
     """Where the plug-in called `name` comes from, MODULE:NAME; empty if it is not installed."""
     return min((point.value for point in entry_points(group=group, name=name)), default="")
@@ -60,10 +75,7 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
         point.value: point for point in _entry_points(group, tuple(sys.path)) if point.name == name
     }
     if not offered:
-        choices = ", ".join(installed(group)) or "nothing"
-        raise PluginError(
-            f"{group}: '{name}' is not installed; installed: {choices}", group=group, name=name
-        )
+        raise not_installed(group, name)
     if len(offered) > 1:
         origins = " and ".join(sorted(offered))
         raise PluginError(
@@ -100,9 +112,22 @@ def create(group: str, name: str, options: Mapping[str, object]) -> Any:
     except TypeError as error:
         valid = ", ".join(signature.parameters) or "none"
         raise PluginError(f"{group}: '{name}': {error}; its options: {valid}", name=name) from None
+    for option, value in options.items():
+        parameter = signature.parameters.get(option)
+        if isinstance(value, bool) and parameter is not None and _wants_a_number(parameter):
+            raise PluginError(
+                f"{group}: '{name}': {option} must be a number, not {str(value).lower()}",
+                name=name,
+            )
     try:
         return cls(**options)
     except ConfigurationError:
         raise
     except (TypeError, ValueError) as error:
         raise PluginError(f"{group}: '{name}': {error}", name=name) from error
+
+
+def _wants_a_number(parameter: inspect.Parameter) -> bool:
+    """Whether an option is annotated as a number and not as a truth, which Python takes for one."""
+    words = set(re.findall(r"\w+", str(parameter.annotation)))
+    return bool(words & {"int", "float"}) and not words & {"bool", "Any", "object"}

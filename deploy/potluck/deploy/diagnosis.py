@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,16 +21,23 @@ from packaging.requirements import Requirement
 from potluck.client.config import ClientConfig
 from potluck.common.agreement import differences
 from potluck.common.errors import PotluckError
+from potluck.common.identity import parse_certificates
 from potluck.common.monitoring import parse_address
 from potluck.common.protocol import SOFTWARE_VERSION, VERSIONS
+from potluck.common.revocation import Revocations, read_revocations
 from potluck.common.tls import TlsFiles
 from potluck.deploy.readable import readable_bytes, readable_seconds
 from potluck.deploy.run_view import falls_short, waiting_text
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.config import CoordinatorConfig
+from potluck.server.revoking import KEPT
 
 EXPIRES_SOON = timedelta(days=14)
 LEAST_FREE_SHARE = 0.1
+FULL_SHARE = 0.01
+FULL_BYTES = 1 << 30
+"""A disk with less than either is as good as full: models and updates are written whole."""
+_PROBE_BYTES = 1 << 16
 MOST_SKEW_SECONDS = 60.0
 LEAST_PYTHON = (3, 11)
 
@@ -94,6 +104,24 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
     return _expiry("certificate", found, material.expires, now)
 
 
+def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
+    """A coordinator's certificate, held against the lists that it goes by itself."""
+    if good.verdict is Verdict.BAD:
+        return good
+    revocations = Revocations()
+    try:
+        for path in (config.state_directory / KEPT, config.revoked):
+            if path is not None and path.exists():
+                revocations.add(read_revocations(path, config.tls.authority))
+        material = config.tls.load()
+        serial = parse_certificates(material.certificate)[0].serial_number
+        revocations.check(serial, f"the coordinator '{material.identity.name}'")
+    except PotluckError as error:
+        found, _, remedy = error.message.partition("; ")
+        return Finding("certificate", Verdict.BAD, found, remedy)
+    return good
+
+
 def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding:
     if expires - now < EXPIRES_SOON:
         return Finding(about, Verdict.DOUBTFUL, found, "renew it: `potluck pki renew`")
@@ -103,6 +131,9 @@ def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding
 def disk(about: str, free: int, size: int) -> Finding:
     """Whether there is room on the disk of a state directory."""
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
+    if size and free < min(FULL_BYTES, FULL_SHARE * size):
+        remedy = "make room, then `potluck resume` what has failed for want of it"
+        return Finding(about, Verdict.BAD, f"full: {found}", remedy)
     if size and free / size < LEAST_FREE_SHARE:
         remedy = "make room: `retention` of run files decides how many models stay"
         return Finding(about, Verdict.DOUBTFUL, found, remedy)
@@ -110,15 +141,26 @@ def disk(about: str, free: int, size: int) -> Finding:
 
 
 def state_directory(folder: Path) -> Finding:
-    """Whether there is room where a process keeps its state."""
+    """Whether there is room where a process keeps its state, and a file can be written there."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         usage = shutil.disk_usage(nearest)
+        _write_a_little(nearest)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", "make room there")
         remedy = "set state_directory to a folder this user may write to"
         return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", remedy)
     found = disk("disk", usage.free, usage.total)
     return Finding(found.about, found.verdict, f"{folder}: {found.found}", found.remedy)
+
+
+def _write_a_little(folder: Path) -> None:
+    """Write a file that has no name: what is free may be for others, of a quota, or no inode."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def port(about: str, host: str, number: int, setting: str) -> Finding:
@@ -153,7 +195,7 @@ def device(wanted: str) -> Finding:
 
 def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
     """A coordinator's machine."""
-    yield certificates(config.tls, now)
+    yield _unless_revoked(certificates(config.tls, now), config)
     yield state_directory(config.state_directory)
     host, _, number = config.listen.rpartition(":")
     yield port("port", host.strip("[]"), int(number), "listen")

@@ -20,6 +20,7 @@ from potluck.common.configuration import load
 from potluck.common.errors import PotluckError
 from potluck.deploy import diagnosis
 from potluck.deploy.diagnosis import Finding, Verdict
+from potluck.deploy.host_admission import admission
 from potluck.deploy.json_view import to_line
 from potluck.deploy.operator_client import connect
 from potluck.deploy.operator_config import OperatorConfig, OperatorFlags, load_operator_config
@@ -49,7 +50,8 @@ def doctor(
     """Look for what is wrong with this machine and the federation, and say what to do.
 
     Looks at software, certificates, clock, disk and ports; at the device of a host whose FILE is
-    given; and, where there is an operator.toml, whether the coordinator answers and how it fares.
+    given, and whether its coordinator lets it in; and, where there is an operator.toml, whether the
+    coordinator answers and how it fares.
     Ends with 1 if something is bad.
 
     ```console
@@ -77,7 +79,12 @@ def _examined(file: Path) -> list[Finding]:
         if "listen" in keys or not keys & {"coordinator", "clients"}:
             config = load(CoordinatorConfig, file, environment_prefix=SERVER_PREFIX)
             return list(diagnosis.coordinator_files(config, now))
-        return list(diagnosis.host_files(load_config(file, {}), now))
+        host = load_config(file, {})
+        found = list(diagnosis.host_files(host, now))
+        usable = not any(
+            each.about == "certificate" and each.verdict is Verdict.BAD for each in found
+        )
+        return [*found, admission(host)] if usable else found
     except (OSError, ValueError) as error:
         return [Finding("configuration", Verdict.BAD, str(error), "see `potluck config --help`")]
     except PotluckError as error:

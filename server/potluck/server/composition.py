@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from potluck.common import plugins
-from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.errors import ConfigurationError
 from potluck.common.runfile import PluginTable, RunFile
 from potluck.common.step_by_step import LEAKS, PROTOCOL
 from potluck.common.training import LocalTraining
@@ -95,7 +95,5 @@ def check_objective(table: PluginTable, *, source: str) -> None:
 
 def check_installed(group: str, name: str) -> None:
     """Raise PluginError, listing what is installed, unless `name` is."""
-    found = plugins.installed(group)
-    if name not in found:
-        choices = ", ".join(found) or "nothing"
-        raise PluginError(f"{group}: '{name}' is not installed; installed: {choices}", name=name)
+    if name not in plugins.installed(group):
+        raise plugins.not_installed(group, name)

@@ -218,7 +218,9 @@ class Standing:
         if back:
             self.post(rounds.Readmitted(tuple(back)))
         task = self.blueprint.run_file.task.name
-        why = f"task '{task}' is not installed on its host; install it there"
+        why = (
+            f"task '{task}' is not installed on its host; install it there and start the host anew"
+        )
         self.leave_out(
             {c: why for c, session in sessions.items() if session and not session.offers(task)}
         )
