@@ -79,6 +79,10 @@ class RunEngine:
         """Where the run stands, and what it waits for."""
         return self._run.status()
 
+    def waiting(self) -> operator_pb2.Waiting | None:
+        """What the run waits for; None while a round is under way."""
+        return self._run.waiting()
+
     @property
     def news(self) -> News:
         """What happens, for those who watch."""

@@ -13,7 +13,7 @@ from potluck.server.disclosures import disclosure_messages
 from potluck.server.guard import Context
 from potluck.server.news import Event, committed_round_message, run_status
 from potluck.server.outgoing import send_file
-from potluck.server.pretraining import is_pretraining
+from potluck.server.pretraining import is_pretraining, pretraining_id
 from potluck.server.profile_messages import audit_messages, profile_messages
 from potluck.server.revoking import Revoking
 from potluck.server.store.records import RunRow
@@ -119,7 +119,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                     async with asyncio.timeout(PROGRESS_SECONDS):
                         event = await watcher.get()
                 except TimeoutError:
-                    status, progress = engine.status(), engine.progress()
+                    status, progress = self._status(engine.row), engine.progress()
                     if status.waiting != waiting:
                         waiting = status.waiting
                         yield Event(status=status)
@@ -129,6 +129,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 if event is None:
                     break
                 if event.WhichOneof("event") != "committed":
+                    if event.HasField("status"):
+                        waiting = event.status.waiting
                     yield event
                 elif event.committed.round > told:
                     told = event.committed.round
@@ -140,7 +142,13 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
 
     def _status(self, row: RunRow) -> operator_pb2.RunStatus:
         engine = self._coordinator.engine(row.run_id)
-        return run_status(row) if engine is None else engine.status()
+        if engine is None:
+            return run_status(row)
+        status = engine.status()
+        pretraining = self._coordinator.engine(pretraining_id(row.run_id))
+        if pretraining is not None:
+            status.MergeFrom(operator_pb2.RunStatus(waiting=pretraining.waiting()))
+        return status
 
     async def SetQuarantine(
         self, request: operator_pb2.SetQuarantineRequest, context: Context

@@ -280,12 +280,15 @@ class Standing:
 
     def status(self) -> operator_pb2.RunStatus:
         """Where the run stands."""
+        return run_status(self.row, self.waiting(), self.told_left_out())
+
+    def waiting(self) -> operator_pb2.Waiting | None:
+        """What the run waits for; None while a round is under way."""
         waiting = self.machine.waiting
         if waiting is None:
-            return run_status(self.row, left_out=self.told_left_out())
+            return None
         until = None if waiting.until is None else self._epoch + timedelta(seconds=waiting.until)
-        message = waiting_message(waiting, until, self.machine.away())
-        return run_status(self.row, message, self.told_left_out())
+        return waiting_message(waiting, until, self.machine.away())
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """Something a person should know."""

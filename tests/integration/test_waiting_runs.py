@@ -1,4 +1,4 @@
-"""Clients that do not disclose in time: with too few others a run asks again, and does not fail."""
+"""Runs that wait, over real gRPC: for clients that are silent, and for pre-training."""
 
 from __future__ import annotations
 
@@ -61,3 +61,23 @@ async def test_a_run_whose_clients_are_silent_asks_again(
     assert asked == {"client-0": 1, "client-1": 2, "client-2": 2}
     [again] = [text for text in said if text.endswith("trying again later")]
     assert again.startswith("round 1: 1 clients may be selected, at least 3 are needed; ")
+
+
+async def test_what_pretraining_waits_for_is_what_the_run_waits_for(
+    federation: SumFederation,
+) -> None:
+    run_file = RUN_FILE.replace(f"roster = {CLIENTS}", f"roster = {CLIENTS + 1}")
+    run_file = run_file.replace('"digits"', '"colored-digits"').replace("fedentopt", "feddiverse")
+    row = await federation.coordinator.start_run(run_file)
+    async with federation.operator() as operator:
+        while not (waiting := (await operator.list_runs())[0].waiting).what:
+            pass
+        assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"
+        assert waiting.HasField("until")
+        events = operator.watch_run(row.run_id)
+        async for event in events:
+            if event.HasField("status"):
+                assert event.status.waiting == waiting
+                break
+        await events.aclose()
+        await operator.stop_run(row.run_id)
