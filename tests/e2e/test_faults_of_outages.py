@@ -6,6 +6,7 @@ All tests share the processes; every run has the same seed, and one attempt for 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -15,6 +16,9 @@ import pytest
 import pytest_asyncio
 from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
 
+from potluck.common.errors import RunError
+from potluck.deploy.demo import follow_processes
+from potluck.deploy.watch import JsonDisplay
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -87,6 +91,27 @@ async def test_all_hosts_are_killed_amid_a_round(
     assert await federation.finished(run_id) == undisturbed
     for entry in await federation.history(run_id):
         assert {member.state for member in entry.members} == {INCLUDED}
+
+
+async def test_a_demo_ends_with_the_last_of_its_hosts(federation: Federation) -> None:
+    """Nobody would start them again."""
+    held = f"train-client-{CLIENTS - 1}"
+    federation.points.hold(held)
+    run_id = await federation.start_run(*EVERYBODY)
+    output = io.StringIO()
+    display = JsonDisplay(output)
+    demo = asyncio.create_task(
+        follow_processes(federation.operator, run_id, display, federation.processes)
+    )
+    await until(lambda: '"phase": "train"' in output.getvalue())
+    for number in range(CLIENTS):
+        assert not demo.done()
+        await federation.kill_host(number)
+    federation.points.release()
+    with pytest.raises(RunError, match=r"host-\d ended"):
+        await demo
+    await federation.operator.stop_run(run_id)
+    await federation.start_hosts()
 
 
 async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federation) -> None:
