@@ -106,11 +106,11 @@ class Gathering:
         if now < self._pause:
             self._wait("pausing before the next attempt", self._pause, muster)
             return ()
-        back_by = {client: self.presence.back_by(client) for client in selectable}
-        expected = {client: by for client, by in back_by.items() if now < by}
+        returning = self.presence.returning(now)
+        expected = [client for client in selectable if client in returning] if returning else []
         if expected and now < self._patience:
-            until = min(max(expected.values()), self._patience)
-            self._wait(f"waiting for {listed(list(expected))} to come back", until, muster)
+            until = min(max(returning[client] for client in expected), self._patience)
+            self._wait(f"waiting for {listed(expected)} to come back", until, muster)
             return ()
         if muster.suffices:
             return available

@@ -30,6 +30,10 @@ class Presence:
             return -math.inf
         return self._back_by.get(client, -math.inf)
 
+    def returning(self, now: float) -> Mapping[str, float]:
+        """Clients that are away and may still come back, and until when."""
+        return {client: by for client, by in self._back_by.items() if now < by}
+
     def host_of(self, client: str) -> str:
         """The host that answers for a client, or did last; empty where none ever has."""
         return self._host_of.get(client, "")
