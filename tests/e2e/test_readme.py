@@ -78,8 +78,15 @@ async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
                 while (await to_its_end(tmp_path, "potluck clients"))[0] != 0:
                     pass
             code, said = await to_its_end(tmp_path, operator)
+            named = await to_its_end(tmp_path, "potluck runs run --json; potluck stop run || true")
+            gone = await to_its_end(tmp_path, "potluck model run --round 1 -o gone")
     assert code == 0, said + (tmp_path / "terminals.log").read_text()
     assert "round 10/10" in said
+    assert '"name": "run"' in named[1]
+    assert "is not under way, it is finished" in named[1]
+    assert gone[0] == 1
+    assert "round 1 of run" in gone[1]
+    assert "is not kept any more; [retention] in a run file says which are" in gone[1]
     assert "is finished; 10 of 10 rounds committed" in said
     assert (tmp_path / "model.safetensors").stat().st_size > 100_000
     with safe_open(tmp_path / "model.safetensors", "np") as model:

@@ -84,7 +84,10 @@ def test_a_misspelt_key_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("task = 'digits'", r"""'task' is a table \(got 'digits'\); write task\.name = "…"$"""),
+        (
+            "task = 'digits'",
+            r"""'task' is a table \(got 'digits'\); write task\.name = "digits"$""",
+        ),
         (
             "task = {name = 'x'}\nround = 3",
             r"'round' is a table \(got 3\); write its keys below \[",
@@ -100,7 +103,7 @@ def test_a_value_in_place_of_a_table_is_told_how_to_write_it(text: str, message:
 def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')
-    told = "potluck: run.toml: 'task' is a table (got 'digits'); write task.name = \"…\"\n"
+    told = "potluck: run.toml: 'task' is a table (got 'digits'); write task.name = \"digits\"\n"
     assert (ended[0], ended[1]) == (1, told)
 
 

@@ -80,8 +80,14 @@ def _plainly(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unknown = error.object[error.start : error.end].translate(_LIKE)
-    shown = "".join(each if each.isascii() else "?" for each in unknown)
+    shown = "".join(map(_ascii, unknown))
     return shown, error.end
+
+
+def _ascii(character: str) -> str:
+    if character.isascii():
+        return character
+    return "*" if "\u2800" <= character <= "\u28ff" else "?"  # spinners are made of Braille
 
 
 codecs.register_error(PLAIN, _plainly)
@@ -113,7 +119,7 @@ def _explain(error: Exception, program: str) -> int:
 
 def _explain_usage(error: typer.TyperException, program: str) -> int:
     context = getattr(error, "ctx", None)
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")
     if context is None:
         _say(program, message)
     elif type(error).__name__ == "NoArgsIsHelpError":

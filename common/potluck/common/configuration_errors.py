@@ -7,6 +7,7 @@ recognised by its keys.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -95,18 +96,19 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> str:
     shown = repr(detail["input"])
     value = "" if len(shown) > _LONGEST_VALUE else f" (got {shown})"
     if detail["type"] in _NO_TABLE:
-        return f"'{where}' is a table{value}; {_as_table(model, detail['loc'], where)}"
+        return f"'{where}' is a table{value}; {_as_table(model, detail, where)}"
     message = detail["msg"].removeprefix("Value error, ")
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "…"
     return f"'{where}': {message}{value}"
 
 
-def _as_table(model: type[BaseModel], location: tuple[int | str, ...], where: str) -> str:
+def _as_table(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
     """How to write it instead."""
-    keys = _known_keys(model, location)
+    keys, given = _known_keys(model, detail["loc"]), detail["input"]
     if keys == ["name"]:  # a plug-in: the others are its options
-        return f'write {where}.name = "…"'
+        name = given if isinstance(given, str) and len(given) <= _LONGEST_VALUE else "…"
+        return f"write {where}.name = {json.dumps(name, ensure_ascii=False)}"
     return f"write its keys below [{where}]" + (f": {', '.join(keys)}" if keys else "")
 
 

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 ENVIRONMENT_PREFIX = "POTLUCK_SERVER"
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown")
 
 
 @app.callback(invoke_without_command=True)
@@ -56,7 +56,9 @@ def serve(
     Hosts and operators dial it over mutually authenticated TLS. Runs that a stop or a crash
     interrupted go on by themselves at the next start.
 
-    Example: potluck-server --config coordinator.toml
+    ```console
+    potluck-server --config coordinator.toml
+    ```
     """
     del version
     if context.invoked_subcommand is not None:

@@ -359,6 +359,14 @@ class Coordinator:
         if blake3 is None:
             which = f"round {round_number}" if round_number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
+        try:
+            self.files.existing(blake3)
+        except NotFoundError:
+            raise NotFoundError(
+                f"the model of round {round_number} of run {row.run_id} is not kept any more; "
+                "[retention] in a run file says which are",
+                run=row.run_id,
+            ) from None
         return row, round_number, blake3
 
     # Driving ----------------------------------------------------------------------------------
