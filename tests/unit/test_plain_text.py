@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,6 +201,7 @@ def test_a_coordinators_log_holds_no_database_password(tmp_path: Path) -> None:
         f'''
         listen = "127.0.0.1:0"
         state_directory = "{tmp_path}/state"
+        log_level = "debug"
         database = "postgresql+psycopg://lab:s3cret@127.0.0.1:1/potluck?connect_timeout=1"
         [tls]
         certificate = "{files.certificate}"
@@ -217,6 +217,5 @@ def test_a_coordinators_log_holds_no_database_password(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    [started, *_] = map(json.loads, ended.stderr.splitlines()[:1])
-    assert started["database"].startswith("postgresql+psycopg://lab:***@127.0.0.1:1/potluck")
+    assert "postgresql+psycopg://lab:***@127.0.0.1:1/potluck" in ended.stderr
     assert "s3cret" not in ended.stdout + ended.stderr
