@@ -6,19 +6,23 @@ import asyncio
 import shutil
 import socket
 import ssl
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from support.federation import Federation, crash_federation, until
+from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
 
 from potluck.client.config import load_config
 from potluck.common.errors import IdentityError
+from potluck.common.identity import Role
 from potluck.common.tls import TlsFiles
 from potluck.deploy import certificate_register, pki
 from potluck.deploy.diagnosis import Verdict
 from potluck.deploy.host_admission import admission
 from potluck.deploy.operator_client import connect
+from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +142,56 @@ async def test_renewing_every_certificate_amid_a_run_loses_no_round(tmp_path: Pa
         async with connect(federation.files.operator) as newcomer:
             assert await newcomer.list_runs()
         assert await federation.attending_hosts() == {"host-0", "host-1", "host-2"}
+
+
+def shown_by_host(clients: Sequence[operator_pb2.ClientStatus]) -> set[datetime]:
+    """When the certificates end that the coordinator was shown by the hosts that attend."""
+    ends = [each.certificate_expires_at for each in clients if each.attending]
+    return {end.ToDatetime(UTC) for end in ends}
+
+
+async def test_a_host_shows_a_renewed_certificate_by_itself(tmp_path: Path) -> None:
+    policy = ["round.leavers=drop"]  # whoever were away for a moment would be lost
+    async with crash_federation(
+        tmp_path, rounds=1, clients=2, hosts=1, count=2, assignments=policy
+    ) as federation:
+        folder, operator = pki_folder(federation), federation.operator
+        await federation.until_attending()
+        before = shown_by_host(await operator.list_clients())
+        federation.points.hold("train-client-0")
+        run_id = await federation.start_run()
+        await until(lambda: federation.points.reached("train-client-0"))
+        certificate_register.renew(folder, "host-0", days=30, new_key=True)
+        ends = {certificate_register.find(folder, "host-0")[-1].summary.not_after}
+        assert before != ends
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while shown_by_host(await operator.list_clients()) != ends:  # noqa: ASYNC110  # by a host
+                await asyncio.sleep(0.05)
+        federation.points.release()
+        await federation.finished(run_id)
+        [entry] = await federation.history(run_id)
+        assert {m.state for m in entry.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
+        said = federation.files.log("host-0").read_text()
+        assert said.count("certificate renewed, connecting anew") == 1
+        assert "not connected" not in said.partition('"attending"')[2]
+
+
+async def test_a_host_whose_certificate_ended_waits_for_a_renewed_one(tmp_path: Path) -> None:
+    async with crash_federation(tmp_path, rounds=1, hosts=1, start_hosts=False) as federation:
+        folder = pki_folder(federation)
+        begun = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=8)
+        claims = [
+            str(claim) for claim in certificate_register.find(folder, "host-0")[-1].identity.claims
+        ]
+        pki.issue(folder, Role.HOST, "host-0", clients=claims, days=1, now=begun, force=True)
+        await federation.start_hosts()
+        await federation.until_attending()
+        log = federation.files.log("host-0")
+        await until(lambda: "expired on" in log.read_text())
+        await federation.until_attending(0)
+        certificate_register.renew(folder, "host-0", new_key=True)
+        await federation.until_attending()
+        await federation.finished(await federation.start_run())
 
 
 async def test_a_damaged_renewal_leaves_the_certificate_before_it_in_use(tmp_path: Path) -> None:

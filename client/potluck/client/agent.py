@@ -10,10 +10,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc.aio
 import structlog
 
-from potluck.client.backoff import Backoff
+from potluck.client.attending import Attending
 from potluck.client.config import ClientConfig
 from potluck.client.disclosing import Asker, Discloser, key_of
 from potluck.client.disclosure_ledger import DisclosureLedger
@@ -27,21 +26,14 @@ from potluck.client.ledger import Ledger
 from potluck.client.link import Link
 from potluck.client.model_cache import ModelCache
 from potluck.client.secure_sums import Membership, SecureSums
-from potluck.client.session import Session
 from potluck.client.state_directory import StateDirectory
 from potluck.client.sum_ledger import SumLedger
 from potluck.client.worker import Worker
 from potluck.common import plugins
-from potluck.common.agreement import check_agreement
-from potluck.common.connection_errors import connection_error
 from potluck.common.errors import (
     ConfigurationError,
     IdentityError,
-    PotluckError,
-    ProtocolError,
     StorageError,
-    UnreachableError,
-    from_rpc_error,
 )
 from potluck.common.identity import Role
 from potluck.common.memory import spare_what_is_loaded
@@ -55,22 +47,11 @@ from potluck.common.protocol import (
 from potluck.common.step_by_step import LEAKS
 from potluck.common.tls import channel
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import coordinator_pb2_grpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
     from potluck.client.workbench import Workbench
 
 log = structlog.get_logger()
-
-_HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
-"""What connecting again can't help."""
-
-_WELCOME_SECONDS = 30.0
-"""A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
-
-_SENT_AWAY_SECONDS = 10.0
-"""A stream that the coordinator ends so soon does not begin the pauses anew: two processes with one
-certificate drive each other out, and so come back ever more slowly."""
 
 _FRAME_BYTES = 1024
 
@@ -99,11 +80,9 @@ class Agent:
         self._generator = generator
         self._metrics = metrics or HostMetrics()
         _check_claims(config, self._clients)
-        self._hello = self._make_hello()
-        self._session: Session | None = None
-        self._welcomed = False
-        self._coordinator_id = ""
-        self._shown = b""
+        self._attending = Attending(
+            config, self._make_hello(), generator=generator, metrics=self._metrics
+        )
 
     async def run(self) -> None:
         """Attend until cancelled. Raises what connecting again can't help."""
@@ -142,7 +121,7 @@ class Agent:
             ledger=ledger,
             kept=kept,
             states=states,
-            say=self._say,
+            say=self._attending.say,
             metrics=self._metrics,
         )
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
@@ -151,7 +130,7 @@ class Agent:
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
         try:
-            await self._attend_for_ever(instructions, link)
+            await self._attending.for_ever(instructions, link)
         finally:
             await instructions.close()
             worker.close()
@@ -227,92 +206,6 @@ class Agent:
         spare_what_is_loaded()
         return workbench
 
-    def _say(self, message: rpc.AttendRequest) -> None:
-        if self._session is not None:
-            self._session.say(message)
-
-    async def _attend_for_ever(self, instructions: Instructions, link: Link) -> None:
-        backoff = Backoff(self._generator, maximum=self._config.reconnect_maximum_seconds)
-        told = ""
-        while True:
-            try:
-                await self._attend(instructions, link, backoff)
-                trouble: PotluckError = UnreachableError(
-                    "the coordinator ended the stream: it stops, or another process attends with "
-                    "the same certificate"
-                )
-            except grpc.aio.AioRpcError as error:
-                trouble = self._explain(error)
-            except UnreachableError as error:
-                trouble = error
-            if isinstance(trouble, _HOPELESS) and not self._renewed():
-                raise trouble
-            seconds = backoff.next_seconds()
-            write = log.warning if backoff.attempt == 1 or trouble.message != told else log.debug
-            told = trouble.message
-            write(
-                "not connected, trying again",
-                coordinator=self._config.coordinator,
-                cause=trouble.message,
-                seconds=round(seconds, 2),
-            )
-            await asyncio.sleep(seconds)
-
-    def _renewed(self) -> bool:
-        """Whether another certificate lies here than the one shown last: it may be taken."""
-        try:
-            return self._config.tls.load(Role.HOST).certificate != self._shown
-        except PotluckError:
-            return False
-
-    async def _attend(self, instructions: Instructions, link: Link, backoff: Backoff) -> None:
-        """One control stream, on a connection of its own."""
-        self._shown = self._config.tls.load(Role.HOST).certificate
-        async with channel(self._config.coordinator, self._config.tls) as control:
-            stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
-                coordinator_pb2_grpc.CoordinatorServiceStub(control)
-            )
-            session = Session(
-                stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
-            )
-            clock = asyncio.get_running_loop().time
-            begun, sent_away = clock(), False
-            try:
-                welcome = await self._open(session)
-                host_name = self._config.tls.load(Role.HOST).identity.name
-                check_agreement(VERSIONS, welcome.versions, host_name=host_name)
-                restarted = self._coordinator_id not in ("", welcome.coordinator_id)
-                log.info(
-                    "attending",
-                    coordinator=self._config.coordinator,
-                    restarted=restarted,
-                    clients=len(self._clients),
-                )
-                if self._welcomed:
-                    link.renew()
-                if self._coordinator_id != welcome.coordinator_id:
-                    instructions.coordinator_is(welcome.coordinator_id)
-                self._welcomed, self._coordinator_id = True, welcome.coordinator_id
-                self._session = session
-                self._metrics.attends()
-                await session.attend(welcome, instructions.receive)
-                sent_away = clock() - begun < _SENT_AWAY_SECONDS
-            finally:
-                if self._session is session and not sent_away:
-                    backoff.reset()
-                self._session = None
-                self._metrics.lost()
-                await session.close()
-
-    async def _open(self, session: Session) -> rpc.Welcome:
-        try:
-            async with asyncio.timeout(_WELCOME_SECONDS):
-                return await session.open(self._hello)
-        except TimeoutError:
-            raise UnreachableError(
-                f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
-            ) from None
-
     def _make_hello(self) -> rpc.Hello:
         hello = rpc.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -331,18 +224,6 @@ class Agent:
                 clients=len(self._clients),
             )
         return hello
-
-    def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
-        """What ended a control stream.
-
-        Certificates that don't fit end a process that has never attended. One that has goes on
-        trying: the coordinator's may have expired, and somebody will renew it.
-        """
-        trouble = connection_error(error, self._config.coordinator, self._config.tls)
-        told = from_rpc_error(error)
-        if self._welcomed and not isinstance(told, _HOPELESS):
-            return UnreachableError(trouble.message)
-        return trouble
 
 
 def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:

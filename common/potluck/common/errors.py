@@ -4,7 +4,8 @@
     ├── ConfigurationError        a file, flag or option is wrong
     │   └── PluginError           a plug-in is missing, ambiguous or misused
     ├── IdentityError             who is speaking is unknown or may not say this
-    │   └── CertificateExpiredError
+    │   ├── CertificateExpiredError
+    │   └── AttendsElsewhereError another process has its certificate
     ├── ProtocolError             a message breaks the protocol
     │   └── ProtocolVersionError  the other side speaks another version
     ├── TransferError             a file did not arrive as announced
@@ -101,6 +102,12 @@ class CertificateExpiredError(IdentityError):
     """The speaker's certificate has ended; a renewed one helps."""
 
     reason = "CERTIFICATE_EXPIRED"
+
+
+class AttendsElsewhereError(IdentityError):
+    """Another process attends with the speaker's certificate."""
+
+    reason = "HOST_ATTENDS_ELSEWHERE"
 
 
 class ProtocolError(PotluckError):

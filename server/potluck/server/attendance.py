@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import structlog
 
@@ -30,6 +30,8 @@ LONGEST_TASK_NAME = 64
 LARGEST_EPOCH = 1 << 53
 """Versions of data are counted up by people."""
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
 
 @dataclass(kw_only=True, eq=False)
 class Session:
@@ -42,7 +44,12 @@ class Session:
     data_epoch: int = 0
     """Version of its clients' data."""
     process_id: str = ""
-    """Which process of the host it is."""
+    """Which process of the host it is; empty for one that does not say."""
+    address: str = ""
+    since: datetime = _NEVER
+    last_heard: datetime = _NEVER
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever it says something, and when it leaves; cleared by who waits for that."""
     serial: int = 0
     certificate_expires: datetime | None = None
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
@@ -51,6 +58,11 @@ class Session:
     def offers(self, task: str) -> bool:
         """Whether a task is installed on the host."""
         return task[:LONGEST_TASK_NAME] in self.tasks
+
+    def hear(self, at: datetime) -> None:
+        """It has said something."""
+        self.last_heard = at
+        self.heard.set()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -103,6 +115,10 @@ class Attendance:
         """Clients that attend."""
         return tuple(self._sessions)
 
+    def host(self, host_id: str) -> Session | None:
+        """The host, if it is connected."""
+        return self._hosts.get(host_id)
+
     def session_of(self, client_id: str) -> Session | None:
         """The host that answers for a client now."""
         return self._sessions.get(client_id)
@@ -142,6 +158,7 @@ class Attendance:
         if self._hosts.get(session.host_id) is not session:
             return False
         del self._hosts[session.host_id]
+        session.heard.set()
         self._forget(session, set(session.client_ids))
         return True
 

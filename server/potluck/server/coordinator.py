@@ -31,7 +31,7 @@ from potluck.common.names import is_name
 from potluck.common.protocol import VERSIONS
 from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.attendance import Attendance, Session
+from potluck.server.attendance import Attendance
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
 from potluck.server.config import CoordinatorConfig
@@ -39,6 +39,7 @@ from potluck.server.coordinator_metrics import CoordinatorMetrics
 from potluck.server.disclosures import Disclosures, read_disclosures
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
+from potluck.server.hosts import Hosts
 from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
 from potluck.server.offences import Offences
@@ -50,7 +51,7 @@ from potluck.server.secure_sums import SecureSums
 from potluck.server.selection import Population
 from potluck.server.spool import Spool
 from potluck.server.store import Store
-from potluck.server.store.records import ClientRow, ClientSeen, RoundRow, Run, RunRow, RunState
+from potluck.server.store.records import ClientRow, RoundRow, Run, RunRow, RunState
 from potluck.server.tidying import Tidying
 from potluck.server.transfers import Transfers
 
@@ -75,6 +76,12 @@ class Coordinator:
         self.id = secrets.token_hex(8)
         self.attendance = Attendance(now)
         self.metrics = CoordinatorMetrics(instruments, self.attendance, config.state_directory)
+        self.hosts = Hosts(
+            self.attendance,
+            self.metrics,
+            self.in_store,
+            heartbeat_seconds=config.heartbeat_seconds,
+        )
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = Transfers(config.concurrent_transfers)
         self.maximum_model_bytes = config.maximum_model_bytes
@@ -115,6 +122,7 @@ class Coordinator:
             finally:
                 expiring.cancel()
                 await coordinator._stop_driving()
+                await coordinator.hosts.close()
                 await loop.run_in_executor(thread, store.close)
         finally:
             thread.shutdown()
@@ -132,33 +140,6 @@ class Coordinator:
         welcome = coordinator_pb2.Welcome(coordinator_id=self.id, versions=VERSIONS)
         welcome.heartbeat_interval.FromNanoseconds(int(self.config.heartbeat_seconds * 1e9))
         return coordinator_pb2.AttendResponse(welcome=welcome)
-
-    async def host_attends(self, session: Session) -> None:
-        """A host has said hello."""
-        self.attendance.attach(session)
-        self.metrics.host_joined()
-        log.info(
-            "host attends",
-            host=session.host_id,
-            clients=len(session.client_ids),
-            device=session.device,
-        )
-        at = utc()
-        seen = [
-            ClientSeen(client_id=c, host_id=session.host_id, device=session.device, at=at)
-            for c in session.client_ids
-        ]
-        try:
-            await self.in_store(lambda store: store.see_clients(seen))
-        except PotluckError:
-            self.attendance.detach(session)
-            raise
-
-    def host_left(self, session: Session) -> None:
-        """A host's stream has ended."""
-        if self.attendance.detach(session):
-            self.metrics.host_left()
-            log.warning("host left", host=session.host_id, clients=len(session.client_ids))
 
     async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
         """All clients ever met, or a page of them."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 from potluck.common.agreement import check_agreement
 from potluck.common.errors import ProtocolError
@@ -16,6 +17,7 @@ from potluck.common.transfer import check_digest
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, Session
 from potluck.server.coordinator import Coordinator
+from potluck.server.environment import utc
 from potluck.server.guard import Context, check_client, credential_of, identity_of
 from potluck.server.outgoing import send_file
 from potluck.server.uploads import Uploads
@@ -37,7 +39,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first = await anext(aiter(request_iterator), None)
         session = self._greet(first, identity_of(context))
         session.certificate_expires = credential_of(context).expires
-        await self._coordinator.host_attends(session)
+        session.address = unquote(context.peer()).partition(":")[2]
+        session.since = session.last_heard = utc()
+        await self._coordinator.hosts.attends(session)
         reader = asyncio.create_task(self._listen(session, request_iterator))
         try:
             yield self._coordinator.welcome()
@@ -48,7 +52,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     reader.result()
         finally:
             reader.cancel()
-            self._coordinator.host_left(session)
+            self._coordinator.hosts.left(session)
 
     def _greet(self, first: coordinator_pb2.AttendRequest | None, identity: Identity) -> Session:
         if first is None or first.WhichOneof("message") != "hello":
@@ -78,6 +82,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         attendance = self._coordinator.attendance
         try:
             async for request in requests:
+                session.hear(utc())
                 match request.WhichOneof("message"):
                     case "heartbeat":
                         for progress in request.heartbeat.progress:

@@ -88,7 +88,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 quarantine_reason=row.quarantine or "",
                 left_out=self._coordinator.left_out_of(row.client_id),
             )
-            status.last_seen.FromDatetime(row.last_seen_at)
+            last_heard = row.last_seen_at if session is None else session.last_heard
+            status.last_seen.FromDatetime(max(row.last_seen_at, last_heard))
             if session is not None and session.certificate_expires is not None:
                 status.certificate_expires_at.FromDatetime(session.certificate_expires)
             clients.append(status)

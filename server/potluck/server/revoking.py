@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from potluck.common.errors import PotluckError, StorageError
+from potluck.common.file_stamp import Stamp, stamp
 from potluck.common.identity import Credential
 from potluck.common.key_files import write_whole
 from potluck.common.revocation import (
@@ -18,7 +19,6 @@ from potluck.common.revocation import (
     parse_revocations,
     read_revocations,
 )
-from potluck.server.server_certificate import Stamp, stamp
 
 log = structlog.get_logger()
 

@@ -3,34 +3,18 @@ connection and no round."""
 
 from __future__ import annotations
 
-import os
 import threading
 from datetime import datetime
-from pathlib import Path
 
 import grpc
 import structlog
 
 from potluck.common.errors import PotluckError
+from potluck.common.file_stamp import Stamp, stamp
 from potluck.common.identity import Role
 from potluck.common.tls import TlsFiles, TlsMaterial
 
 log = structlog.get_logger()
-
-Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-def stamp(*paths: Path) -> Stamp:
-    """Something that changes whenever one of the files does."""
-    return tuple(_stamp(path) for path in paths)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116  # one call per handshake; Path adds nothing
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class ServerCertificate:
