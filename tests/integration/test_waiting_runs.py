@@ -74,6 +74,8 @@ async def test_what_pretraining_waits_for_is_what_the_run_waits_for(
             pass
         assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"
         assert waiting.HasField("until")
+        [described] = (await operator.describe_coordinator()).runs
+        assert (described.run_id, described.waiting) == (row.run_id, waiting)
         events = operator.watch_run(row.run_id)
         async for event in events:
             if event.HasField("status"):

@@ -70,9 +70,10 @@ def test_what_may_be_wrong_with_a_coordinator() -> None:
 
 
 def test_runs_that_wait_for_hosts_are_told() -> None:
-    runs = [status().status, waits(status(), clients=9).status, waits(status()).status]
-    [finding] = diagnosis.waiting_runs(runs, NOW)
-    assert finding.verdict is Verdict.DOUBTFUL
+    answer = described()
+    answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
+    assert verdicts(answer) == {"run doubtful"}
+    [finding] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "run"]
     assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
 
 

@@ -231,11 +231,13 @@ def federation(
     else:
         remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
         yield Finding("hosts", Verdict.DOUBTFUL, found, remedy)
+    yield from _waiting_runs(described, now)
 
 
-def waiting_runs(runs: Iterable[operator_pb2.RunStatus], now: datetime) -> Iterable[Finding]:
-    """Runs that wait for clients or hosts."""
-    for status in runs:
+def _waiting_runs(
+    described: operator_pb2.DescribeCoordinatorResponse, now: datetime
+) -> Iterable[Finding]:
+    for status in described.runs:
         if falls_short(status):
             found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
             remedy = "start those hosts, or see why they can't attend: `potluck clients`"

@@ -110,8 +110,6 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS), connect(config) as client:
             described = await client.describe_coordinator()
-            seconds = time.monotonic() - begun
-            runs = await client.list_runs() if described.runs_under_way else []
     except TimeoutError:
         found = f"{config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
         remedy = "see that the address is right and no firewall drops packets to its port"
@@ -119,9 +117,8 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
         return [Finding("coordinator", Verdict.BAD, found, remedy or "see the coordinator's log")]
-    now = datetime.now(UTC)
-    findings = diagnosis.federation(described, seconds, now)
-    return [*findings, *diagnosis.waiting_runs(runs, now)]
+    seconds = time.monotonic() - begun
+    return list(diagnosis.federation(described, seconds, datetime.now(UTC)))
 
 
 def _values(findings: dict[str, list[Finding]]) -> dict[str, object]:

@@ -321,6 +321,12 @@ class Coordinator:
                 return
             after = page[-1].key.round
 
+    def runs_under_way(self) -> list[RunRow]:
+        """Runs that are waiting or running, oldest first; not those that pre-train for others."""
+        engines = self._engines.items()
+        rows = [engine.row for run_id, engine in engines if not is_pretraining(run_id)]
+        return sorted(rows, key=lambda row: row.number)
+
     def engine(self, run_id: str) -> RunEngine | None:
         """The run, if it is under way."""
         return self._engines.get(run_id)

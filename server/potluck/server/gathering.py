@@ -72,7 +72,9 @@ class Gathering:
     def present(self, now: float) -> tuple[str, ...]:
         """Clients that attend, or may still come back, in roster order; nobody who may not
         be selected."""
-        return tuple(client for client in self._selectable() if self.is_present(client, now))
+        return tuple(
+            client for client in self.selectable(self.roster) if self.is_present(client, now)
+        )
 
     def is_present(self, client: str, now: float) -> bool:
         """Whether a client attends, or may still come back in time."""
@@ -97,7 +99,7 @@ class Gathering:
         self.given_up = self.left_out.why_too_few(tuple(self.roster), self.plan.needed)
         if self.given_up:
             return ()
-        selectable = self._selectable()
+        selectable = self.selectable(self.roster)
         available = self._candidates(selectable)
         muster = self._muster(available, self.plan.needed, at_least=True)
         if self._short and muster.suffices:
@@ -125,8 +127,9 @@ class Gathering:
         """Whether so many clients are needed, and these are enough, on enough hosts."""
         return self._muster(clients, needed).suffices
 
-    def _selectable(self) -> list[str]:
-        return [c for c in self.roster if c not in self.barred and c not in self.left_out]
+    def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
+        """Those of the clients that may be selected as far as it depends on them."""
+        return tuple(c for c in clients if c not in self.barred and c not in self.left_out)
 
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
         """Those that attend, without those that failed this round already if others suffice."""

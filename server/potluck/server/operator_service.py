@@ -189,7 +189,9 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.DescribeCoordinatorRequest, context: Context
     ) -> operator_pb2.DescribeCoordinatorResponse:
         """What the coordinator is and how it fares."""
-        return self._coordinator.metrics.description()
+        described = self._coordinator.metrics.description()
+        described.runs.extend(self._status(row) for row in self._coordinator.runs_under_way())
+        return described
 
     async def InstallRevocations(
         self, request: operator_pb2.InstallRevocationsRequest, context: Context

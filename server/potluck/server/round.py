@@ -271,7 +271,7 @@ class RoundMachine:
         if not available:
             return actions + self._keep_waiting()
         if self._stored_available:
-            available = tuple(c for c in self._stored_available if c not in gathering.barred)
+            available = gathering.selectable(self._stored_available)
             if not gathering.suffices(available, self.plan.needed):
                 return self._begin_anew("fewer may be selected than before the restart", now)
         self._stored_available = ()

@@ -1218,6 +1218,7 @@ class DescribeCoordinatorResponse(_message.Message):
     CLIENTS_ATTENDING_FIELD_NUMBER: _builtins.int
     RUNS_UNDER_WAY_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     """Its release."""
     protocol_version: _builtins.int
@@ -1244,6 +1245,10 @@ class DescribeCoordinatorResponse(_message.Message):
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Versions of all that hosts and coordinator must do alike, by name."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
+        """The runs that are waiting or running, oldest first."""
+
     def __init__(
         self,
         *,
@@ -1257,10 +1262,11 @@ class DescribeCoordinatorResponse(_message.Message):
         clients_attending: _builtins.int = ...,
         runs_under_way: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        runs: _abc.Iterable[Global___RunStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs", b"runs", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
