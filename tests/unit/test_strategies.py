@@ -327,7 +327,7 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         ("fedavgm", {"momentum": 1.0}, r"'momentum' is 1.0; give a number in \[0, 1\)"),
         ("fedavgm", {"momentum": -0.1}, "'momentum' is -0.1"),
         ("fedavgm", {"momentum": "0.9"}, "'momentum' is '0.9'"),
-        ("fedavgm", {"momentum": True}, "'momentum' is True"),
+        ("fedavgm", {"momentum": True}, "momentum must be a number, not true"),
         ("fedavgm", {"learning_rate": 0}, "'learning_rate' is 0; give a finite number above 0"),
         ("fedavgm", {"nesterov": "yes"}, "'nesterov' is 'yes'; give true or false"),
         ("fednova", {"momentum": 2}, "'momentum' is 2"),
