@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation
+from support.federation import Federation, crash_federation, until
 
 from potluck.rpc.v1 import operator_pb2
 
@@ -43,6 +44,10 @@ async def ended_well(federation: Federation, run_id: str, digest: str) -> None:
     assert await federation.finished(run_id) == digest
     assert [each.round for each in await federation.history(run_id)] == [*range(1, ROUNDS + 1)]
     assert not list(federation.state.glob("spool/*"))
+
+
+def kept_updates(federation: Federation) -> list[Path]:
+    return list(federation.files.folder.glob("host-*/updates/*.json"))
 
 
 @pytest.mark.parametrize("point", [LAST_COMMIT, "before-set_run_state-2"])
@@ -85,3 +90,20 @@ async def test_resumed_when_it_failed_after_its_last_round(federation: Federatio
     assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_FAILED
     await federation.operator.resume_run(run_id)
     await ended_well(federation, run_id, digest)
+
+
+async def test_clients_learn_of_the_end_from_the_next_coordinator(federation: Federation) -> None:
+    """They keep what they have delivered until they are told that nobody will ask again."""
+    federation.points.note_boundaries()
+    federation.points.hold(LAST_COMMIT)
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached(LAST_COMMIT))
+    for number in range(2):
+        await federation.kill_host(number)
+    federation.points.release()
+    await federation.finished(run_id)
+    await federation.kill_coordinator()
+    assert kept_updates(federation)
+    await federation.restart_coordinator()
+    await federation.start_hosts()
+    await until(lambda: not kept_updates(federation), "hosts drop their updates")

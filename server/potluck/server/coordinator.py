@@ -7,6 +7,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +50,7 @@ from potluck.server.round_events import StopRequested
 from potluck.server.round_work import RoundWork
 from potluck.server.secure_sums import SecureSums
 from potluck.server.selection import Population
+from potluck.server.settling import SETTLE_SECONDS, tell_settled
 from potluck.server.spool import Spool
 from potluck.server.store import Store
 from potluck.server.store.records import ClientRow, RoundRow, Run, RunRow, RunState
@@ -117,6 +119,7 @@ class Coordinator:
                 found = await asyncio.to_thread(coordinator.files.clear_leftovers)
                 await coordinator._count_quarantined()
                 await coordinator._resume_runs()
+                await coordinator._settle_ended()
                 coordinator._looking = asyncio.create_task(coordinator._look_at(found))
                 yield coordinator
             finally:
@@ -369,6 +372,15 @@ class Coordinator:
                 continue
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
             self._begin_driving(row, blueprint)
+
+    async def _settle_ended(self) -> None:
+        """Tell clients how runs ended that did so when the coordinator went down: it may not have
+        reached all of them."""
+        since = utc() - timedelta(seconds=SETTLE_SECONDS)
+        for run_id in await self.in_store(lambda store: store.runs_ended_since(since)):
+            last = await self.in_store(partial(Store.last_round, run_id=run_id))
+            if last is not None:
+                tell_settled(self.attendance, last)
 
     async def _look_at(self, found: set[str]) -> None:
         """Delete what earlier coordinators left, once the runs under way know what they use."""

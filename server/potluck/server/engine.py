@@ -67,6 +67,7 @@ class RunEngine:
         self._finishing = Finishing(self._run, self.masking)
         self._prepared = asyncio.Event()
         self._slow: asyncio.Task[None] | None = None
+        self._over = False
 
     # What others see --------------------------------------------------------------------------
 
@@ -160,8 +161,10 @@ class RunEngine:
         return of_model or blake3 in self._collecting.auxiliaries.digests
 
     def files_in_use(self) -> set[str]:
-        """Files that must not be deleted now."""
+        """Files that must not be deleted now; of a run that is over, retention keeps some."""
         run = self._run
+        if self._over:
+            return set()
         of_models = {
             digest
             for model in (run.model, run.model_before, run.facts.model, run.profiling.model)
@@ -319,6 +322,9 @@ class RunEngine:
             await self.masking.give_up()
         try:
             await self._finishing.settled()
+            self._environment.files.let_go(self.files_in_use())
+            self._over = True
+            await self._environment.tidy(self.row.committed_rounds)  # a kill may have kept it
         except (PotluckError, OSError) as error:
             self._run.say(f"the last round's files were not tidied up: {error}", warning=True)
         run_id, in_store = self.row.run_id, self._environment.in_store

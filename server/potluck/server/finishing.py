@@ -103,8 +103,7 @@ class Finishing:
         row, run.row = await self._in_store(partial(_committed, commit=commit))
         run.model_before, run.model, run.states = run.model, facts.model, states
         run.remember(row)
-        included = {client: client in action.included for client in facts.cohort}
-        tell_settled(run, action.round, action.attempt, included)
+        tell_settled(run.environment.attendance, row)
         self._announce(row)
         spent = [update.path for update in facts.updates.values()]
         offenders, run.offenders = run.offenders, set()

@@ -94,8 +94,7 @@ class Preparing:
         committed = 0 if last is None else last.key.round
         run.recall(await self._in_store(lambda store: store.participation(run_id)))
         if last is not None:  # the coordinator may have gone down before it could tell
-            ended = {m.client_id: m.state is MemberState.INCLUDED for m in last.members}
-            tell_settled(run, last.key.round, last.key.attempt, ended)
+            tell_settled(run.environment.attendance, last)
         left_out = await self._left_out()
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None and run.blueprint.run_file.secure_aggregation:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.attendance import Attendance
 from potluck.server.environment import now
-from potluck.server.standing import Standing
+from potluck.server.store.records import MemberState, RoundRow
 from potluck.server.wire import train_instruction_id
 
-_SETTLE_SECONDS: Final = 3600.0
+SETTLE_SECONDS: Final = 3600.0
 """How long a client is tried to be told."""
 
 
-def tell_settled(
-    run: Standing, round_number: int, attempt: int, cohort: Mapping[str, bool]
-) -> None:
-    """A round is committed. cohort: of each client, whether its update is part of the model.
+def tell_settled(attendance: Attendance, row: RoundRow) -> None:
+    """A round is committed: tell its cohort whose updates are part of the model.
 
     Telling a client again does nothing.
     """
-    run_id = run.row.run_id
-    for client, included in cohort.items():
-        update_id = train_instruction_id(run_id, round_number, attempt, client)
+    run_id, round_number, _ = row.key
+    for member in row.members:
+        update_id = train_instruction_id(*row.key, member.client_id)
         instruction = coordinator_pb2.Instruction(
             id=f"{update_id}/settle",
-            client_id=client,
+            client_id=member.client_id,
             run_id=run_id,
             round=round_number,
-            settle=coordinator_pb2.Settle(included=included),
+            settle=coordinator_pb2.Settle(included=member.state is MemberState.INCLUDED),
         )
-        run.environment.attendance.instruct(
-            instruction, deadline=now() + _SETTLE_SECONDS, until_acknowledged=True
-        )
+        attendance.instruct(instruction, deadline=now() + SETTLE_SECONDS, until_acknowledged=True)

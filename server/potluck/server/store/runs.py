@@ -94,6 +94,14 @@ class Runs(Part):
         with self._database.transaction() as connection:
             return _read(connection, _rows().where(unfinished).order_by(schema.runs.c.number))
 
+    def runs_ended_since(self, at: datetime) -> list[str]:
+        """The ids of the runs that ended after this time."""
+        runs = schema.runs
+        unfinished = runs.c.state.in_([state.value for state in _UNFINISHED])
+        query = select(runs.c.run_id).where(~unfinished, runs.c.changed_at > encode_time(at))
+        with self._database.transaction() as connection:
+            return [str(run_id) for run_id in connection.execute(query).scalars()]
+
     def run(self, run_id: str) -> RunRow:
         """A run by its id; by a beginning of it, or by its name, where that means no other run.
 

@@ -1,0 +1,145 @@
+"""Kills a coordinator at every change of what outlives it, one run each, and looks what it left.
+
+An undisturbed run says which changes there are. Then, for each, a run like it is killed there; the
+coordinator is restarted, and the run must end as the undisturbed one did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from support.evidence import Evidence, check_files, evidence, left_over
+from support.federation import Federation, until
+
+from potluck.common.errors import UnreachableError
+
+_TRIES = 5
+"""A change that comes only sometimes (two updates may be recorded at once) is tried so often."""
+
+
+@dataclass(kw_only=True)
+class Kills:
+    """The kills that one kind of run is to survive. assignments: of its run file."""
+
+    federation: Federation
+    assignments: Sequence[str]
+    masked: bool = False
+    pretrained: bool = False
+    aimed: list[str] = field(default_factory=list)
+    """Where runs were killed."""
+    missed: list[str] = field(default_factory=list)
+    """Changes that came in no other run."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """What went wrong, by where the run was killed."""
+
+    _connection: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    async def everywhere(self) -> None:
+        """Kill at every boundary of an undisturbed run."""
+        async with self._connection:
+            await self._connect()
+            await self.federation.until_attending()
+            await self._kill_everywhere()
+
+    async def _kill_everywhere(self) -> None:
+        await self._one_run()  # models and profiles of the first are new, those of others are not
+        undisturbed = await self._one_run()
+        for point in _points(self.federation.points.boundaries):
+            try:
+                await self._kill_at(point, undisturbed)
+            except (AssertionError, TimeoutError) as error:
+                self.failures[point] = str(error)
+
+    async def _one_run(self) -> list[Evidence]:
+        self.federation.points.clear()
+        self.federation.points.note_boundaries()
+        run_id = await self.federation.start_run(*self.assignments)
+        await self.federation.finished(run_id)
+        return await self._evidence(run_id)
+
+    async def _kill_at(self, point: str, undisturbed: list[Evidence]) -> None:
+        federation = self.federation
+        for _ in range(_TRIES):
+            federation.points.clear()
+            federation.points.note_boundaries()
+            federation.points.kill(point)
+            known = {row.run_id for row in await federation.operator.list_runs()}
+            killed = await self._run_into_it()
+            if killed:
+                self._check_log()
+                await federation.restart_coordinator()
+                await self._connect()
+            begun = {row.run_id for row in await federation.operator.list_runs()} - known
+            for run_id in begun:
+                await federation.finished(run_id)
+                for found, wanted in zip(await self._evidence(run_id), undisturbed, strict=True):
+                    found.check_like(wanted)
+            if killed:
+                self.aimed.append(point)
+                return
+        self.missed.append(point)
+
+    async def _connect(self) -> None:
+        """To a coordinator just started; the old connection would wait before it tries again, and
+        so would any other while that is open."""
+        await self._connection.aclose()
+        operator = self.federation.processes.operator()
+        self.federation.operator = await self._connection.enter_async_context(operator)
+
+    async def _run_into_it(self) -> bool:
+        """Start a run; true when the coordinator is killed, false when the run is over."""
+        coordinator = self.federation.coordinator
+
+        async def until_over() -> None:
+            try:
+                run_id = await self.federation.start_run(*self.assignments)
+            except UnreachableError:
+                await coordinator.ended()
+            else:
+                await self.federation.ended(run_id)
+
+        killed = asyncio.create_task(coordinator.ended())
+        over = asyncio.create_task(until_over())
+        await asyncio.wait({over, killed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (over, killed):
+            task.cancel()
+        await asyncio.wait({over, killed})
+        if killed.cancelled():
+            return False
+        assert killed.result() == 137, coordinator.obituary().message
+        return True
+
+    async def _evidence(self, run_id: str) -> list[Evidence]:
+        """Of a run, and of the one before it that trained its model."""
+        federation, masked = self.federation, self.masked
+        self._check_log()
+        history = await federation.history(run_id)
+        found = [evidence(federation, run_id, masked=masked)]
+        digests = [row["model_blake3"] for row in found[0].rounds]
+        assert [row.model_blake3 for row in history] == digests, "what is shown is not what is kept"
+        if self.pretrained:
+            found.append(evidence(federation, f"pre-{run_id}", masked=masked))
+        kept = [*federation.files.folder.glob("host-*/updates/*")]
+        await until(lambda: not any(path.exists() for path in kept), "hosts drop their updates")
+        check_files(federation)
+        await until(lambda: not left_over(federation), "files that nobody needs are deleted")
+        return found
+
+    def _check_log(self) -> None:
+        log = self.federation.files.log("coordinator").read_text()
+        assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
+
+
+def _points(boundaries: Sequence[str]) -> list[str]:
+    """After each change; and before those of the database, with what others were told until then.
+
+    Between two changes of files nobody is told anything, so after the one is before the other.
+    """
+    points: list[str] = []
+    for boundary in boundaries:
+        of_files = boundary.startswith(("rename-", "sync-", "delete-"))
+        points += [f"after-{boundary}"] if of_files else [f"before-{boundary}", f"after-{boundary}"]
+    return points

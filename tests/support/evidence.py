@@ -1,0 +1,137 @@
+"""What a run left behind, as somebody sees it who has the disk but none of our code for it.
+
+The database is read with sqlite3, files by their bytes; so a wrong row can't be explained away by
+what wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from support.federation import Federation
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One run, without what differs from one time to the next: its id, times, bytes moved.
+
+    rounds: of models and states. members: of committed attempts, in the order chosen. answers: what
+    clients were asked in these.
+    """
+
+    state: str
+    roster: tuple[str, ...]
+    rounds: tuple[Row, ...]
+    members: tuple[Row, ...]
+    answers: tuple[Row, ...]
+
+    def check_like(self, other: Evidence) -> None:
+        """Raises AssertionError that says what is other than in an undisturbed run."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            assert mine == theirs, f"{each.name}: {mine}, undisturbed: {theirs}"
+
+
+def evidence(federation: Federation, run_id: str, *, masked: bool) -> Evidence:
+    """What a run has left; also that each part of it is whole, and counts once.
+
+    masked: whether its updates were; then each time they are other bytes.
+    """
+    with _database(federation) as database:
+        [run] = _rows(database, "SELECT * FROM runs WHERE run_id = ?", run_id)
+        roster = _rows(database, "SELECT * FROM roster WHERE run_id = ? ORDER BY row", run_id)
+        rounds = _rows(database, "SELECT * FROM rounds WHERE run_id = ? ORDER BY round", run_id)
+        attempts = _rows(database, "SELECT * FROM attempts WHERE run_id = ?", run_id)
+        members = _rows(database, _OF_COMMITTED.format(table="members", order="position"), run_id)
+        answers = _rows(database, _OF_COMMITTED.format(table="exchanges", order="step"), run_id)
+        sums = _rows(database, "SELECT * FROM secure_sums WHERE run_id = ?", run_id)
+    assert [row["round"] for row in rounds] == [*range(1, run["rounds"] + 1)], "rounds committed"
+    committed = {(row["round"], row["attempt"]) for row in rounds}
+    for attempt in attempts:
+        key = (attempt["round"], attempt["attempt"])
+        wanted = "committed" if key in committed else "abandoned"
+        assert attempt["state"] == wanted, f"attempt {key} is {attempt['state']}"
+    _check_sums(sums)
+    stored = "blake3", "size", "loss", "seconds"
+    return Evidence(
+        state=f"{run['state']} {run['reason']}".strip(),
+        roster=tuple(row["client_id"] for row in roster),
+        rounds=tuple(_without(row, "attempt", "seconds", *_MEASURED) for row in rounds),
+        members=tuple(_without(row, *_UNEQUAL, *(stored if masked else ())) for row in members),
+        answers=tuple(_without(row, *_UNEQUAL) for row in answers),
+    )
+
+
+_LAST_TWO = """
+    SELECT model_blake3, state_blake3, round = last AS newest FROM rounds
+    JOIN (SELECT run_id, MAX(round) AS last FROM rounds GROUP BY run_id) USING (run_id)
+    WHERE round > last - 2
+"""
+_MEASURED = ("run_id", "bytes_down", "bytes_up", "committed_at")
+_UNEQUAL = ("run_id", "attempt", "seconds")
+_OF_COMMITTED = """
+    SELECT one.* FROM {table} AS one JOIN rounds USING (run_id, round, attempt)
+    WHERE run_id = ? ORDER BY round, {order}
+"""
+
+
+def check_files(federation: Federation) -> None:
+    """Every file that the last rounds name is there, and what its name says."""
+    wanted = _wanted_files(federation)
+    for name in wanted:
+        path = federation.state / "models" / name
+        if path.suffix == ".safetensors":
+            assert blake3(path.read_bytes()).hexdigest() == path.stem, f"{path} is damaged"
+
+
+def left_over(federation: Federation) -> list[Path]:
+    """Files that nobody needs, where no run is under way."""
+    wanted = _wanted_files(federation)
+    models = [path for path in (federation.state / "models").iterdir() if path.name not in wanted]
+    return [*models, *federation.state.glob("spool/*")]
+
+
+def _wanted_files(federation: Federation) -> set[str]:
+    """Of each run the last two models and the last state; none has fewer rounds."""
+    wanted: set[str] = set()
+    with _database(federation) as database:
+        for row in database.execute(_LAST_TWO):
+            wanted |= {f"{row['model_blake3']}.safetensors", f"{row['model_blake3']}.json"}
+            if row["state_blake3"] and row["newest"]:
+                wanted.add(f"{row['state_blake3']}.safetensors")
+    return wanted
+
+
+def _check_sums(sums: list[Row]) -> None:
+    """All sums of a round's updates are over the same clients: two others give a difference."""
+    survivors: dict[int, set[str]] = {}
+    for row in sums:
+        record = json.loads(row["record"])
+        if row["kind"] == "update" and record["outcome"] == "released":
+            first = survivors.setdefault(record["round"], set(record["clients"]))
+            assert set(record["clients"]) == first, f"two sums of round {record['round']}"
+
+
+@contextlib.contextmanager
+def _database(federation: Federation) -> Iterator[sqlite3.Connection]:
+    path = federation.state / "potluck.sqlite3"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        yield connection
+
+
+def _rows(database: sqlite3.Connection, query: str, run_id: str) -> list[Row]:
+    return [dict(row) for row in database.execute(query, [run_id])]
+
+
+def _without(row: Row, *names: str) -> Row:
+    return {name: value for name, value in row.items() if name not in names}
