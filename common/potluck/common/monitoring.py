@@ -37,10 +37,15 @@ class Readiness:
     """A `Ready` that is told. reason: why the process is not ready; empty if it is."""
 
     reason: str = ""
+    interruption: str = ""
+
+    def interrupt(self, why: str) -> None:
+        """It is not ready for a while; with "" it is again."""
+        self.interruption = why
 
     def __call__(self) -> str:
         """The reason."""
-        return self.reason
+        return self.reason or self.interruption
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -124,6 +124,7 @@ class Coordinator:
                 yield coordinator
             finally:
                 expiring.cancel()
+                store.give_up()
                 await coordinator._stop_driving()
                 await coordinator.hosts.close()
                 await loop.run_in_executor(thread, store.close)
@@ -132,9 +133,27 @@ class Coordinator:
             lock.close()
 
     async def in_store(self, call: Callable[[Store], T]) -> T:
-        """Call with the store in its thread; a call that has begun is always finished."""
+        """Call with the store in its thread; a call that has begun is always finished.
+
+        Where the database is away, this waits for it. See `Store.patiently` for what that asks of
+        a call.
+        """
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._thread, call, self._store))
+        patiently = partial(self._store.patiently, call)
+        return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
+
+    def watch_store(self, tell_away: Callable[[str], None]) -> None:
+        """Be told why the database is away, and with "" that it is back."""
+        loop = asyncio.get_running_loop()
+
+        def tell(why: str) -> None:
+            if why:
+                log.warning("waiting for the database", reason=why)
+            else:
+                log.info("the database is back")
+            loop.call_soon_threadsafe(tell_away, why)
+
+        self._store.watch(tell)
 
     # Hosts ------------------------------------------------------------------------------------
 

@@ -100,7 +100,8 @@ class Finishing:
             included=action.included,
         )
         await self.settled()
-        row, run.row = await self._in_store(partial(_committed, commit=commit))
+        await self._in_store(lambda store: store.commit_round(commit))
+        row, run.row = await self._in_store(partial(_committed, run_id=run.row.run_id))
         run.model_before, run.model, run.states = run.model, facts.model, states
         run.remember(row)
         tell_settled(run.environment.attendance, row)
@@ -195,12 +196,11 @@ class Finishing:
             observer.heterogeneity(await asyncio.to_thread(heterogeneity, population))
 
 
-def _committed(store: Store, *, commit: RoundCommit) -> tuple[RoundRow, RunRow]:
-    """Commit a round; it, and where its run stands then."""
-    store.commit_round(commit)
-    row = store.last_round(commit.key.run_id)
+def _committed(store: Store, *, run_id: str) -> tuple[RoundRow, RunRow]:
+    """The round that was just committed, and where its run stands now."""
+    row = store.last_round(run_id)
     assert row is not None  # noqa: S101  # it has just been committed
-    return row, store.run(commit.key.run_id)
+    return row, store.run(run_id)
 
 
 def _reported(row: UpdateRow | None, name: str) -> float:

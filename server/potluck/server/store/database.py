@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.server.store.failures import storage_error
+from potluck.server.store.failures import DatabaseAwayError, storage_error
 from potluck.server.store.values import CorruptRowError
 
+T = TypeVar("T")
+
 _BUSY_SECONDS = 10
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")
+# A server that is gone without a word is noticed within half a minute; the URL may say otherwise.
+_CONNECTING = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 _LOCK_SECONDS = 2
 # Any constant does, as long as every version of Potluck uses this one; it spells "potluck".
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
@@ -28,7 +43,13 @@ class Database:
     def __init__(self, engine: Engine, name: str, lock: int | None) -> None:
         self._engine = engine
         self._lock = lock
+        self._given_up = threading.Event()
+        self._away = ""
         self.name = name
+        self.version: int | None = None
+        """Of the schema, once it is known; another one must not turn up behind a new connection."""
+        self.tell_away: Callable[[str], None] = lambda _: None
+        """Told why the database is away, and with "" that it is back; from whichever thread."""
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -47,10 +68,16 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All of it is committed at the end, or nothing. Raises StorageError."""
+        """All of it is committed at the end, or nothing. Raises StorageError.
+
+        A commit whose answer gets lost with the connection is looked up on the next one, however
+        long that takes: a DatabaseAwayError means that nothing has changed.
+        """
+        number: int | None = None
         try:
             with self._engine.begin() as connection:
                 yield connection
+                number = _transaction_number(connection)
         except CorruptRowError as error:
             raise StorageError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
@@ -58,7 +85,70 @@ class Database:
         # SQLAlchemy lets through what drivers say of numbers wider than 64 bits and of text that
         # is not Unicode.
         except (SQLAlchemyError, OverflowError, UnicodeError) as error:
-            raise storage_error(error, self.name) from error
+            failed = storage_error(error, self.name)
+            away = isinstance(failed, DatabaseAwayError)
+            if not away or number is None or not self._was_committed(number):
+                raise failed from error
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Call, again and again while the database is away, until `give_up`.
+
+        Raises what the call raises of other errors.
+        """
+        for attempt in itertools.count(1):
+            try:
+                result = call()
+            except DatabaseAwayError as error:
+                self._note_away(error.message)
+                if self._given_up.wait(pause_seconds(attempt)):
+                    raise
+            else:
+                self._note_away("")
+                return result
+        raise AssertionError("counting never ends")
+
+    def give_up(self) -> None:
+        """Wait no more for a database that is away. May be called by any thread."""
+        self._given_up.set()
+
+    def _note_away(self, why: str) -> None:
+        if bool(why) != bool(self._away):
+            self._away = why
+            self.tell_away(why)
+
+    def _was_committed(self, number: int) -> bool:
+        return self.patiently(lambda: self._is_committed(number))
+
+    def _is_committed(self, number: int) -> bool:
+        """Whether a transaction whose end was not heard of was committed."""
+        query = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
+        with self.transaction() as connection:
+            status = connection.execute(query, {"number": str(number)}).scalar_one()
+        if status == "in progress":
+            raise DatabaseAwayError(
+                f"{self.name}: a commit is under way in a session that is cut off; wait for it",
+                database=self.name,
+            )
+        if status is None:
+            raise StorageError(
+                f"{self.name}: the server does not know any more whether the last change was made; "
+                "start the coordinator again, it goes on from what is there",
+                database=self.name,
+            )
+        return str(status) == "committed"
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait for a database before the next attempt, after the `attempt`-th, from 1."""
+    return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
+
+
+def _transaction_number(connection: Connection) -> int | None:
+    """By which PostgreSQL knows the transaction; None where it changes nothing, and in SQLite."""
+    if connection.dialect.name != "postgresql":
+        return None
+    number = connection.execute(_TRANSACTION_NUMBER).scalar_one()
+    return None if number is None else int(number)
 
 
 def _parse(url: str) -> URL:
@@ -181,10 +271,23 @@ def _unopened(path: Path, error: OSError) -> StorageError:
     )
 
 
+def _check_version(connection: Any, database: Database) -> None:
+    """Raises StorageError where somebody else changed the schema while the database was away."""
+    [version] = connection.execute("SELECT max(version) FROM potluck_schema").fetchone()
+    if version != database.version:
+        raise StorageError(
+            f"{database.name}: its schema is version {version} now, it was {database.version}; "
+            "start the coordinator again with the software that it belongs to",
+            database=database.name,
+            version=version,
+        )
+
+
 def _open_postgresql(url: URL) -> Database:
     name = _shown(url)
     # pre-ping: after the server was restarted, the next transaction finds a new connection.
-    engine = _engine(url, name, pool_pre_ping=True)
+    connecting = {key: value for key, value in _CONNECTING.items() if key not in url.query}
+    engine = _engine(url, name, pool_pre_ping=True, connect_args=connecting)
 
     @event.listens_for(engine, "connect")
     def lock(connection: Any, _record: object) -> None:
@@ -193,6 +296,8 @@ def _open_postgresql(url: URL) -> Database:
         try:
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
             connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))
+            if database.version is not None:
+                _check_version(connection, database)
             connection.commit()
         except BaseException:
             connection.close()

@@ -35,8 +35,17 @@ _MEANINGS = {
     "08": ("the connection broke", "check that the server is up"),
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),
 }
+# What waiting mends: the server restarts, is out of connections, or has not noticed yet that the
+# session it holds the lock for is over.
+_AWAY = ("57P", "08", "53300", "55P03")
+# psycopg knows no code of a server that refuses to connect, only what it says.
+_REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "permission denied")
 _UNREACHABLE = ("the connection failed", "check the URL and that the server is up")
 _UNKNOWN = ("the database refused", "see the cause, then start again")
+
+
+class DatabaseAwayError(StorageError):
+    """The database can't be reached now, and nothing has changed in it; waiting may help."""
 
 
 def storage_error(error: Exception, database: str) -> StorageError:
@@ -54,4 +63,11 @@ def storage_error(error: Exception, database: str) -> StorageError:
     else:
         cause, remedy = _UNKNOWN
     detail = " ".join(str(origin).split())
-    return StorageError(f"{database}: {cause} ({detail}); {remedy}", database=database)
+    kind = DatabaseAwayError if _is_away(code, cause, detail) else StorageError
+    return kind(f"{database}: {cause} ({detail}); {remedy}", database=database)
+
+
+def _is_away(code: object, cause: str, detail: str) -> bool:
+    if code is not None:
+        return str(code).startswith(_AWAY)
+    return cause == _UNREACHABLE[0] and not any(words in detail for words in _REFUSALS)

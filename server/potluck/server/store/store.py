@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from potluck.server.store.attempts import Attempts
 from potluck.server.store.clients import Clients
@@ -15,6 +16,8 @@ from potluck.server.store.references import References
 from potluck.server.store.rounds import Rounds
 from potluck.server.store.runs import Runs
 from potluck.server.store.sums import Sums
+
+T = TypeVar("T")
 
 
 class Store(Runs, Attempts, LeftOut, Rounds, References, Clients, Profiles, Sums):
@@ -37,11 +40,28 @@ class Store(Runs, Attempts, LeftOut, Rounds, References, Clients, Profiles, Sums
         database = Database.open(url)
         try:
             with database.transaction() as connection:
-                migrate(connection, database.name, migrations)
+                version = migrate(connection, database.name, migrations)
         except BaseException:
             database.close()
             raise
+        database.version = version
         return cls(database)
+
+    def patiently(self, call: Callable[[Store], T]) -> T:
+        """Call with this store, again as long as the database is away.
+
+        A call that fails for that has changed nothing only if it makes one change, in the end, or
+        may be made again. Raises what the call raises of other errors.
+        """
+        return self._database.patiently(lambda: call(self))
+
+    def give_up(self) -> None:
+        """Wait no more for a database that is away. May be called by any thread."""
+        self._database.give_up()
+
+    def watch(self, tell_away: Callable[[str], None]) -> None:
+        """Be told, in whichever thread, why the database is away, and with "" that it is back."""
+        self._database.tell_away = tell_away
 
     def close(self) -> None:
         """Let go of the database; safe to call twice."""

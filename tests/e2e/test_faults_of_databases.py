@@ -1,0 +1,112 @@
+"""A PostgreSQL that is restarted amid a run costs the run time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
+
+from potluck.deploy.demo_files import reserved_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@dataclass
+class Shared:
+    federation: Federation
+    server: PostgreSQL
+    metrics_port: int
+
+    async def ready(self) -> int:
+        """What /readyz answers."""
+
+        def ask() -> int:
+            try:
+                with urlopen(f"http://127.0.0.1:{self.metrics_port}/readyz", timeout=10) as answer:
+                    return int(answer.status)
+            except HTTPError as error:
+                return error.code
+
+        return await asyncio.to_thread(ask)
+
+    async def until_ready(self, status: int) -> None:
+        async with asyncio.timeout(90):
+            while await self.ready() != status:
+                await asyncio.sleep(0.05)  # another process gives no signal
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    if programs() is None:
+        pytest.skip(MISSING)
+    with running_postgresql() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    server: PostgreSQL, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Shared]:
+    with reserved_port() as port:
+        settings = {"database": server.new_schema(), "metrics_address": f"127.0.0.1:{port}"}
+        folder = tmp_path_factory.mktemp("databases")
+        async with crash_federation(folder, coordinator=settings) as federation:
+            yield Shared(federation, server, port)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Shared) -> str:
+    """The last model of a run that nothing happened to."""
+    return await shared.federation.finished(await shared.federation.start_run())
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "select",  # the available are stored, the cohort is not
+        "weigh",  # all updates are spooled
+        "observe",  # the round is about to be committed
+    ],
+)
+async def test_a_server_restarted_amid_a_round(
+    shared: Shared, undisturbed: str, mode: str, point: str
+) -> None:
+    federation = shared.federation
+    process = federation.coordinator.group
+    federation.points.clear()
+    federation.points.hold(point)
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached(point))
+    assert await shared.ready() == 200
+    shared.server.stop(mode)
+    federation.points.release()
+    await shared.until_ready(503)
+    shared.server.start()
+    await shared.until_ready(200)
+    assert await federation.finished(run_id) == undisturbed
+    assert federation.coordinator.group == process
+    assert len(await federation.attending_hosts()) == len(federation.files.hosts)
+
+
+async def test_a_coordinator_that_waits_can_be_stopped(shared: Shared, undisturbed: str) -> None:
+    federation = shared.federation
+    federation.points.clear()
+    federation.points.hold("weigh")
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached("weigh"))
+    shared.server.stop()
+    federation.points.release()
+    await shared.until_ready(503)
+    await federation.coordinator.stop()
+    assert await federation.coordinator.ended() == 0
+    shared.server.start()
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed

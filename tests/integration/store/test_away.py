@@ -1,0 +1,160 @@
+"""A PostgreSQL that goes away and comes back while a coordinator uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.engine import Engine
+from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
+from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, selected
+
+from potluck.common.errors import StorageError
+from potluck.server.store import AttemptKey, MemberState, Store
+from potluck.server.store.database import pause_seconds
+from potluck.server.store.failures import DatabaseAwayError
+
+FIRST = AttemptKey(RUN.run_id, 1, 1)
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[PostgreSQL]:
+    """One of its own: it is stopped."""
+    if programs() is None:
+        pytest.skip(MISSING)
+    with running_postgresql() as found:
+        yield found
+
+
+@pytest.fixture
+def ready(server: PostgreSQL) -> Iterator[Store]:
+    """A round can be committed."""
+    with Store.open(server.new_schema()) as store:
+        begun_run(store)
+        selected(store, FIRST)
+        for client_id in ("a", "c"):
+            store.set_member(FIRST, client_id, MemberState.RECEIVED, update=UPDATE)
+        yield store
+
+
+def commit_first(store: Store) -> None:
+    store.commit_round(commit(FIRST, ["a", "c"]))
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_call_waits_for_a_server_that_restarts(
+    server: PostgreSQL, ready: Store, mode: str
+) -> None:
+    told: list[str] = []
+    away = threading.Event()
+
+    def tell(why: str) -> None:
+        told.append(why)
+        away.set()
+
+    ready.watch(tell)
+    server.stop(mode)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ready.patiently, commit_first)
+        assert away.wait(PATIENCE_SECONDS)
+        assert not waiting.done()
+        server.start()
+        waiting.result(PATIENCE_SECONDS)
+    assert [bool(why) for why in told] == [True, False]
+    assert "\n" not in told[0]
+    assert [row.key for row in ready.rounds(RUN.run_id)] == [FIRST]
+
+
+def test_a_store_that_is_closed_waits_no_longer(server: PostgreSQL, ready: Store) -> None:
+    away = threading.Event()
+    ready.watch(lambda _: away.set())
+    server.stop()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ready.patiently, commit_first)
+        assert away.wait(PATIENCE_SECONDS)
+        ready.give_up()
+        with pytest.raises(DatabaseAwayError, match="check the URL and that the server is up"):
+            waiting.result(PATIENCE_SECONDS)
+    server.start()
+
+
+def cut_at_commit(monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> list[int]:
+    """The connection breaks at the next commit of a change: before it is made, or after it."""
+    cuts: list[int] = []
+    original: Callable[..., Any] = PGDialect_psycopg.do_commit
+
+    def cut(self: Any, connection: Any) -> None:
+        changes = connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchone()[0]
+        if changes is None or cuts:
+            original(self, connection)
+            return
+        cuts.append(1)
+        if committed:
+            original(self, connection)
+        connection.dbapi_connection.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(PGDialect_psycopg, "do_commit", cut)
+    return cuts
+
+
+@pytest.mark.parametrize("was_committed", [False, True])
+def test_a_commit_whose_answer_is_lost_is_made_once(
+    ready: Store, monkeypatch: pytest.MonkeyPatch, was_committed: bool
+) -> None:
+    cuts = cut_at_commit(monkeypatch, committed=was_committed)
+    ready.patiently(commit_first)
+    assert cuts == [1]
+    assert [row.key for row in ready.rounds(RUN.run_id)] == [FIRST]
+    assert [each.picks for each in ready.participation(RUN.run_id)] == [1] * len(COHORT)
+    cuts.clear()
+    assert ready.patiently(lambda store: store.append_to_roster(RUN.run_id, ["d", "e"])) == 3
+    assert cuts == [1]
+    assert ready.roster(RUN.run_id) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_connection_that_breaks_amid_a_call_is_made_again(ready: Store) -> None:
+    breaks: list[int] = []
+
+    def cut(connection: Connection, *_: object) -> None:
+        if not breaks:
+            breaks.append(1)
+            assert connection.connection.dbapi_connection is not None
+            connection.connection.dbapi_connection.close()
+
+    event.listen(Engine, "before_cursor_execute", cut)
+    try:
+        ready.patiently(commit_first)
+    finally:
+        event.remove(Engine, "before_cursor_execute", cut)
+    assert breaks == [1]
+    committed(ready, AttemptKey(RUN.run_id, 2, 1))
+
+
+def test_what_waiting_cannot_mend_is_an_error(server: PostgreSQL, ready: Store) -> None:
+    with psycopg.connect(server.url("postgres").replace("+psycopg", "")) as link:
+        link.execute("SET search_path = potluck1")
+        link.execute("INSERT INTO potluck_schema VALUES (9999, 'of the future')")
+    server.stop("fast")
+    server.start()
+    with pytest.raises(StorageError, match="its schema is version 9999 now") as caught:
+        ready.patiently(lambda store: store.see_client("a", "h", "cpu", AT))
+    assert not isinstance(caught.value, DatabaseAwayError)
+
+
+def test_a_database_or_user_that_is_unknown_is_not_waited_for(server: PostgreSQL) -> None:
+    for url in (server.url("nosuch"), server.url("postgres").replace("postgres@", "nobody@")):
+        with pytest.raises(StorageError, match="does not exist") as caught:
+            Store.open(url)
+        assert not isinstance(caught.value, DatabaseAwayError)
+
+
+def test_pauses_grow_up_to_five_seconds() -> None:
+    assert [pause_seconds(n) for n in (1, 2, 3, 7, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]
