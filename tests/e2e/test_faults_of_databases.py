@@ -38,8 +38,8 @@ class Shared:
 
     async def until_ready(self, status: int) -> None:
         async with asyncio.timeout(90):
-            while await self.ready() != status:
-                await asyncio.sleep(0.05)  # another process gives no signal
+            while await self.ready() != status:  # noqa: ASYNC110  # a process gives no signal
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ async def test_a_server_restarted_amid_a_round(
     process = federation.coordinator.group
     federation.points.clear()
     federation.points.hold(point)
+    assert await shared.ready() == 200
     run_id = await federation.start_run()
     await until(lambda: federation.points.reached(point))
-    assert await shared.ready() == 200
     shared.server.stop(mode)
     federation.points.release()
     await shared.until_ready(503)

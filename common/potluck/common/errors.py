@@ -232,6 +232,14 @@ class StorageError(PotluckError):
     code = grpc.StatusCode.INTERNAL
 
 
+def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
+    """The one line for a disk that fails below a folder, where the error may not say itself."""
+    named = str(error.filename or "")
+    where = named if named.startswith("/") else folder
+    cause = error.strerror or type(error).__name__
+    return StorageError(f"can't use {where}: {cause}; see its disk", path=where, cause=cause)
+
+
 class UnreachableError(PotluckError):
     """The other side can't be reached."""
 

@@ -22,6 +22,7 @@ from potluck.common.errors import (
     RoundClosedError,
     RunError,
     StorageError,
+    disk_error,
 )
 from potluck.common.folder_lock import FolderLock
 from potluck.common.identity import Role
@@ -35,12 +36,14 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.attendance import Attendance
 from potluck.server.auditing import BiasRecords, audit_run, check_auditable, why_not_audited
 from potluck.server.blueprint import Blueprint, draw_up
+from potluck.server.commits import Commits
 from potluck.server.config import CoordinatorConfig
 from potluck.server.coordinator_metrics import CoordinatorMetrics
 from potluck.server.disclosures import Disclosures, read_disclosures
 from potluck.server.engine import RunEngine
 from potluck.server.environment import Environment, now, utc
 from potluck.server.hosts import Hosts
+from potluck.server.journal import Loss
 from potluck.server.label_audit import ClientAudit
 from potluck.server.model_files import ModelFiles
 from potluck.server.offences import Offences
@@ -96,6 +99,7 @@ class Coordinator:
         self._engines: dict[str, RunEngine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tidying = Tidying(self.files, self.in_store, self._files_in_use)
+        self._commits = Commits(config.state_directory / "journal", self.in_store)
         self._looking: asyncio.Task[None] | None = None
         self._resuming = asyncio.Lock()
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
@@ -127,6 +131,7 @@ class Coordinator:
                 store.give_up()
                 await coordinator._stop_driving()
                 await coordinator.hosts.close()
+                coordinator._commits.close()
                 await loop.run_in_executor(thread, store.close)
         finally:
             thread.shutdown()
@@ -248,6 +253,7 @@ class Coordinator:
                     state=row.state,
                 )
             blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
+            await self._commits.accept(row)
             # Somebody has put something right: all get another chance.
             await self.in_store(lambda store: store.let_in(row.run_id))
             await self.in_store(
@@ -381,6 +387,9 @@ class Coordinator:
     # Driving ----------------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
+        lost = await self._commits.compare()
+        for loss in lost.values():
+            await self._tell(loss)
         for row in await self.in_store(lambda store: store.unfinished_runs()):
             if is_pretraining(row.run_id):
                 continue  # the run it is for will go on with it
@@ -401,12 +410,21 @@ class Coordinator:
             if last is not None:
                 tell_settled(self.attendance, last)
 
+    async def _tell(self, loss: Loss) -> None:
+        """Say that the database lost rounds of a run, which goes on only when a person says so."""
+        reason = loss.explain(self._store.name)
+        log.error("committed rounds were lost", run=loss.run_id, reason=reason)
+        if loss.committed is not None:
+            await self.in_store(
+                lambda store: store.set_run_state(loss.run_id, RunState.FAILED, reason, utc())
+            )
+
     async def _look_at(self, found: set[str]) -> None:
         """Delete what earlier coordinators left, once the runs under way know what they use."""
         for engine in list(self._engines.values()):
             await engine.prepared()
         try:
-            await self._tidying.look_at(found)
+            await self._tidying.look_at(found - self._commits.spared)
         except (PotluckError, OSError) as error:
             log.warning("model files of earlier rounds were not tidied up", reason=str(error))
 
@@ -430,6 +448,7 @@ class Coordinator:
             files=self.files,
             in_store=self.in_store,
             tidy=partial(self._tidying.after_commit, row.run_id, blueprint.run_file.retention),
+            note_commit=self._commits.note,
             pretrain=partial(self._pretrain, row.run_id, blueprint),
             offended=self._offences.committed_without,
             trust=self._trust,
@@ -471,9 +490,13 @@ class Coordinator:
         if error is None or self.broken.done():
             return
         # Not even the run's end could be recorded: a restart resumes it.
-        if not isinstance(error, PotluckError):
-            error = StorageError(f"run {run_id} can't be ended: {error}; see the state directory")
-        self.broken.set_result(error)
+        if isinstance(error, OSError):
+            error = disk_error(error, self.config.state_directory)
+        cause = error.message if isinstance(error, PotluckError) else repr(error)
+        again = "then start the coordinator again: its runs go on by themselves"
+        self.broken.set_result(
+            StorageError(f"run {run_id} can't be ended: {cause}; {again}", run=run_id)
+        )
 
     def _draw_up(self, text: str, source: str) -> Blueprint:
         return draw_up(text, source=source, model_modules=self.config.model_modules)

@@ -14,7 +14,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from potluck.common.errors import PotluckError
+from potluck.common.errors import PotluckError, StorageError, disk_error
 from potluck.common.metric_labels import MASKED
 from potluck.rpc.v1 import operator_pb2
 from potluck.server import round_events as rounds
@@ -217,7 +217,7 @@ class RunEngine:
                 for action in actions:
                     await self._carry_out(action)
         except PotluckError as error:
-            await self._break(error.message)
+            await self._break(self._reason(error))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -296,15 +296,20 @@ class RunEngine:
             try:
                 await work
             except PotluckError as error:
-                self.post(rounds.Broke(error.message))
+                self.post(rounds.Broke(self._reason(error)))
             except OSError as error:
-                where = error.filename or "the state directory"
-                self.post(rounds.Broke(f"can't use {where}: {error.strerror}; see its disk"))
+                self.post(rounds.Broke(self._reason(disk_error(error, "the state directory"))))
             except Exception as error:
                 self._run.log.exception("round failed unexpectedly")
                 self.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
 
         self._slow = asyncio.create_task(guarded())
+
+    def _reason(self, error: PotluckError) -> str:
+        """Why the run fails; for a disk or a database, also how it goes on once that is mended."""
+        if not isinstance(error, StorageError):
+            return error.message
+        return f"{error.message}; then `potluck resume {self.row.run_id}`"
 
     async def _break(self, reason: str) -> None:
         """End the run for something that the machine has not heard of."""
@@ -328,7 +333,10 @@ class RunEngine:
         except (PotluckError, OSError) as error:
             self._run.say(f"the last round's files were not tidied up: {error}", warning=True)
         run_id, in_store = self.row.run_id, self._environment.in_store
-        await asyncio.to_thread(self.spool.remove)  # first: where the disk is full, it makes room
+        try:  # first: where the disk is full, it makes room
+            await asyncio.to_thread(self.spool.remove)
+        except (PotluckError, OSError) as error:
+            self._run.say(f"the run's spool was not removed: {error}", warning=True)
         attempt = await in_store(lambda store: store.current_attempt(run_id))
         if attempt is not None:
             reason = action.reason or "the run ended"

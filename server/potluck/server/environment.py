@@ -13,7 +13,7 @@ from potluck.server.model_files import ModelFiles
 from potluck.server.profiling import Trust
 from potluck.server.run_observer import RunObserver
 from potluck.server.secure_sums import SecureSums
-from potluck.server.store import Store
+from potluck.server.store import RoundRow, Store
 
 
 def now() -> float:
@@ -36,6 +36,8 @@ class Environment:
     """Call with the store in its thread."""
     tidy: Callable[[int], Awaitable[None]]
     """Delete model files that no run needs any more, now that this round is committed."""
+    note_commit: Callable[[RoundRow], Awaitable[None]]
+    """Note beside the store that a round was committed."""
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]

@@ -173,6 +173,7 @@ class Finishing:
     ) -> None:
         """What nobody waits for: the next round has begun."""
         run = self._run
+        await run.environment.note_commit(row)
         barred = await run.environment.offended(sorted(offenders))
         for client, reason in sorted(barred.items()):
             run.say(f"{client} is in quarantine: {reason}; see `potluck clients`", warning=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, StorageError
 from potluck.server import round_events as rounds
 from potluck.server.environment import utc
 from potluck.server.model_files import Published
@@ -16,6 +17,8 @@ from potluck.server.settling import tell_settled
 from potluck.server.standing import Standing
 from potluck.server.store.records import Attempt, LeftOutRow, MemberState, RoundRow
 from potluck.server.update_files import SpooledUpdate, spooled_intact
+
+T = TypeVar("T")
 
 
 class Preparing:
@@ -31,7 +34,7 @@ class Preparing:
         run.enrol(await self._in_store(lambda store: store.roster(run_id)))
         last: RoundRow | None = await self._in_store(lambda store: store.last_round(run_id))
         if run.row.model_blake3 is not None:
-            run.model = await asyncio.to_thread(run.work.load, run.row.model_blake3)
+            run.model = await self._from_files(run.work.load, run.row.model_blake3)
         elif not await self._begin_with_a_model():
             run.post(rounds.StopRequested())
             return
@@ -41,7 +44,7 @@ class Preparing:
         if last is None:
             run.states = await asyncio.to_thread(self._initial_states)
         else:
-            run.states = await asyncio.to_thread(
+            run.states = await self._from_files(
                 run.work.read_states,
                 last.state_blake3,
                 last.selector_scalars,
@@ -49,6 +52,19 @@ class Preparing:
             )
         if run.roster:
             await self._resume(last)
+
+    async def _from_files(self, read: Callable[..., T], *arguments: object) -> T:
+        """What a thread reads from files that the store names. Raises StorageError."""
+        try:
+            return await asyncio.to_thread(read, *arguments)
+        except NotFoundError as error:
+            run = self._run
+            path = run.environment.files.path(error.metadata["blake3"])
+            raise StorageError(
+                f"{path} is gone, and without it nothing follows round {run.row.committed_rounds}; "
+                "restore it from a backup",
+                path=path,
+            ) from error
 
     # Models -----------------------------------------------------------------------------------
 

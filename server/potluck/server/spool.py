@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from potluck.common.errors import disk_error
 from potluck.common.spare_files import SpareFiles
 
 _MOST_SPARE_FILES = 10_000
@@ -54,7 +55,7 @@ class Spool:
         with contextlib.suppress(FileNotFoundError):
             for path in spent:
                 self._spare.give(path)
-            shutil.rmtree(folder)
+            _remove(folder)
 
     def clear_except(self, round_number: int, attempt: int) -> None:
         """Forget every other attempt's updates, e.g. those a crash left behind."""
@@ -62,9 +63,19 @@ class Spool:
             return
         for folder in self._folder.iterdir():
             if folder.name != f"{round_number}.{attempt}":
-                shutil.rmtree(folder)
+                _remove(folder)
 
     def remove(self) -> None:
         """Forget everything: the run is over."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder)
+            _remove(self._folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder. Raises FileNotFoundError, or StorageError that names the folder."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # it names a file as seen from its own folder
+        raise disk_error(error, folder) from error

@@ -71,7 +71,10 @@ class Tidying:
         kept = {holder.blake3 for holder in holders if is_kept(holder)}
         self._files.needed(named)
         self._files.settle(kept)
-        await asyncio.to_thread(self._files.delete, unused - kept - self._in_use())
+        gone = unused - kept
+        # A database whose log is damaged falls back to an earlier round: its files must be there.
+        if gone and await self._in_store(lambda store: store.checkpoint()):
+            await asyncio.to_thread(self._files.delete, gone - self._in_use())
 
 
 def is_kept(holder: FileHolder) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,29 @@ class Database:
                 self._note_away("")
                 return result
         raise AssertionError("counting never ends")
+
+    def checkpoint(self) -> bool:
+        """Move what is in SQLite's log into the file, so that damage to the log can't undo it.
+
+        False where somebody who reads the file is in the way. Raises StorageError.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return True  # PostgreSQL looks after its log
+        try:
+            connection = self._engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute("PRAGMA busy_timeout = 0")
+                # Not a mode that leaves the log as it is: of a damaged one the beginning would
+                # still count, and with it old pages in the place of new ones.
+                [busy, _, _] = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                cursor.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
+                cursor.close()
+            finally:
+                connection.close()
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise storage_error(error, self.name) from error
+        return not busy
 
     def give_up(self) -> None:
         """Wait no more for a database that is away. May be called by any thread."""

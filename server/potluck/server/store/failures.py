@@ -8,13 +8,13 @@ from potluck.common.errors import StorageError
 
 # The beginning of SQLite's error name or of PostgreSQL's SQLSTATE → cause, remedy.
 _MEANINGS = {
-    "SQLITE_FULL": ("the disk is full", "free some space and start again"),
+    "SQLITE_FULL": ("the disk is full", "free some space"),
     "SQLITE_READONLY": ("the file is read-only", "make it and its directory writable"),
     "SQLITE_CORRUPT": ("the file is damaged", "restore it from a backup"),
     "SQLITE_NOTADB": ("the file is damaged or no database", "restore it from a backup"),
     "SQLITE_BUSY": ("another program is writing to it", "stop that program"),
     "SQLITE_LOCKED": ("another program is writing to it", "stop that program"),
-    "SQLITE_IOERR": ("the disk failed", "check the disk and start again"),
+    "SQLITE_IOERR": ("the disk failed", "check the disk"),
     "SQLITE_CANTOPEN": (
         "the file can't be opened",
         "check that its directory exists and who owns it",
@@ -22,14 +22,14 @@ _MEANINGS = {
     "SQLITE_PERM": ("access is denied", "check who owns the file"),
     "SQLITE_AUTH": ("access is denied", "check who owns the file"),
     "SQLITE_CONSTRAINT": ("it refused a row that breaks a rule", "please report this as a bug"),
-    "53100": ("the server's disk is full", "free some space and start again"),
-    "53": ("the server is out of resources", "see its log and start again"),
+    "53100": ("the server's disk is full", "free some space"),
+    "53": ("the server is out of resources", "see its log"),
     "25006": ("it is read-only", "use the primary server"),
     "28": ("the server refused the user", "check user and password in the URL"),
     "3D": ("the server knows no such database", "create it with `createdb`"),
     "42501": ("the user may not do this", "make the user owner of the database"),
     "XX": ("the database is damaged", "see the server's log, restore it from a backup"),
-    "58": ("the server's disk failed", "see its log and start again"),
+    "58": ("the server's disk failed", "see its log"),
     "55P03": ("in use by another coordinator", "stop it, or give this one another database"),
     "57P": ("the server shut down", "start it and try again"),
     "08": ("the connection broke", "check that the server is up"),
@@ -41,7 +41,7 @@ _AWAY = ("57P", "08", "53300", "55P03")
 # psycopg knows no code of a server that refuses to connect, only what it says.
 _REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "permission denied")
 _UNREACHABLE = ("the connection failed", "check the URL and that the server is up")
-_UNKNOWN = ("the database refused", "see the cause, then start again")
+_UNKNOWN = ("the database refused", "see the cause")
 
 
 class DatabaseAwayError(StorageError):

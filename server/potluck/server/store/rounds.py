@@ -10,6 +10,7 @@ from sqlalchemy import (
     Connection,
     and_,
     bindparam,
+    func,
     insert,
     select,
     update,
@@ -100,6 +101,14 @@ class Rounds(Part):
             last, _ = last_commit(connection, run_id)
             found = _read(connection, and_(rounds.c.run_id == run_id, rounds.c.round == last))
         return found[0] if found else None
+
+    def last_rounds(self) -> dict[str, int]:
+        """The number of each run's last committed round, 0 before any."""
+        runs, rounds = schema.runs, schema.rounds
+        last = select(func.max(rounds.c.round)).where(rounds.c.run_id == runs.c.run_id)
+        query = select(runs.c.run_id, func.coalesce(last.scalar_subquery(), 0))
+        with self._database.transaction() as connection:
+            return {run_id: int(number) for run_id, number in connection.execute(query)}
 
     def participation(self, run_id: str) -> list[Participation]:
         """What a run remembers of each client that was selected in a committed round, by id."""

@@ -63,6 +63,19 @@ class Store(Runs, Attempts, LeftOut, Rounds, References, Clients, Profiles, Sums
         """Be told, in whichever thread, why the database is away, and with "" that it is back."""
         self._database.tell_away = tell_away
 
+    def checkpoint(self) -> bool:
+        """Make sure that no damage to the database's log can undo what is stored now.
+
+        To be called before files are deleted that older rows name. False where it can't be made
+        sure now, because another program reads the database. Raises StorageError.
+        """
+        return self._database.checkpoint()
+
+    @property
+    def name(self) -> str:
+        """The database as shown to people."""
+        return self._database.name
+
     def close(self) -> None:
         """Let go of the database; safe to call twice."""
         self._database.close()

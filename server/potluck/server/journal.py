@@ -1,0 +1,164 @@
+"""Which rounds were committed, told a second time, so that a database that forgets some is noticed.
+
+A bit that flips in SQLite's write-ahead log, or an older backup, takes the last commits away
+without an error. So each commit is also a line in a file of its own, written after it: a round that
+is there and not in the database was lost, whereas after a crash a line may well be missing.
+Blocking; call it from any thread, but from one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.common.errors import StorageError
+
+_NOTHING = "-"
+_SPARE_LINES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A run stood here after a commit; round 0, without files, before there was any."""
+
+    run_id: str
+    round: int
+    model_blake3: str = ""
+    state_blake3: str = ""
+
+    @property
+    def files(self) -> set[str]:
+        """The files that the round names."""
+        return {each for each in (self.model_blake3, self.state_blake3) if each}
+
+
+class Journal:
+    """Lines of one file, the last one of a run counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def read(self) -> list[Noted]:
+        """All that was noted, oldest first. Lines that are torn or damaged are passed over.
+
+        Raises StorageError.
+        """
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(error) from error
+        return [noted for noted in map(_decoded, lines) if noted is not None]
+
+    def add(self, noted: Iterable[Noted]) -> None:
+        """Return when this is on disk. Raises StorageError."""
+        lines = b"".join(_encoded(each) for each in noted)
+        if not lines:
+            return
+        try:
+            if self._descriptor is None:
+                self._descriptor = self._opened()
+            os.write(self._descriptor, lines)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def shorten(self, noted: Iterable[Noted], lines: int) -> None:
+        """Keep these alone where the file has many more lines. Raises StorageError."""
+        kept = list(noted)
+        if lines <= 2 * len(kept) + _SPARE_LINES:
+            return
+        temporary = self._path.with_name(f"{self._path.name}.new")
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(_encoded(each) for each in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            self.close()
+            temporary.replace(self._path)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _opened(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(self._path, flags, 0o600)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")  # a crash tore the last line
+        return descriptor
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self._path}: {error.strerror}; see its disk, or move the file away to do without "
+            "what it knows",
+            path=self._path,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Rounds of a run that were committed and are not in the database.
+
+    committed: the last one that is; None where the run itself is not. lost: the last one that was.
+    """
+
+    run_id: str
+    committed: int | None
+    lost: int
+
+    def explain(self, database: str) -> str:
+        """One line for people."""
+        if self.committed is None:
+            return (
+                f"run {self.run_id}, {self.lost} rounds of which were committed, is not in "
+                f"{database}: an older backup was restored, or the file was damaged; restore a "
+                "backup that has the run"
+            )
+        rounds = f"round {self.lost} was"
+        if self.lost > self.committed + 1:
+            rounds = f"rounds {self.committed + 1} to {self.lost} were"
+        return (
+            f"{rounds} committed but {database} ends with round {self.committed}: an older backup "
+            "was restored, or the file was damaged; restore a backup that has more, or go on after "
+            f"round {self.committed} with `potluck resume {self.run_id}`"
+        )
+
+
+def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, Loss]:
+    """What a database has lost. committed: each run's last round in it."""
+    last = {each.run_id: each.round for each in noted}
+    return {
+        run_id: Loss(run_id=run_id, committed=committed.get(run_id), lost=number)
+        for run_id, number in last.items()
+        if number > committed.get(run_id, 0) or (number and run_id not in committed)
+    }
+
+
+def _encoded(noted: Noted) -> bytes:
+    files = (noted.model_blake3 or _NOTHING, noted.state_blake3 or _NOTHING)
+    text = " ".join([noted.run_id, str(noted.round), *files])
+    return f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
+
+
+def _decoded(line: bytes) -> Noted | None:
+    checksum, _, text = line.partition(b" ")
+    if f"{zlib.crc32(text):08x}".encode() != checksum:
+        return None
+    run_id, number, model, state = text.decode().split(" ")
+    return Noted(
+        run_id=run_id,
+        round=int(number),
+        model_blake3="" if model == _NOTHING else model,
+        state_blake3="" if state == _NOTHING else state,
+    )

@@ -1,0 +1,145 @@
+"""A bit that flips in SQLite's write-ahead log takes commits away, and that is said."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROUNDS = 4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(tmp_path_factory.mktemp("logs"), rounds=ROUNDS) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Federation) -> str:
+    """The last model of a run that nothing happened to."""
+    return await shared.finished(await shared.start_run())
+
+
+def write_ahead_log(federation: Federation) -> Path:
+    return federation.state / "potluck.sqlite3-wal"
+
+
+READ = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN")
+connection.execute("SELECT count(*) FROM runs").fetchone()
+print("reading", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def reader(federation: Federation) -> Iterator[None]:
+    """A program that reads the database: as long as it does, commits stay in the log. It is killed,
+    since whoever closes the database last empties the log."""
+    command = [sys.executable, "-c", READ, str(federation.state / "potluck.sqlite3")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"reading\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def flip_a_bit(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        [byte] = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+async def test_rounds_that_a_flipped_bit_takes_away_are_said(
+    shared: Federation, undisturbed: str
+) -> None:
+    with reader(shared):
+        run_id = await shared.start_run()
+        await shared.until_committed(run_id, 1)
+        size = write_ahead_log(shared).stat().st_size
+        await shared.until_committed(run_id, 3)
+        await shared.kill_coordinator()
+    flip_a_bit(write_ahead_log(shared), size + 24 + 100)  # in the page of the next frame
+    models = {path.name for path in shared.state.glob("models/*.safetensors")}
+    await shared.restart_coordinator()
+    status = await shared.status(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert 1 <= status.committed_rounds < 3
+    assert "committed but" in status.reason
+    assert f"ends with round {status.committed_rounds}" in status.reason
+    assert f"`potluck resume {run_id}`" in status.reason
+    assert status.reason in shared.files.log("coordinator").read_text()
+    # It is said until somebody decides; a backup would find its models.
+    await shared.kill_coordinator()
+    await shared.restart_coordinator()
+    assert (await shared.status(run_id)).reason == status.reason
+    assert models <= {path.name for path in shared.state.glob("models/*.safetensors")}
+    await shared.operator.resume_run(run_id)
+    assert await shared.finished(run_id) == undisturbed
+    await shared.kill_coordinator()
+    await shared.restart_coordinator()
+    assert (await shared.status(run_id)).state == operator_pb2.RUN_STATE_FINISHED
+
+
+async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undisturbed: str) -> None:
+    with reader(shared):
+        size = write_ahead_log(shared).stat().st_size
+        run_id = await shared.start_run()
+        await shared.until_committed(run_id, 1)
+        await shared.kill_coordinator()
+    flip_a_bit(write_ahead_log(shared), size + 24 + 100)
+    await shared.restart_coordinator()
+    runs = await shared.operator.list_runs()
+    assert run_id not in {status.run_id for status in runs}
+    assert f"run {run_id}, " in shared.files.log("coordinator").read_text()
+    assert await shared.finished(await shared.start_run()) == undisturbed
+
+
+async def test_an_older_backup_of_the_database_alone_is_said(
+    shared: Federation, undisturbed: str, tmp_path: Path
+) -> None:
+    database = shared.state / "potluck.sqlite3"
+    await shared.kill_coordinator()
+    await shared.restart_coordinator()
+    run_id = await shared.start_run("rounds=6")
+    await shared.until_committed(run_id, 1)
+    opened = contextlib.closing
+    with (
+        opened(sqlite3.connect(database)) as source,
+        opened(sqlite3.connect(tmp_path / "backup")) as copy,
+    ):
+        source.backup(copy)
+    await shared.until_committed(run_id, 5)
+    await shared.kill_coordinator()
+    for path in shared.state.glob("potluck.sqlite3-*"):
+        if path.suffix != ".lock":
+            path.unlink()
+    shutil.copyfile(tmp_path / "backup", database)
+    await shared.restart_coordinator()
+    status = await shared.status(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert "an older backup was restored" in status.reason
+    await shared.operator.resume_run(run_id)  # its models are gone by now
+    status = await shared.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert ".safetensors is gone, and without it nothing follows round" in status.reason
+    assert status.reason.endswith(f"restore it from a backup; then `potluck resume {run_id}`")
+    assert await shared.finished(await shared.start_run()) == undisturbed
