@@ -1,0 +1,76 @@
+"""Commits beside the journal, on both databases: what is missing at a start is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.stored import RUN, begun_run, committed, digest
+
+from potluck.server.commits import Commits
+from potluck.server.store import AttemptKey, Store
+
+
+def commits(store: Store, path: Path) -> Commits:
+    async def in_store(call: Callable[[Store], Any]) -> Any:
+        return call(store)
+
+    return Commits(path / "journal", in_store)
+
+
+async def one_more(store: Store, noting: Commits, run_id: str, number: int) -> None:
+    committed(store, AttemptKey(run_id, number, 1))
+    row = store.last_round(run_id)
+    assert row is not None
+    await noting.note(row)
+
+
+async def test_nothing_is_lost_where_nothing_happened(store: Store, tmp_path: Path) -> None:
+    noting = commits(store, tmp_path)
+    assert await noting.compare() == {}
+    begun_run(store)
+    for number in (1, 2):
+        await one_more(store, noting, RUN.run_id, number)
+    committed(store, AttemptKey(RUN.run_id, 3, 1))  # killed before it was noted
+    assert await commits(store, tmp_path).compare() == {}
+    assert (tmp_path / "journal").read_text().count("\n") == 3  # it was made up for
+    assert await commits(store, tmp_path).compare() == {}
+    assert (tmp_path / "journal").read_text().count("\n") == 3
+
+
+async def test_an_older_database_is_noticed_until_it_is_accepted(url: str, tmp_path: Path) -> None:
+    with Store.open(url) as store:
+        noting = commits(store, tmp_path)
+        for run_id in (RUN.run_id, "other"):
+            begun_run(store, run_id)
+            for number in (1, 2, 3):
+                await one_more(store, noting, run_id, number)
+    # Another database that is one round behind with one run, and doesn't know the other.
+    with Store.open(f"sqlite:///{tmp_path / 'older.db'}") as behind:
+        begun_run(behind)
+        for number in (1, 2):
+            committed(behind, AttemptKey(RUN.run_id, number, 1))
+        for _ in range(2):
+            later = commits(behind, tmp_path)
+            found = await later.compare()
+            assert {(e.run_id, e.committed, e.lost) for e in found.values()} == {
+                (RUN.run_id, 2, 3),
+                ("other", None, 3),
+            }
+        assert later.spared >= {digest(3), digest(1003)}
+        await later.accept(behind.run(RUN.run_id))
+        assert [loss.run_id for loss in (await commits(behind, tmp_path).compare()).values()] == [
+            "other"
+        ]
+        await one_more(behind, later, RUN.run_id, 3)
+        assert list(await commits(behind, tmp_path).compare()) == ["other"]
+
+
+async def test_a_journal_that_cannot_be_written_holds_up_no_run(
+    store: Store, tmp_path: Path
+) -> None:
+    begun_run(store)
+    (tmp_path / "journal").mkdir()
+    await one_more(store, commits(store, tmp_path), RUN.run_id, 1)
+    assert store.run(RUN.run_id).committed_rounds == 1
