@@ -29,6 +29,9 @@ WITNESSED: Final = "POTLUCK_BOUNDARIES"
 _UNRELATED: Final = {"see_clients"}
 """Changes that belong to no run: they come whenever a host does."""
 
+_AROUND: Final = {"open", "close", "patiently"}
+"""Methods that others are called in, or that change nothing."""
+
 _lock = threading.Lock()
 _here = threading.local()
 
@@ -57,7 +60,7 @@ def _numbered(name: str) -> str | None:
 def _watch_store(reach: Callable[[str], None]) -> None:
     for name in dir(Store):
         method = getattr(Store, name)
-        if not name.startswith("_") and callable(method) and name not in ("open", "close"):
+        if not name.startswith("_") and callable(method) and name not in _AROUND:
             setattr(Store, name, _in_method(name, method, reach))
 
     @event.listens_for(Engine, "before_cursor_execute")
