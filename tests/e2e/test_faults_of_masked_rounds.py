@@ -6,7 +6,9 @@ it has killed. Sums of the same clients' updates are the same bit for bit, whate
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -157,3 +159,22 @@ async def test_the_same_updates_are_not_summed_without_somebody(
     assert "refuses (released)" in status.reason
     assert "another seed" in status.reason
     await back(federation, 2)
+
+
+@pytest.mark.slow
+async def test_a_backup_restored_while_hosts_run_on(
+    federation: Federation, undisturbed: list[str], tmp_path: Path
+) -> None:
+    """What hosts keep of masked updates is of sums that nobody knows any more."""
+    run_id = await federation.start_run()
+    await federation.until_committed(run_id, 1)
+    await federation.kill_coordinator()
+    shutil.copytree(federation.state, tmp_path / "backup")
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed[-1]
+    await federation.kill_coordinator()
+    shutil.rmtree(federation.state)
+    shutil.copytree(tmp_path / "backup", federation.state)
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed[-1]
+    assert "is late" not in federation.files.log("coordinator").read_text()

@@ -102,3 +102,11 @@ def test_of_a_client_in_a_run_only_the_one_that_is_asked_for_is_kept(tmp_path: P
         keep(updates, make(name, round=5 if name == "b" else 1, **others.get(name, {})))
     updates.drop_others("run", "client-0", update_id="a")
     assert [name for name in ("a", "b", *others) if updates.find(name)] == ["a", *others]
+
+
+def test_what_nobody_came_back_for_goes(tmp_path: Path) -> None:
+    updates = KeptUpdates(tmp_path, now=NOW)
+    keep(updates, make("old"))
+    keep(updates, make("new", expires=NOW + 1.0))
+    updates.drop_expired(now=NOW + KEEP_AFTER_DEADLINE_SECONDS)
+    assert (updates.find("old"), updates.find("new")) == (None, make("new", expires=NOW + 1.0))

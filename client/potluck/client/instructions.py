@@ -129,6 +129,7 @@ class Instructions:
         ]
         self._abandon(others)
         self._kept.drop_others(*whose, update_id=instruction.id)
+        self._kept.drop_expired(now=time.time())
 
     def _extend(self, instruction: rpc.Instruction) -> bool:
         """Give the work on an instruction the time it has now; false if its time is over."""

@@ -102,6 +102,12 @@ class KeptUpdates:
             if (update.run_id, update.client_id) == (run_id, client_id) and update.round <= through:
                 self.drop(update.update_id)
 
+    def drop_expired(self, *, now: float) -> None:
+        """Delete updates for which nobody has come back."""
+        for update in list(self._updates.values()):
+            if update.expires + KEEP_AFTER_DEADLINE_SECONDS <= now:
+                self.drop(update.update_id)
+
     def drop_others(self, run_id: str, client_id: str, *, update_id: str) -> None:
         """Delete a client's updates for a run, but for the one with this id."""
         for update in list(self._updates.values()):

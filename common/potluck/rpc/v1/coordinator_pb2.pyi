@@ -586,7 +586,9 @@ class Instruction(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Unique for ever; the same id is the same work, so a host does it once."""
+    """Unique for ever; the same id is the same work, so a host does it once. What it was told to drop,
+    or has dropped itself, it begins anew when it is sent again.
+    """
     client_id: _builtins.str
     """The client it is for."""
     run_id: _builtins.str

@@ -63,7 +63,8 @@ class CoordinatorServiceServicer:
 
     def Attend(self, request_iterator, context):
         """The control stream of a host: it says hello, then heartbeats, acknowledgements and answers;
-        the coordinator pushes instructions. One per host: a newer stream replaces an older one.
+        the coordinator pushes instructions. One per host: a newer stream replaces an older one, but not
+        that of another process as long as it is heard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,8 @@ class CoordinatorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Attend: _grpc.StreamStreamMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]
     """The control stream of a host: it says hello, then heartbeats, acknowledgements and answers;
-    the coordinator pushes instructions. One per host: a newer stream replaces an older one.
+    the coordinator pushes instructions. One per host: a newer stream replaces an older one, but not
+    that of another process as long as it is heard.
     """
     FetchModel: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.CoordinatorServiceFetchModelRequest, _coordinator_pb2.CoordinatorServiceFetchModelResponse]
     """A model file by its digest, from an offset."""
@@ -51,7 +52,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.StreamStreamMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]  # type: ignore[assignment]
     """The control stream of a host: it says hello, then heartbeats, acknowledgements and answers;
-    the coordinator pushes instructions. One per host: a newer stream replaces an older one.
+    the coordinator pushes instructions. One per host: a newer stream replaces an older one, but not
+    that of another process as long as it is heard.
     """
     FetchModel: _aio.UnaryStreamMultiCallable[_coordinator_pb2.CoordinatorServiceFetchModelRequest, _coordinator_pb2.CoordinatorServiceFetchModelResponse]  # type: ignore[assignment]
     """A model file by its digest, from an offset."""
@@ -70,7 +72,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.AttendResponse], _abc.AsyncIterator[_coordinator_pb2.AttendResponse]]:
         """The control stream of a host: it says hello, then heartbeats, acknowledgements and answers;
-        the coordinator pushes instructions. One per host: a newer stream replaces an older one.
+        the coordinator pushes instructions. One per host: a newer stream replaces an older one, but not
+        that of another process as long as it is heard.
         """
 
     @_abc_1.abstractmethod
