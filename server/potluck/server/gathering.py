@@ -152,9 +152,10 @@ class Gathering:
     def _wait_for_more(self, muster: Muster, now: float) -> None:
         """Wait for more clients; a run that has selected nobody yet gives up in the end."""
         if self.is_overdue(now):
+            attended = f"attended after {self.plan.roster_timeout_seconds:g} s"
             self.given_up = (
-                f"{muster.counted('attended')} after {self.plan.roster_timeout_seconds:g} s; start "
-                "more hosts, or lower `count` or `roster` in the run file" + self._and_left_out()
+                f"{muster.counted(attended)}; start more hosts, or lower `count` or `roster` in "
+                f"the run file{self._and_left_out()}"
             )
             return
         self._short = self.under_way
