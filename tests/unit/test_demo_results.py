@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import tomllib
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from potluck.deploy.demo_files import (
     DemoOptions,
     client_ranges,
     demo_run_file,
+    new_folder,
     reserved_port,
     write_demo_files,
 )
@@ -190,3 +192,12 @@ def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: 
     assert "25.0 % → 37.5 %" in text
     for path in (files.model, files.summary, files.plot):
         assert str(path) in text
+
+
+def test_demos_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    folders = [new_folder(tmp_path / "demos", now) for _ in range(3)]
+    assert [each.name for each in folders] == [
+        f"20260102-030405{number}" for number in ("", "-2", "-3")
+    ]
+    assert all(each.is_dir() for each in folders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from potluck.deploy.demo_files import (
     DemoOptions,
     check_demo,
     hold,
+    new_folder,
     reserved_port,
     write_demo_files,
 )
@@ -91,7 +91,7 @@ def demo(
     )
     console = terminal(stderr=as_json)
     check_demo(options)
-    place = folder or _new_folder()
+    place = folder or new_folder(_FOLDERS, datetime.now())
     with (
         hold(place),
         reserved_port() as port,
@@ -115,16 +115,6 @@ def demo(
     print_summary(console, summary, files)
     if as_json:
         typer.echo(summary.model_dump_json())
-
-
-def _new_folder() -> Path:
-    """A folder of its own, also where several demos are started within a second."""
-    name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        folder = _FOLDERS / (name if number == 1 else f"{name}-{number}")
-        if not folder.exists():
-            return folder
-    raise AssertionError("unreachable")
 
 
 def _plot(summary: RunSummary, files: DemoFiles) -> None:

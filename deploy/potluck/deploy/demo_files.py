@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,27 @@ def check_demo(options: DemoOptions) -> None:
     """Raises ConfigurationError for options of which no demo can be made."""
     demo_run_file(options)
     client_ranges(options.clients, options.hosts)
+
+
+def new_folder(parent: Path, now: datetime) -> Path:
+    """Make a folder named by the time, which nobody else gets, in the same second or not.
+
+    Raises StorageError.
+    """
+    name = now.strftime("%Y%m%d-%H%M%S")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                folder = parent / (name if number == 1 else f"{name}-{number}")
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise StorageError(
+            f"can't make a folder in {parent}: {error.strerror}; name another with --folder",
+            path=parent,
+        ) from error
+    raise AssertionError("numbers don't end")
 
 
 def hold(folder: Path) -> FolderLock:
