@@ -82,7 +82,7 @@ async def says(
         software_version=name,
         client_ids=[ME],
         device=device,
-        tasks=[name, device],
+        tasks=[name, device, "crash"],
         versions=VERSIONS,
         process_id=name,
     )
