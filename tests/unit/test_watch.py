@@ -13,7 +13,7 @@ from rich.console import Console
 from support.operator_service import NOON, Event, committed, member, notice, progress, status, waits
 
 from potluck.deploy.json_view import event_values, to_line
-from potluck.deploy.listings import clients_table, runs_table
+from potluck.deploy.listings import client_lines, clients_table, runs_table
 from potluck.deploy.readable import (
     readable_bytes,
     readable_count,
@@ -226,6 +226,19 @@ def test_listings_show_names_as_they_are() -> None:
     assert "by [bold]me[/bold]" in text
     lines = [squeezed(line) for line in text.splitlines()[-3:]]
     assert lines == [f"client-{number} host-0 away 12 s ago cpu 0 0" for number in (0, 2, 10)]
+    plain = list(client_lines(clients, now))  # for so many that a table would take long
+    assert [squeezed(line) for line in plain[1:]] == lines
+    assert plain[0].split() == [
+        "client",
+        "host",
+        "state",
+        "heard",
+        "of",
+        "device",
+        "selected",
+        "included",
+    ]
+    assert len({line.index("host") for line in plain}) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ from typer.core import TyperGroup
 
 from potluck.deploy.connection import operator_command
 from potluck.deploy.json_view import client_values, to_line
-from potluck.deploy.listings import attendance_line, clients_table
+from potluck.deploy.listings import attendance_line, client_lines, clients_table
 from potluck.deploy.operator_client import OperatorClient
 from potluck.deploy.run_commands import AsJson, print_line, table_console
+
+_MOST_IN_TABLE = 2000
+"""A table of so many clients takes a second to lay out."""
 
 ClientName = Annotated[
     str, typer.Argument(metavar="ID", help="The client's id.", show_default=False)
@@ -42,7 +45,11 @@ async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
     if as_json:
         print_line(to_line({"clients": [client_values(entry) for entry in found]}))
     elif found:
-        table_console().print(clients_table(found, datetime.now(UTC)))
+        if len(found) <= _MOST_IN_TABLE:
+            table_console().print(clients_table(found, datetime.now(UTC)))
+        else:
+            for line in client_lines(found, datetime.now(UTC)):
+                print_line(line)
         print_line(attendance_line(found))
     else:
         print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,10 @@ from potluck.rpc.v1 import operator_pb2
 
 _NARROW = 110
 """Columns of a terminal below which there is no room for all that is known of a run."""
+
+
+_CLIENT_COLUMNS = ("client", "host", "state", "heard of", "device", "selected", "included")
+_CLIENT_NUMBERS = {"selected", "included"}
 
 
 def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: int) -> Table:
@@ -72,8 +77,29 @@ def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
     """All clients, by id."""
-    columns = ("client", "host", "state", "heard of", "device", "selected", "included")
-    table = _table(columns, right={"selected", "included"})
+    table = _table(_CLIENT_COLUMNS, right=_CLIENT_NUMBERS)
+    for cells in _client_rows(clients, now):
+        table.add_row(*cells)
+    return table
+
+
+def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Iterator[str]:
+    """The same as plain lines, for so many clients that nobody waits for a table."""
+    rows = [[cell.plain for cell in cells] for cells in _client_rows(clients, now)]
+    rows.insert(0, list(_CLIENT_COLUMNS))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    right = [name in _CLIENT_NUMBERS for name in _CLIENT_COLUMNS]
+    for row in rows:
+        padded = [
+            " " * (width - cell_len(cell)) + cell if is_right else set_cell_size(cell, width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        yield "  ".join(padded).rstrip()
+
+
+def _client_rows(
+    clients: Sequence[operator_pb2.ClientStatus], now: datetime
+) -> Iterator[list[Text]]:
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
         if client.left_out:
@@ -89,8 +115,7 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
             str(client.selected),
             str(client.included),
         )
-        table.add_row(client_id, host_id, state, heard, device, selected, included)
-    return table
+        yield [client_id, host_id, state, heard, device, selected, included]
 
 
 def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
