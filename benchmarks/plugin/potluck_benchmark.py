@@ -1,4 +1,4 @@
-"""A task that moves a model of a given size and trains next to nothing."""
+"""Tasks that move a model of a given size and train next to nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,51 @@ class Ballast:
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """Two samples."""
-        inputs = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        return ClientData(train=Examples(inputs=inputs, labels=torch.tensor([0, 1])))
+        return ClientData(train=_two_samples())
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
         """None."""
         return None
+
+
+class _Deep(nn.Module):
+    """A tiny classifier beside many equal parameters, each of which gets a gradient."""
+
+    def __init__(self, parameters: int, tensors: int) -> None:
+        super().__init__()
+        size = max(1, parameters // tensors)
+        self.layers = nn.ParameterList(torch.rand(size).mul_(0.1) for _ in range(tensors))
+        self.classifier = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.classifier(inputs)
+        for layer in self.layers:
+            outputs = outputs + layer.mean()
+        return outputs
+
+
+class Deep:
+    """As `Ballast`, in so many tensors, all of them trained, and evaluated by the coordinator."""
+
+    classes = 2
+    groups = 0
+
+    def __init__(self, parameters: int = 1000, tensors: int = 10) -> None:
+        self.parameters, self.tensors = parameters, tensors
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return _Deep(self.parameters, self.tensors)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """Two samples."""
+        return ClientData(train=_two_samples())
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """The same two."""
+        return _two_samples()
+
+
+def _two_samples() -> Examples:
+    inputs = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    return Examples(inputs=inputs, labels=torch.tensor([0, 1]))

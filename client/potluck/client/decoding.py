@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from potluck.common.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.compression import compress_file, decompress_file
-from potluck.common.encoding import EncodedUpdate, Encoding, encode
+from potluck.common.encoding import EncodedUpdate, Encoding, write_encoded
 from potluck.common.errors import DigestMismatchError, ProtocolError
 from potluck.common.layout import Layout
+from potluck.common.tensor_drafts import drafted
 from potluck.common.tensors import FileDigest, open_tensors, write_tensors
 from potluck.rpc.v1 import transfer_pb2
 
@@ -66,7 +67,9 @@ def decode_model(
         if model_layout is None:
             raise ProtocolError("a whole model can't be decoded without its layout")
         encoded = EncodedUpdate(file, model_layout, encoding_of(encoding), base_file)
-        written = write_tensors(target, encoded.decode_to_arrays(), layout=model_layout)
+        with drafted(target, model_layout) as draft:
+            encoded.decode_to(draft)
+            written = draft.finish()
     if written.blake3 != blake3:
         target.unlink(missing_ok=True)
         raise DigestMismatchError(
@@ -98,13 +101,17 @@ def write_update(
     layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
     plain = path.with_name(path.name + ".plain") if compressed else path
-    if base is None:
-        encoded = encode(arrays, encoding, generator=generator) | beside
-        digest = write_tensors(plain, encoded, layout=layout, over=over)
-    else:
-        with open_tensors(base) as file:
-            encoded = encode(arrays, encoding, base=file.arrays, generator=generator) | beside
-            digest = write_tensors(plain, encoded, layout=layout, over=over)
+    with contextlib.ExitStack() as stack:
+        base_file = None if base is None else stack.enter_context(open_tensors(base))
+        if base_file is None and encoding is Encoding.FLOAT32:
+            digest = write_tensors(plain, {**arrays, **beside}, layout=layout, over=over)
+        else:
+            draft = stack.enter_context(drafted(plain, layout, over=over))
+            base_arrays = None if base_file is None else base_file.arrays
+            write_encoded(draft, arrays, encoding, base=base_arrays, generator=generator)
+            for name, array in beside.items():
+                draft.put(name, 0, array)
+            digest = draft.finish()
     if not compressed:
         return digest
     try:

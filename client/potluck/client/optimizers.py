@@ -36,6 +36,10 @@ class LocalOptimizer(Protocol):
         """Move the parameters that have a gradient."""
         ...
 
+    def release(self) -> None:
+        """Forget all that takes memory; `restart` before the next step."""
+        ...
+
 
 class _Optimizer:
     """The parameters, and which of them have a gradient."""
@@ -48,6 +52,15 @@ class _Optimizer:
         """Forget the gradients of the last step."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def release(self) -> None:
+        """Forget all that takes memory; `restart` before the next step."""
+        self.clear_gradients()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what steps leave behind for the next."""
+        raise NotImplementedError
 
     def _moving(self) -> tuple[list[int], list[Tensor], list[Tensor]]:
         """Positions, values and gradients of the parameters that have a gradient."""
@@ -81,6 +94,9 @@ class StochasticGradientDescent(_Optimizer):
     def restart(self, learning_rate: float) -> None:
         """Forget the momentum."""
         self.learning_rate = learning_rate
+        self._forget()
+
+    def _forget(self) -> None:
         self._buffers = [None] * len(self._parameters)
 
     def step(self) -> None:
@@ -120,18 +136,22 @@ class Adam(_Optimizer):
         super().__init__(parameters, learning_rate)
         self._betas, self._epsilon = betas, epsilon
         self._weight_decay, self._decoupled = weight_decay, decoupled
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
-        self._steps: list[Tensor] = []
+        self._forget()
         self.restart(learning_rate)
 
     def restart(self, learning_rate: float) -> None:
         """Forget both moments."""
         self.learning_rate = learning_rate
+        self._forget()  # before as much is taken anew
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
         # On the CPU, as torch has them: a step needs its number there.
         self._steps = [torch.zeros((), dtype=torch.float32) for _ in self._parameters]
+
+    def _forget(self) -> None:
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+        self._steps: list[Tensor] = []
 
     def step(self) -> None:
         """Move the parameters that have a gradient."""

@@ -96,7 +96,10 @@ def train(
             if corrected is not None:
                 loop.correction = corrected.begin(model, settings, round_number, device)
             order = torch.Generator().manual_seed(seed)
-            loss = loop.run(order, progress, cancelled)
+            try:
+                loss = loop.run(order, progress, cancelled)
+            finally:
+                optimizer.release()  # it stays for the next training, its memory need not
             amount = normalizer(
                 settings, loop.taken, round_number=round_number, mu=proximal_weight(objective)
             )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from potluck.common.interruptible import interruption
+
 _PIECE_BYTES = 1 << 20
 
 
@@ -25,10 +27,11 @@ def digest_of(content: bytes | memoryview) -> str:
 
 def digest_of_file(path: Path) -> tuple[str, int]:
     """Digest and length of a file. Raises OSError."""
-    digest, size = blake3(), 0
+    digest, size, check = blake3(), 0, interruption()
     buffer = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
         while length := file.readinto(buffer):
+            check()
             digest.update(memoryview(buffer)[:length])
             size += length
     return digest.hexdigest(), size

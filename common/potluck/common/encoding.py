@@ -18,7 +18,7 @@ bits, which is as fine as float32 itself is near 127.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError
 from potluck.common.flat import FlatVector, check_float32, name_at, unflatten
+from potluck.common.interruptible import interruption
 from potluck.common.layout import Layout, quoted
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import (
     Tensors,
     block_is_within_bounds,
@@ -39,10 +41,15 @@ from potluck.common.tensors import (
 INT8_VALUES: Final = "int8"
 INT8_SCALES: Final = "int8/scales"
 INT8_BLOCK: Final = 128
+VECTOR: Final = ""
+"""Stands for the floating-point vector where a tensor is named."""
 
 # A multiple of INT8_BLOCK whose temporaries stay in a core's second-level cache.
 _CHUNK: Final = 2**15
 _LARGEST_SCALE: Final = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+
+
+_Block = tuple[str, int, NDArray[Any]]
 
 
 class Encoding(StrEnum):
@@ -92,21 +99,71 @@ def encode(
     """
     layout = Layout.of(arrays)
     check_float32(layout)
+    if encoding is Encoding.FLOAT32 and base is None:
+        return dict(arrays)
+    carried = {t.name: arrays[t.name] for t in layout.tensors if not t.floating}
+    encoded: dict[str, NDArray[Any]]
+    match encoding:
+        case Encoding.INT8:
+            scales = np.empty(-(-layout.parameters // INT8_BLOCK), np.float32)
+            encoded = {INT8_VALUES: np.empty(layout.parameters, np.int8), INT8_SCALES: scales}
+        case Encoding.BFLOAT16:
+            encoded = {VECTOR: np.empty(layout.parameters, np.uint16)}
+        case Encoding.FLOAT32:
+            encoded = {VECTOR: np.empty(layout.parameters, np.float32)}
+    for name, begin, block in encoded_blocks(arrays, encoding, base=base, generator=generator):
+        encoded[name][begin : begin + block.size] = block
+    if encoding is Encoding.INT8:
+        return {**carried, **encoded}
+    return unflatten(encoded[VECTOR], carried, layout)
+
+
+def encoded_blocks(
+    arrays: Mapping[str, NDArray[Any]],
+    encoding: Encoding,
+    *,
+    base: Mapping[str, NDArray[Any]] | None = None,
+    generator: np.random.Generator | None = None,
+) -> Iterator[_Block]:
+    """The floating-point part of what `encode` makes, in blocks: of which tensor, `VECTOR` for the
+    floating-point vector, from which element on, and the numbers. The next block is written over
+    it. Raises as `encode` does.
+    """
+    layout = Layout.of(arrays)
+    check_float32(layout)
     vector = FlatVector(arrays, layout)
     base_vector = None if base is None else FlatVector(base, layout)
-    carried = {t.name: arrays[t.name] for t in layout.tensors if not t.floating}
+    check = interruption()
     if encoding is Encoding.INT8:
         if generator is None:
             raise ValueError("int8 is rounded stochastically; pass a generator")
-        return {**carried, **_encode_int8(layout, vector, base_vector, generator)}
-    if encoding is Encoding.BFLOAT16:
-        return unflatten(_encode_bfloat16(vector, base_vector), carried, layout)
-    if base_vector is None:
-        return dict(arrays)
-    difference = np.empty(len(vector), np.float32)
-    for begin in range(0, len(vector), _CHUNK):
-        _difference(vector, base_vector, begin, difference[begin : begin + _CHUNK])
-    return unflatten(difference, carried, layout)
+        blocks = _int8_blocks(layout, vector, base_vector, generator)
+    elif encoding is Encoding.BFLOAT16:
+        blocks = _bfloat16_blocks(vector, base_vector)
+    else:
+        blocks = _float32_blocks(vector, base_vector)
+    for block in blocks:
+        check()
+        yield block
+
+
+def write_encoded(
+    draft: TensorDraft,
+    arrays: Mapping[str, NDArray[Any]],
+    encoding: Encoding,
+    *,
+    base: Mapping[str, NDArray[Any]] | None = None,
+    generator: np.random.Generator | None = None,
+) -> None:
+    """What `encode` makes, block by block into a draft. Raises as it does, and StorageError."""
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            draft.put(name, 0, array)
+    for name, begin, block in encoded_blocks(arrays, encoding, base=base, generator=generator):
+        if name == VECTOR:
+            draft.put_flat(begin, block)
+        else:
+            draft.put(name, begin, block)
 
 
 class EncodedUpdate:
@@ -182,6 +239,16 @@ class EncodedUpdate:
         carried = {name: array.copy() for name, array in self.carried.items()}
         return unflatten(vector, carried, self.layout)
 
+    def decode_to(self, draft: TensorDraft) -> None:
+        """The same, block by block into a draft in the model's layout. Raises StorageError."""
+        scratch, check = np.empty(_CHUNK, np.float32), interruption()
+        for name, array in self.carried.items():
+            draft.put(name, 0, array)
+        for begin in range(0, self.parameters, _CHUNK):
+            check()
+            end = min(begin + _CHUNK, self.parameters)
+            draft.put_flat(begin, self.block(begin, end, scratch))
+
     def check_numbers(self) -> None:
         """Raise NotFiniteError or OutOfBoundsError naming the first tensor whose decoded weights
         aren't all numbers within bounds."""
@@ -222,11 +289,18 @@ def _difference(
             out[place] -= piece
 
 
-def _encode_bfloat16(vector: FlatVector, base: FlatVector | None) -> NDArray[np.uint16]:
-    encoded = np.empty(len(vector), np.uint16)
+def _float32_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_Block]:
     values = np.empty(_CHUNK, np.float32)
     for begin in range(0, len(vector), _CHUNK):
-        out = encoded[begin : begin + _CHUNK]
+        out = values[: len(vector) - begin]
+        _difference(vector, base, begin, out)
+        yield VECTOR, begin, out
+
+
+def _bfloat16_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_Block]:
+    encoded, values = np.empty(_CHUNK, np.uint16), np.empty(_CHUNK, np.float32)
+    for begin in range(0, len(vector), _CHUNK):
+        out = encoded[: len(vector) - begin]
         _difference(vector, base, begin, values[: out.size])
         bits = values[: out.size].view(np.uint32)
         # Adding just under half of the last place kept, plus that place's bit, rounds to even.
@@ -240,7 +314,7 @@ def _encode_bfloat16(vector: FlatVector, base: FlatVector | None) -> NDArray[np.
         if nan.any():
             rounded[nan] = (bits[nan] >> 16) | 0x40
         np.copyto(out, rounded, casting="unsafe")
-    return encoded
+        yield VECTOR, begin, out
 
 
 def _decode_bfloat16(piece: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
@@ -249,30 +323,28 @@ def _decode_bfloat16(piece: NDArray[np.uint16], out: NDArray[np.float32]) -> Non
     bits <<= 16
 
 
-def _encode_int8(
+def _int8_blocks(
     layout: Layout, vector: FlatVector, base: FlatVector | None, generator: np.random.Generator
-) -> dict[str, NDArray[Any]]:
-    blocks = -(-len(vector) // INT8_BLOCK)
-    values = np.empty(blocks * INT8_BLOCK, np.int8)
-    scales = np.empty(blocks, np.float32)
-    chunk = np.empty(_CHUNK, np.float32)
-    scratch = np.empty(_CHUNK, np.float32)
-    for begin in range(0, values.size, _CHUNK):
-        end = min(begin + _CHUNK, values.size)
-        x, work = chunk[: end - begin], scratch[: end - begin]
-        filled = min(end, len(vector)) - begin
+) -> Iterator[_Block]:
+    values, scales = np.empty(_CHUNK, np.int8), np.empty(_CHUNK // INT8_BLOCK, np.float32)
+    chunk, scratch = np.empty(_CHUNK, np.float32), np.empty(_CHUNK, np.float32)
+    padded = -(-len(vector) // INT8_BLOCK) * INT8_BLOCK
+    for begin in range(0, padded, _CHUNK):
+        size = min(_CHUNK, padded - begin)
+        x, work, scale = chunk[:size], scratch[:size], scales[: size // INT8_BLOCK]
+        filled = min(size, len(vector) - begin)
         x[filled:] = 0
         with np.errstate(over="ignore", invalid="ignore"):
             _difference(vector, base, begin, x[:filled])
-        scale = scales[begin // INT8_BLOCK : end // INT8_BLOCK]
         np.abs(x, out=work)
         np.max(work.reshape(-1, INT8_BLOCK), axis=1, out=scale)
         if not np.isfinite(scale).all():
             raise not_finite(name_at(layout, begin + int(np.argmin(np.isfinite(x)))))
         _scale(x, scale)
         _round_stochastically(x, work, generator)
-        np.copyto(values[begin:end], x, casting="unsafe")
-    return {INT8_VALUES: values[: len(vector)], INT8_SCALES: scales}
+        np.copyto(values[:size], x, casting="unsafe")
+        yield INT8_VALUES, begin, values[:filled]
+        yield INT8_SCALES, begin // INT8_BLOCK, scale
 
 
 def _scale(x: NDArray[np.float32], scale: NDArray[np.float32]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from potluck.common.errors import TrainingError
+from potluck.common.interruptible import interruption
 from potluck.common.scores import EvaluationCounts
 from potluck.common.task import Examples
 
@@ -34,8 +35,10 @@ def evaluate(
     model.to(device).eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     predictions: list[torch.Tensor] = []
+    check = interruption()
     with torch.inference_mode():
         for start in range(0, len(examples), batch_size):
+            check()
             end = min(start + batch_size, len(examples))
             positions = torch.arange(start, end, device=examples.labels.device)
             inputs = examples.inputs_at(positions).to(device)

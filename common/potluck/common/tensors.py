@@ -29,6 +29,7 @@ from potluck.common.errors import (
     StorageError,
     UpdateError,
 )
+from potluck.common.interruptible import interruption
 from potluck.common.layout import (
     DTYPES,
     LENGTH_BYTES,
@@ -182,7 +183,7 @@ def write_tensors(
     if layout is None:
         layout = Layout.of(arrays)
     _check_fit(arrays, layout)
-    digest = hasher()
+    digest, check = hasher(), interruption()
     temporary: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
@@ -193,6 +194,7 @@ def write_tensors(
             descriptor = os.open(temporary, os.O_WRONLY)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for piece in _pieces(arrays, layout):
+                check()
                 digest.update(piece)
                 _write_all(file, piece)
             if over is not None:

@@ -23,6 +23,7 @@ from potluck.common.errors import (
     TooLargeError,
     TruncatedError,
 )
+from potluck.common.interruptible import interruption
 from potluck.common.protocol import CHUNK_BYTES
 from potluck.common.to_the_end import to_the_end
 
@@ -151,7 +152,7 @@ class FileReceiver:
         return self._path
 
     def _digest(self, see: Callable[[memoryview], None] | None) -> str:
-        digest = hasher()
+        digest, check = hasher(), interruption()
         if not self._size:
             return digest.hexdigest()  # an empty file can't be mapped
         with (
@@ -159,6 +160,7 @@ class FileReceiver:
             memoryview(mapping) as whole,
         ):
             for begin in range(0, self._size, CHUNK_BYTES):
+                check()
                 with whole[begin : begin + CHUNK_BYTES] as piece:
                     digest.update(piece)
                     if see is not None:

@@ -3,7 +3,7 @@
 As in `reduction`, a block of the floating-point vector is read from every file in client order and
 depends on nothing outside it: each is summed modulo 2^32 (2^64), its masks are taken off, and what
 remains is the sum of the clients' differences from the model. No single update is ever bare. Files
-stay in the page cache; private memory is the result, and for each thread a few blocks.
+stay in the page cache; private memory is a few blocks for each thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from potluck.common.masking import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file
 from potluck.common.secagg import Header, Lane, Unmasking
 from potluck.common.secagg.masks import lane_dtype
 from potluck.common.secagg.updates import BodyDecoder, HeadSum, decode_head
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import (
     TensorFile,
     Tensors,
@@ -32,7 +33,7 @@ from potluck.common.tensors import (
     open_tensors,
 )
 from potluck.server.moving import RoundNumbers
-from potluck.server.reduction import for_each_block
+from potluck.server.reduction import Result, for_each_block
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,
@@ -120,16 +121,19 @@ def move_masked(
     total: MaskedSum,
     clients: Sequence[str],
     numbers: RoundNumbers,
+    *,
+    draft: TensorDraft | None = None,
 ) -> tuple[Weights, State]:
     """The next model and the strategy's next state, from a masked sum over these clients.
 
-    The strategy is told of that many clients who are all alike. Raises PluginError where it would
-    weigh them otherwise, NotFiniteError where the result overflows.
+    The strategy is told of that many clients who are all alike. draft: as for `move`. Raises
+    PluginError where it would weigh them otherwise, NotFiniteError where the result overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers))
     _check_combine(combine, len(clients))
     factors = _factors(strategy, combine, total, current, numbers.buffers)
-    combined = _reduced(total.mean(), factors, current, on_top=not combine.difference)
+    on_top = not combine.difference
+    combined = _reduced(total.mean(), factors, current, on_top=on_top, draft=draft)
     context = RoundContext(
         round=numbers.round,
         clients=numbers.clients,
@@ -194,14 +198,15 @@ def _reduced(
     current: Tensors,
     *,
     on_top: bool,
-) -> dict[str, NDArray[Any]]:
+    draft: TensorDraft | None,
+) -> Weights:
     """Factor · what is read, where wanted `on_top` of the model; arrays of the model's layout."""
     layout = current.layout
     base, borders = FlatVector(current.arrays, layout), TensorBorders(layout)
-    result = np.empty(layout.parameters, np.float32)
+    result = Result(layout, draft)
 
     def one_block(begin: int, end: int) -> None:
-        values, out = read(begin, end), result[begin:end]
+        values, out = read(begin, end), result.block(begin, end, result.scratch(end - begin))
         for place, name in borders.parts(begin, end):
             values[place] *= factors[name]
         if on_top:
@@ -211,10 +216,10 @@ def _reduced(
             np.copyto(out, values, casting="same_kind")
         if not block_is_finite(out):
             raise not_finite(name_at(layout, begin + int(np.argmin(np.isfinite(out)))))
+        result.put(begin, out)
 
-    for_each_block(result.size, BLOCK_ELEMENTS, lambda: one_block, None)
-    carried = {t.name: current.arrays[t.name].copy() for t in layout.tensors if not t.floating}
-    return unflatten(result, carried, layout)
+    for_each_block(layout.parameters, BLOCK_ELEMENTS, lambda: one_block, None)
+    return result.arrays({t.name: current.arrays[t.name] for t in layout.tensors if not t.floating})
 
 
 def _auxiliary(total: MaskedSum, name: str, combine: Combine, current: TensorFile) -> Weights:

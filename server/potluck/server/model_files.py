@@ -20,6 +20,7 @@ from potluck.common.encoding import Encoding
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.layout import Layout
 from potluck.common.spare_files import SpareFiles
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import FileDigest, TensorFile, file_digest, open_tensors, write_tensors
 from potluck.common.transfer import check_digest
 
@@ -72,7 +73,7 @@ class ModelFiles:
         self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
         self._unsettled: set[str] = set()  # written or let go of: to be looked at when tidying up
         self._lent: Counter[str] = Counter()
-        self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
+        self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
 
     def path(self, blake3: str) -> Path:
         """Where the file with this digest is, or would be."""
@@ -115,6 +116,23 @@ class ModelFiles:
             self._name(temporary, digest)
         finally:
             temporary.unlink(missing_ok=True)
+        return digest
+
+    @contextlib.contextmanager
+    def draft(self, layout: Layout) -> Iterator[TensorDraft]:
+        """A file to be written piece by piece; gone when the block ends, unless `keep` is told."""
+        draft = TensorDraft(self._temporary(), layout, over=self._spare.take())
+        try:
+            yield draft
+            self._spare.give(draft.path)
+        finally:
+            draft.close()
+            draft.path.unlink(missing_ok=True)
+
+    def keep(self, draft: TensorDraft) -> FileDigest:
+        """Put a draft, which is whole, under its digest, synced to disk."""
+        digest = draft.finish(sync=True)
+        self._name(draft.path, digest)
         return digest
 
     def compress(self, digest: FileDigest) -> FileDigest:

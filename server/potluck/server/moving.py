@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from potluck.common.encoding import EncodedUpdate
 from potluck.common.errors import PluginError
 from potluck.common.runfile import SampleLimits
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import NamedTensors, TensorFile
 from potluck.server.reduction import reduce, tensor_norms, update_norms
 from potluck.server.sample_limits import counted
@@ -88,17 +89,17 @@ def move(
     updates: OpenUpdates,
     numbers: RoundNumbers,
     *,
-    workspace: NDArray[np.float32] | None = None,
+    draft: TensorDraft | None = None,
 ) -> tuple[Weights, State]:
     """The next model and the strategy's next state.
 
-    workspace: `layout.parameters` elements, which the model may be views of; the state is not.
-    Raises PluginError where the strategy asks for what can't be, NotFiniteError where the result
-    overflows.
+    draft: a file for what comes of the reduction, which the model may be views of; the state is
+    not. Raises PluginError where the strategy asks for what can't be, NotFiniteError where the
+    result overflows.
     """
     statistics = _statistics(strategy.needs, updates, current, numbers)
     combine = strategy.weigh(statistics)
-    combined = reduce(updates.encoded, combine, current, norms=statistics.norms, out=workspace)
+    combined = reduce(updates.encoded, combine, current, norms=statistics.norms, draft=draft)
     context = RoundContext(
         round=numbers.round,
         clients=numbers.clients,

@@ -3,8 +3,9 @@
 Each block of the floating-point vector (`potluck.common.flat`) is read from every update in client
 order and combined in float64, then rounded to float32 once. A block depends on nothing outside
 it, so the result has the same bits whatever order updates arrived in and whatever thread takes
-which block. Updates stay in the page cache: private memory is the result, and for each thread a
-few blocks (for median and trimmed mean one block of every update, at most 8 MiB in all).
+which block. Updates stay in the page cache, and the result is written to a file as it is made:
+private memory is a few blocks for each thread (for median and trimmed mean one block of every
+update, at most 8 MiB in all).
 
 Tensors that are not floating-point are taken from the first update in client order, never
 averaged.
@@ -24,7 +25,9 @@ from numpy.typing import NDArray
 from potluck.common.encoding import EncodedUpdate
 from potluck.common.errors import PluginError, RunError
 from potluck.common.flat import FlatVector, TensorBorders, name_at, unflatten
+from potluck.common.interruptible import interruption
 from potluck.common.layout import Layout, quoted
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import TensorFile, Tensors, block_is_finite, not_finite
 from potluck.server.sorting_network import selection_network
 from potluck.server.strategy import Combine, Reduction
@@ -54,15 +57,15 @@ def reduce(
     *,
     norms: NDArray[np.float64] | None = None,
     threads: int | None = None,
-    out: NDArray[np.float32] | None = None,
-) -> dict[str, NDArray[Any]]:
+    draft: TensorDraft | None = None,
+) -> Mapping[str, NDArray[Any]]:
     """The updates, in client order, combined into arrays of the model's layout.
 
     `norms`: what `update_norms` said, if it was asked; only the clipped mean needs them.
-    `threads`: by default one for each processor this process may use, at most 4. `out`: where the
-    floating-point tensors go, `layout.parameters` elements; the arrays are views of it. Raises
-    LayoutError if an update does not fit the model, PluginError if `combine` makes no sense,
-    NotFiniteError if the result overflows.
+    `threads`: by default one for each processor this process may use, at most 4. `draft`: the file
+    that the result is written to, and mapped from; without one it is in memory. Raises LayoutError
+    if an update does not fit the model, PluginError if `combine` makes no sense, NotFiniteError if
+    the result overflows, StorageError if the disk refuses.
     """
     decoders = _decoders(updates, model.layout)
     _check_combine(combine, len(decoders), model.layout)
@@ -75,24 +78,56 @@ def reduce(
     if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
         # At most 8 MiB for each thread, unless there are more than 8,192 updates.
         block = min(_SORTED_BLOCK_ELEMENTS, max(256, _SORTED_ELEMENTS // len(decoders)))
-    result = np.empty(model.layout.parameters, np.float32) if out is None else out
+    result = Result(model.layout, draft)
 
     def combiner() -> Callable[[int, int], None]:
         combined = _combiner(decoders, combine, factors, model, block)
+        scratch = result.scratch(block)
 
         def one_block(begin: int, end: int) -> None:
-            out = result[begin:end]
+            out = result.block(begin, end, scratch)
             with np.errstate(over="ignore", invalid="ignore"):
                 combined(begin, end, out)
             if not block_is_finite(out):
                 position = begin + int(np.argmin(np.isfinite(out)))
                 raise not_finite(name_at(model.layout, position))
+            result.put(begin, out)
 
         return one_block
 
-    for_each_block(result.size, block, combiner, threads)
-    carried = {name: array.copy() for name, array in decoders[0].carried.items()}
-    return unflatten(result, carried, model.layout)
+    for_each_block(model.layout.parameters, block, combiner, threads)
+    return result.arrays(decoders[0].carried)
+
+
+class Result:
+    """Where the blocks of a model that is being made go: to a draft, or else to memory."""
+
+    def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
+        self._layout = layout
+        self._draft = draft
+        self._vector = np.empty(0 if draft else layout.parameters, np.float32)
+
+    def scratch(self, elements: int) -> NDArray[np.float32]:
+        """What a thread needs for its blocks of at most so many elements."""
+        return np.empty(elements if self._draft else 0, np.float32)
+
+    def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Where to make elements [begin, end) of the floating-point vector."""
+        return self._vector[begin:end] if self._draft is None else scratch[: end - begin]
+
+    def put(self, begin: int, block: NDArray[np.float32]) -> None:
+        """A block is made."""
+        if self._draft is not None:
+            self._draft.put_flat(begin, block)
+
+    def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """The whole, once all blocks are made. carried: the tensors of other types; copied."""
+        if self._draft is None:
+            copies = {name: array.copy() for name, array in carried.items()}
+            return unflatten(self._vector, copies, self._layout)
+        for name, array in carried.items():
+            self._draft.put(name, 0, array)
+        return self._draft.arrays
 
 
 def update_norms(
@@ -242,10 +277,12 @@ def for_each_block(
     """Call a thread's own `combiner()` with (begin, end) for every block of [0, size)."""
     # `next` of a range's iterator is one step of the interpreter: no block is taken twice.
     begins = iter(range(0, size, block))
+    check = interruption()
 
     def work() -> None:
         one_block = combiner()
         for begin in begins:
+            check()
             one_block(begin, min(begin + block, size))
 
     if threads is None:

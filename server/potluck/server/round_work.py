@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from potluck.common.auxiliary import Auxiliaries, auxiliaries_layout, joined
-from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
 from potluck.common.errors import LayoutError, PluginError, RunError
 from potluck.common.evaluation import evaluate
 from potluck.common.layout import Layout
@@ -26,6 +26,7 @@ from potluck.common.secagg import Unmasking
 from potluck.common.secagg.updates import HeadSum
 from potluck.common.task_checks import check_lengths
 from potluck.common.task_failures import blamed_on_task
+from potluck.common.tensor_drafts import TensorDraft
 from potluck.common.tensors import TensorFile
 from potluck.server.auditing import BiasRecords, bias_changes
 from potluck.server.blueprint import Blueprint
@@ -69,7 +70,6 @@ class RoundWork:
         self._layout: Layout | None = None
         self._network: nn.Module | None = None
         self._buffer_names: frozenset[str] | None = None
-        self._workspace: NDArray[np.float32] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -89,6 +89,8 @@ class RoundWork:
             load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
         self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
+        if self._blueprint.run_file.evaluation.every:
+            self._network = network  # it will be wanted: its memory costs more than its values
         return self._publish(arrays, base=None, round_number=0)
 
     def load(self, blake3: str) -> Published:
@@ -105,14 +107,22 @@ class RoundWork:
                 return self._blueprint.task.model()
 
     def _publish(
-        self, arrays: Mapping[str, NDArray[Any]], *, base: Published | None, round_number: int
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        base: Published | None,
+        round_number: int,
+        draft: TensorDraft | None = None,
     ) -> Published:
         """Write a model as the run wants it sent; where that loses digits, the loss is part of
-        the model, so that everybody trains from the same one."""
+        the model, so that everybody trains from the same one. draft: a file that may hold it."""
         down = self._blueprint.run_file.transport.down
         with_base = down.delta and base is not None
         if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
-            digest = self._files.write(arrays, self.layout)
+            if draft is not None and draft.holds(arrays):
+                digest = self._files.keep(draft)
+            else:
+                digest = self._files.write(arrays, self.layout)
             return self._files.publish(digest, [Rendition.whole(digest)])
         with contextlib.ExitStack() as stack:
             base_file = None
@@ -129,18 +139,22 @@ class RoundWork:
         round_number: int,
     ) -> Published:
         words = (self._blueprint.run_file.seed, round_number)
-        encoded = encode(
-            arrays,
-            down.encoding,
-            base=None if base_file is None else base_file.arrays,
-            generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
-        )
-        encoded_digest = self._files.write(encoded, encoded_layout(self.layout, down.encoding))
-        del encoded
         layout = encoded_layout(self.layout, down.encoding)
-        with self._files.opened(encoded_digest.blake3, layout) as file:
-            update = EncodedUpdate(file, self.layout, down.encoding, base_file)
-            digest = self._files.write(update.decode_to_arrays(), self.layout)
+        with self._files.draft(layout) as encoded:
+            write_encoded(
+                encoded,
+                arrays,
+                down.encoding,
+                base=None if base_file is None else base_file.arrays,
+                generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
+            )
+            encoded_digest = self._files.keep(encoded)
+        with (
+            self._files.opened(encoded_digest.blake3, layout) as file,
+            self._files.draft(self.layout) as decoded,
+        ):
+            EncodedUpdate(file, self.layout, down.encoding, base_file).decode_to(decoded)
+            digest = self._files.keep(decoded)
         if down.compress:
             encoded_digest = self._files.compress(encoded_digest)
         renditions = [
@@ -205,19 +219,12 @@ class RoundWork:
         with (
             self._files.opened(model.blake3, self.layout) as current,
             opened(updates, files, current if files.delta else None) as these,
+            self._files.draft(self.layout) as draft,
         ):
-            arrays, state = move(
-                strategy, state, current, these, numbers, workspace=self._reduced_into()
-            )
+            arrays, state = move(strategy, state, current, these, numbers, draft=draft)
             self._note_bias(round_number, these.clients, these.encoded, current)
-            published = self._publish(arrays, base=model, round_number=round_number)
+            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
         return published, state
-
-    def _reduced_into(self) -> NDArray[np.float32]:
-        """The same memory in every round: fresh pages cost more than what is written to them."""
-        if self._workspace is None:
-            self._workspace = np.empty(self.layout.parameters, np.float32)
-        return self._workspace
 
     def next_masked_model(
         self,
@@ -238,9 +245,12 @@ class RoundWork:
         with (
             self._files.opened(model.blake3, self.layout) as current,
             opened_sum([update.path for update in updates], unmasking) as total,
+            self._files.draft(self.layout) as draft,
         ):
-            arrays, state = move_masked(strategy, state, current, total, names, numbers)
-            published = self._publish(arrays, base=model, round_number=round_number)
+            arrays, state = move_masked(
+                strategy, state, current, total, names, numbers, draft=draft
+            )
+            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
         return published, state, total.head
 
     def _buffers(self) -> frozenset[str]:
@@ -294,6 +304,7 @@ class RoundWork:
         with blamed_on_task(name, _EVALUATION_DATA):
             examples = task.evaluation_data(self._data_directory)
         if examples is None:
+            self._network = None
             return None
         check_lengths(examples, name, _EVALUATION_DATA)
         if self._network is None:

@@ -1,0 +1,48 @@
+"""Blocking work in threads that ends soon after nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_unwanted: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
+
+
+class InterruptedWorkError(Exception):
+    """Raised in a thread, amid work that nobody waits for any more."""
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`asyncio.to_thread`, but for that a cancellation reaches the thread too.
+
+    It does not wait for the thread: that goes on to where it next asks.
+    """
+    unwanted = threading.Event()
+    token = _unwanted.set(unwanted)
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except asyncio.CancelledError:
+        unwanted.set()
+        raise
+    finally:
+        _unwanted.reset(token)
+
+
+def interruption() -> Callable[[], None]:
+    """What long work calls between two of its blocks, in this thread or in its helpers'.
+
+    Raises InterruptedWorkError once whoever waits for this thread has been cancelled.
+    """
+    unwanted = _unwanted.get()
+
+    def check() -> None:
+        if unwanted is not None and unwanted.is_set():
+            raise InterruptedWorkError("nobody waits for this work any more")
+
+    return check
