@@ -61,12 +61,17 @@ round = {{ deadline_seconds = 3600.0 }}
 """
 
 
-def resident(process: LocalProcess) -> dict[str, int]:
-    """Bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
+def system_files(process: LocalProcess) -> Path:
+    """Where the system tells of a process."""
     child = str(process.group)
     if isinstance(process, TetheredProcess):
         [child] = Path(f"/proc/{child}/task/{child}/children").read_text().split()
-    lines = Path(f"/proc/{child}/status").read_text().splitlines()
+    return Path("/proc", child)
+
+
+def resident(process: LocalProcess) -> dict[str, int]:
+    """Bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
+    lines = (system_files(process) / "status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return {name: int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.model_files import Published
 from potluck.server.standing import Standing
@@ -44,7 +45,7 @@ class AuxiliaryFiles:
         )
         personal = await asyncio.to_thread(strategy.personal, run.states.strategy, client)
         if personal:
-            file = await asyncio.to_thread(run.work.write_auxiliaries, personal)
+            file = await in_thread(run.work.write_auxiliaries, personal)
             self._personal[client] = file
             message.personal.CopyFrom(model_reference(file))
         return message
@@ -54,7 +55,7 @@ class AuxiliaryFiles:
         run, strategy = self._run, self._run.blueprint.strategy
         if self._shared is None or self._shared[0] != run.machine.round:
             auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
-            file = await asyncio.to_thread(run.work.write_auxiliaries, auxiliaries)
+            file = await in_thread(run.work.write_auxiliaries, auxiliaries)
             run.environment.files.let_go(self.digests - file.digests)
             self._shared, self._personal = (run.machine.round, file), {}
         return self._shared[1]

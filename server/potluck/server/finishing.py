@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.interruptible import in_thread
 from potluck.common.memory import give_back_freed_memory
 from potluck.common.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
@@ -48,7 +49,7 @@ class Finishing:
             if not await self._masking.reduce(updates):
                 return  # the round learns why
         else:
-            run.facts.model, run.facts.strategy_state = await asyncio.to_thread(
+            run.facts.model, run.facts.strategy_state = await in_thread(
                 run.work.next_model,
                 run.machine.round,
                 updates,
@@ -63,7 +64,7 @@ class Finishing:
         run = self._run
         model = run.facts.model
         assert model is not None  # noqa: S101  # evaluation follows reduction
-        counts = await asyncio.to_thread(run.work.evaluate, model)
+        counts = await in_thread(run.work.evaluate, model)
         if counts is None:
             counts = await evaluate_on_clients(
                 run.environment.attendance,
@@ -85,7 +86,7 @@ class Finishing:
         outcome = self._outcome(action)
         selector_state = run.blueprint.selector.observe(run.states.selector, outcome)
         states = States(selector=selector_state, strategy=facts.strategy_state)
-        state_blake3 = await asyncio.to_thread(run.work.write_states, states)
+        state_blake3 = await in_thread(run.work.write_states, states)
         commit = RoundCommit(
             key=run.key,
             model_blake3=facts.model.blake3,
@@ -180,7 +181,7 @@ class Finishing:
         await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
         await self._observe(row)
         if run.model_before is not None and run.model is not None:
-            norm = await asyncio.to_thread(run.work.step_norm, run.model_before, run.model)
+            norm = await in_thread(run.work.step_norm, run.model_before, run.model)
             run.environment.observer.moved(norm)
             run.model_before = None
         await run.environment.tidy(action.round)

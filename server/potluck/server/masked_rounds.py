@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from potluck.common.errors import PotluckError, RunError
+from potluck.common.interruptible import in_thread
 from potluck.common.masking import METRIC_BOUND, UPDATE, lane_lengths, lanes_of, metric_names
 from potluck.common.secagg import (
     CoordinatorSession,
@@ -132,7 +133,7 @@ class MaskedRounds:
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return False
-        run.facts.model, run.facts.strategy_state, head = await asyncio.to_thread(
+        run.facts.model, run.facts.strategy_state, head = await in_thread(
             run.work.next_masked_model,
             run.machine.round,
             updates,

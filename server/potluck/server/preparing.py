@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.interruptible import in_thread
 from potluck.server import round_events as rounds
 from potluck.server.environment import utc
 from potluck.server.model_files import Published
@@ -42,7 +43,7 @@ class Preparing:
             await self._find_profile_model()
         await run.gate.admit(run.roster)
         if last is None:
-            run.states = await asyncio.to_thread(self._initial_states)
+            run.states = await in_thread(self._initial_states)
         else:
             run.states = await self._from_files(
                 run.work.read_states,
@@ -56,7 +57,7 @@ class Preparing:
     async def _from_files(self, read: Callable[..., T], *arguments: object) -> T:
         """What a thread reads from files that the store names. Raises StorageError."""
         try:
-            return await asyncio.to_thread(read, *arguments)
+            return await in_thread(read, *arguments)
         except NotFoundError as error:
             run = self._run
             path = run.environment.files.path(error.metadata["blake3"])
@@ -73,7 +74,7 @@ class Preparing:
         run, run_id = self._run, self._run.row.run_id
         for remark in run.blueprint.remarks:
             run.say(remark, warning=True)
-        initial = await asyncio.to_thread(run.work.initial_model)
+        initial = await in_thread(run.work.initial_model)
         blake3: str | None = initial.blake3
         triplet = run.blueprint.run_file.profiles.triplet
         if run.profiling.needs_model and triplet.pretraining_rounds:
@@ -81,7 +82,8 @@ class Preparing:
             blake3 = await run.environment.pretrain(initial.blake3)
         if blake3 is None:
             return False
-        run.model = await asyncio.to_thread(run.work.load, blake3)
+        pretrained = blake3 != initial.blake3
+        run.model = await in_thread(run.work.load, blake3) if pretrained else initial
         await self._in_store(lambda store: store.set_initial_model(run_id, blake3, utc()))
         return True
 
@@ -170,7 +172,7 @@ class Preparing:
                     key.round, key.attempt, member.client_id, member.update.blake3
                 )
                 update = SpooledUpdate(client=member.client_id, path=path, row=member.update)
-                if await asyncio.to_thread(spooled_intact, update):
+                if await in_thread(spooled_intact, update):
                     facts.updates[member.client_id] = update
                 else:
                     state = MemberState.SELECTED  # torn by the crash; have it sent again

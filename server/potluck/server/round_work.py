@@ -83,14 +83,12 @@ class RoundWork:
     def initial_model(self) -> Published:
         """Make the model before round 1: its weights follow from the run's seed, or are those of
         the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
-        network = self._new_model()
+        network = self._made_model()
         name = self._blueprint.run_file.initial_model
         if name is not None:
             load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
         self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
-        if self._blueprint.run_file.evaluation.every:
-            self._network = network  # it will be wanted: its memory costs more than its values
         return self._publish(arrays, base=None, round_number=0)
 
     def load(self, blake3: str) -> Published:
@@ -99,6 +97,14 @@ class RoundWork:
         with self._files.opened(blake3) as file:
             self._layout = file.layout
         return self._files.published(blake3)
+
+    def _made_model(self) -> nn.Module:
+        """A model of the task. Kept for evaluation, where there is one: its memory costs more
+        than its values."""
+        network = self._network or self._new_model()
+        if self._blueprint.run_file.evaluation.every:
+            self._network = network
+        return network
 
     def _new_model(self) -> nn.Module:
         with _TORCH, torch.random.fork_rng(devices=[]):
@@ -256,7 +262,7 @@ class RoundWork:
     def _buffers(self) -> frozenset[str]:
         """The model's floating-point tensors that are no parameters."""
         if self._buffer_names is None:
-            self._buffer_names = buffer_names(self._network or self._new_model())
+            self._buffer_names = buffer_names(self._made_model())
         return self._buffer_names
 
     # Auxiliaries ------------------------------------------------------------------------------
@@ -307,9 +313,7 @@ class RoundWork:
             self._network = None
             return None
         check_lengths(examples, name, _EVALUATION_DATA)
-        if self._network is None:
-            self._network = self._new_model()  # kept, as a run evaluates again and again
-        network = self._network
+        network = self._made_model()
         with _TORCH:
             torch.set_num_threads(self._threads)
             with self._files.opened(model.blake3, self.layout) as file:
