@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def draw(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
     return generator.standard_normal((count, size)).astype(np.float32)
 
 
-def flat(arrays: Arrays) -> NDArray[np.float32]:
+def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     joined: NDArray[np.float32] = np.concatenate([arrays[name].reshape(-1) for name in "abc"])
     return joined
 

@@ -123,6 +123,10 @@ class StochasticGradientDescent(_Optimizer):
 class Adam(_Optimizer):
     """Adam, or AdamW with `decoupled` decay, as `torch.optim.Adam` and `AdamW`."""
 
+    _first: list[Tensor]
+    _second: list[Tensor]
+    _steps: list[Tensor]
+
     def __init__(
         self,
         parameters: Sequence[Tensor],
@@ -149,9 +153,7 @@ class Adam(_Optimizer):
         self._steps = [torch.zeros((), dtype=torch.float32) for _ in self._parameters]
 
     def _forget(self) -> None:
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
-        self._steps: list[Tensor] = []
+        self._first, self._second, self._steps = [], [], []
 
     def step(self) -> None:
         """Move the parameters that have a gradient."""
