@@ -181,7 +181,7 @@ async def test_a_run_takes_a_line_and_its_reason_is_told_in_full_where_it_is_nam
     assert "1 of 3 committed" in one.out
     listed = await potluck(config, tmp_path, "runs", "3f9a", "--json")
     [values] = json.loads(listed.out)["runs"]
-    assert (values["run"], values["reason"]) == (RUN_ID, reason)
+    assert (values["run"], values["reason"]) == (RUN_ID, reason.replace("\n", " "))
 
 
 @pytest.mark.parametrize(

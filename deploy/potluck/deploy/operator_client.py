@@ -178,7 +178,7 @@ class OperatorClient:
                         answer = await anext(frames)
                 except StopAsyncIteration:
                     return
-                yield answer
+                yield _plain(answer) if answer.HasField("origin") else answer
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
