@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from urllib.error import HTTPError
@@ -14,6 +15,7 @@ from support.federation import Federation, crash_federation, until
 from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
 
 from potluck.deploy.demo_files import reserved_port
+from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -94,6 +96,33 @@ async def test_a_server_restarted_amid_a_round(
     assert await federation.finished(run_id) == undisturbed
     assert federation.coordinator.group == process
     assert len(await federation.attending_hosts()) == len(federation.files.hosts)
+
+
+async def test_an_update_that_came_in_time_is_in_time_though_it_is_stored_late(
+    shared: Shared, undisturbed: str
+) -> None:
+    federation = shared.federation
+    federation.points.clear()
+    federation.points.hold("train-client-0")
+    seconds = 10.0
+    run_id = await federation.start_run(f"round.deadline_seconds={seconds}")
+    await until(lambda: federation.points.reached("train-client-0"))
+    told = time.monotonic()
+    shared.server.stop()
+    federation.points.release()
+    await shared.until_ready(503)
+    await until(lambda: time.monotonic() > told + seconds + 1)
+    shared.server.start()
+    assert await federation.finished(run_id) == undisturbed
+    history = await federation.history(run_id)
+    states = {member.state for each in history for member in each.members}
+    assert states == {operator_pb2.MEMBER_STATE_INCLUDED}
+    chosen = [
+        line
+        for line in federation.files.log("coordinator").read_text().splitlines()
+        if run_id in line and "selected" in line
+    ]
+    assert len(chosen) == len(history)  # none was chosen again
 
 
 async def test_a_coordinator_that_waits_can_be_stopped(shared: Shared, undisturbed: str) -> None:

@@ -126,6 +126,11 @@ class Collecting:
             self._recording = asyncio.create_task(self._record_arrivals())
         await arrival.recorded
 
+    async def recorded(self) -> None:
+        """Wait until the updates that have arrived by now are stored, and the machine told."""
+        if self._recording is not None:
+            await asyncio.wait({self._recording})
+
     async def _record_arrivals(self) -> None:
         while self._arrivals:
             batch, self._arrivals = self._arrivals, []

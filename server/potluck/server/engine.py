@@ -251,7 +251,12 @@ class RunEngine:
             async with asyncio.timeout(timeout):
                 return await run.events.get()
         except TimeoutError:
-            return rounds.Ticked()
+            pass
+        # What came in time is in time, also where the database was away and it is stored late.
+        await self._collecting.recorded()
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return run.events.get_nowait()
+        return rounds.Ticked()
 
     def _on_attendance(self, clients: tuple[str, ...], joined: bool) -> None:
         if not joined:
