@@ -13,10 +13,10 @@ async def test_the_third_offence_is_one_too_many() -> None:
 
     offences = Offences(quarantine)
     for _ in range(MOST_OFFENCES - 1):
-        assert await offences.committed_without(["a", "b"]) == {}
-    assert await offences.committed_without(["b"]) == barred
+        assert await offences.add(["a", "b"]) == {}
+    assert await offences.add(["b"]) == barred
     assert barred == {
         "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
     }
-    assert await offences.committed_without(["b"]) == {}  # readmitted, it begins anew
-    assert list(await offences.committed_without(["a"])) == ["a"]
+    assert await offences.add(["b"]) == {}  # readmitted, it begins anew
+    assert list(await offences.add(["a"])) == ["a"]

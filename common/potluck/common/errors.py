@@ -175,6 +175,7 @@ class OutOfBoundsError(UpdateError):
     """An update holds numbers that nothing could be computed with."""
 
     reason = "UPDATE_OUT_OF_BOUNDS"
+    permanent = True
 
 
 class RoundClosedError(PotluckError):

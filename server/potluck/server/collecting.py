@@ -167,6 +167,8 @@ class Collecting:
         if self._masking is not None:
             await self._masking.give_up()
         await self._in_store(lambda store: store.abandon_attempt(key, action.reason))
+        if self._run.facts.updates:
+            await self._run.judge_offenders()
         await asyncio.to_thread(self._run.spool.clear, action.round, action.attempt)
 
 

@@ -450,7 +450,7 @@ class Coordinator:
             tidy=partial(self._tidying.after_commit, row.run_id, blueprint.run_file.retention),
             note_commit=self._commits.note,
             pretrain=partial(self._pretrain, row.run_id, blueprint),
-            offended=self._offences.committed_without,
+            offended=self._offences.add,
             trust=self._trust,
             sums=self.sums,
             observer=self.metrics.observer(row.run_id),

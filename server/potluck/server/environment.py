@@ -41,7 +41,7 @@ class Environment:
     pretrain: Callable[[str], Awaitable[str | None]]
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
-    """See `Offences.committed_without`."""
+    """See `Offences.add`."""
     trust: Trust
     sums: SecureSums
     """Sums over clients that hide what each of them has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -108,8 +108,7 @@ class Finishing:
         tell_settled(run.environment.attendance, row)
         self._announce(row)
         spent = [update.path for update in facts.updates.values()]
-        offenders, run.offenders = run.offenders, set()
-        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent, offenders))
+        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
         run.post(rounds.Committed())
 
     async def settled(self) -> None:
@@ -166,18 +165,12 @@ class Finishing:
         observer.privacy(run.profiling.largest_epsilon)
 
     async def _after_commit(
-        self,
-        action: rounds.Commit,
-        row: RoundRow,
-        spent: Sequence[Path],
-        offenders: Collection[str],
+        self, action: rounds.Commit, row: RoundRow, spent: Sequence[Path]
     ) -> None:
         """What nobody waits for: the next round has begun."""
         run = self._run
         await run.environment.note_commit(row)
-        barred = await run.environment.offended(sorted(offenders))
-        for client, reason in sorted(barred.items()):
-            run.say(f"{client} is in quarantine: {reason}; see `potluck clients`", warning=True)
+        await run.judge_offenders()
         await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
         await self._observe(row)
         if run.model_before is not None and run.model is not None:

@@ -23,11 +23,11 @@ class Offences:
         self._quarantine = quarantine
         self._counts: Counter[str] = Counter()
 
-    async def committed_without(self, clients: Iterable[str]) -> dict[str, str]:
-        """A round is committed; updates of these clients were refused meanwhile. Who is put into
-        quarantine, and why.
+    async def add(self, clients: Iterable[str]) -> dict[str, str]:
+        """Updates of these clients were refused in an attempt to which others' came. Who is put
+        into quarantine, and why.
 
-        Others' updates made the round, so it was not the run that can't be trained.
+        As others' updates were good, it was not the run that can't be trained.
         """
         self._counts.update(clients)
         barred = {

@@ -114,7 +114,7 @@ class Standing:
         self.included_updates: dict[str, str] = {}
         """The last update of each client that became part of the model."""
         self.offenders: set[str] = set()
-        """Whose updates were refused for their numbers since the last commit."""
+        """Whose updates were refused for their numbers since they were judged last."""
         self.label_totals: NDArray[np.float64] | None = None
         """All clients' label counts, where a secure sum gave them."""
         self.cell_counts: dict[str, NDArray[np.float64]] = {}
@@ -180,6 +180,13 @@ class Standing:
                 key = (self.row.run_id, each.included_round, each.included_attempt)
                 self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
         self.gate.restore_picks({each.client_id: each.picks for each in participations})
+
+    async def judge_offenders(self) -> None:
+        """An attempt is over to which others' updates came: who spoiled theirs is to answer for
+        it."""
+        offenders, self.offenders = self.offenders, set()
+        for client, why in (await self.environment.offended(sorted(offenders))).items():
+            self.say(f"{client} is in quarantine: {why}; see `potluck clients`", warning=True)
 
     # Clients that can't take part -------------------------------------------------------------
 
