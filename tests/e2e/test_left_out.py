@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, set_values, until
 
+from potluck.common.errors import ConfigurationError
 from potluck.deploy.demo_files import program
 from potluck.deploy.processes import TetheredProcess, stop_all
 
@@ -74,7 +75,9 @@ async def check_left_out(federation: Federation, run_id: str, why: str) -> None:
     notices = await told(federation, run_id)
     await federation.finished(run_id)
     said = [text for text in notices if "left out" in text and why in text]
-    assert said, notices
+    assert len(said) == 1, notices
+    assert "2 clients left out: " in said[0]
+    assert "(client-4, client-5)" in said[0]
     for committed in await federation.history(run_id):
         assert {member.host_id for member in committed.members} == {"host-0", "host-1"}
 
@@ -135,3 +138,12 @@ async def test_a_policy_that_refuses(federation: Federation) -> None:
             await check_left_out(federation, run_id, "DISCLOSURE_REFUSED")
     finally:
         path.write_text(before)
+
+
+async def test_what_the_coordinator_can_see_is_refused_at_once(federation: Federation) -> None:
+    before = len(await federation.operator.list_runs())
+    with pytest.raises(ConfigurationError, match="coordinator has no data directory to find it in"):
+        await federation.start_run('initial_model="none.safetensors"')
+    with pytest.raises(ConfigurationError, match="'roster' is 6, but task 'digits' has data for 5"):
+        await federation.start_run("task.name=digits", "task.clients=5", "roster=6")
+    assert len(await federation.operator.list_runs()) == before

@@ -39,6 +39,11 @@ async def hostile_host(
 
         async def attend() -> None:
             while isinstance(message := await call.read(), rpc.AttendResponse):
+                if message.instruction.HasField("check"):
+                    checked = rpc.Answer(
+                        instruction_id=message.instruction.id, checked=rpc.Checked()
+                    )
+                    await call.write(rpc.AttendRequest(answer=checked))
                 if message.instruction.HasField("disclose"):
                     answer = respond(message.instruction)
                     answer.instruction_id = message.instruction.id

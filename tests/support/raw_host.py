@@ -136,6 +136,9 @@ async def training_of(call: Any, client: str, run_id: str) -> rpc.Instruction:
             response = await call.read()
             assert isinstance(response, rpc.AttendResponse), "the stream has ended"
             instruction = response.instruction
+            if instruction.HasField("check"):
+                checked = rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
+                await call.write(rpc.AttendRequest(answer=checked))
             mine = (instruction.client_id, instruction.run_id) == (client, run_id)
             if mine and instruction.HasField("train"):
                 return instruction

@@ -39,6 +39,7 @@ from potluck.common.disclosure import (
 from potluck.common.errors import (
     IdentityError,
     ProtocolError,
+    ProtocolVersionError,
 )
 from potluck.common.layout import Layout
 from potluck.common.names import ClientId
@@ -113,7 +114,9 @@ class Duties:
             return await self._question(job)
         if kind == "secure":
             return await self._secure(job)
-        raise ProtocolError(
+        if kind == "check":
+            return await self._check(job)
+        raise ProtocolVersionError(
             "this host's software does not know what the instruction asks for; update it"
         )
 
@@ -232,6 +235,19 @@ class Duties:
             kept=kept,
             keep_at=self._states.path(instruction.id),
         )
+
+    async def _check(self, job: Job) -> rpc.Answer:
+        instruction, work = job.instruction, job.instruction.check.train
+        policy, client = self._discloser.policy, instruction.client_id
+        check_weighting(policy, client, _weighting(work))
+        check_updates(policy, client, masked=work.encoding == MASKED)
+
+        def compute(bench: Workbench) -> None:
+            job.started()
+            bench.check(work, instruction.check.layout)
+
+        await self._worker.run(compute)
+        return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
 
     async def _evaluate(self, job: Job) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.evaluate
@@ -365,7 +381,7 @@ def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]
     missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
     if missing:
         has = ", ".join(values) or "none"
-        raise ProtocolError(
+        raise ProtocolVersionError(
             f"question '{work.kind[:40]}' has no number '{missing[0][:40]}' here, it has: {has}; "
             "install the same release on both sides",
         )
@@ -375,7 +391,7 @@ def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]
 def _weighting(work: rpc.Train) -> Weighting:
     weighting = _WEIGHTINGS.get(work.weighting)
     if weighting is None:
-        raise ProtocolError(
+        raise ProtocolVersionError(
             f"this host's software does not know weighting {work.weighting}; update it"
         )
     return weighting

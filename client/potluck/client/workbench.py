@@ -43,9 +43,14 @@ from potluck.client.triplet import LocalPrivacy, estimate_triplet
 from potluck.client.validation import validation_split
 from potluck.common import plugins
 from potluck.common.disclosure import Parameters
-from potluck.common.errors import ConfigurationError, ProtocolError, RoundClosedError, TrainingError
+from potluck.common.errors import (
+    ConfigurationError,
+    ProtocolVersionError,
+    RoundClosedError,
+    TrainingError,
+)
 from potluck.common.evaluation import evaluate
-from potluck.common.layout import Layout
+from potluck.common.layout import LENGTH_BYTES, Layout, parse_header
 from potluck.common.local_steps import normalizer
 from potluck.common.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.names import ClientId
@@ -244,6 +249,26 @@ class Workbench:
             root_mean_square_loss=None if losses is None else losses.root_mean_square(),
             simulated_seconds=work.pace * len(data) if work.pace else None,
         )
+
+    def check(self, work: rpc.Train, layout: bytes) -> None:
+        """Whether such a training could begin, on a model with that file header (if not empty).
+
+        Raises PluginError, ConfigurationError, LayoutError, or ProtocolVersionError.
+        """
+        if work.encoding != MASKED:
+            encoding_of(work.encoding)
+        loaded = self._load(work.task)
+        if layout:
+            expected = parse_header(layout[LENGTH_BYTES:])
+            loaded.layout.check_matches(expected, what="task's", whose="run's model")
+        plugins.create(plugins.OBJECTIVES, work.objective.name, _options(work.objective))
+        training_for(
+            loaded.task, _json_object(work.training_json, "training_json"), source="training"
+        )
+        if work.HasField("auxiliary"):
+            correction = work.auxiliary.correction
+            plugins.create(plugins.CORRECTIONS, correction.name, _options(correction))
+        _known(work.reports)
 
     def _correction(
         self, work: rpc.Train, received: ReceivedAuxiliaries | None, layout: Layout
@@ -444,7 +469,7 @@ def _options(plugin: rpc.Plugin) -> dict[str, object]:
 def _known(reports: Sequence[str]) -> frozenset[str]:
     unknown = sorted(set(reports) - {UTILITY})
     if unknown:
-        raise ProtocolError(
+        raise ProtocolVersionError(
             f"this host's software can't report '{unknown[0][:80]}' with an update; update it",
             report=unknown[0][:80],
         )

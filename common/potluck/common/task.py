@@ -68,7 +68,8 @@ class Task(Protocol):
     """What is learned. Called from worker threads; may block; deterministic.
 
     A task may also have an attribute `training`: settings of local training (a mapping, as the run
-    file's `[training]` table) that it recommends where the run file says nothing.
+    file's `[training]` table) that it recommends where the run file says nothing. And an attribute
+    `clients`: for how many clients it has data; a larger roster is refused.
     """
 
     @property

@@ -92,6 +92,7 @@ def draw_up(
         model=None if run_file.model is None else run_file.model.model_dump(),
         model_modules=model_modules,
     )
+    _check_parts(run_file, task, source)
     selector = run_file.selector
     choosing: Selector = plugins.create(plugins.SELECTORS, selector.name, selector.options)
     if run_file.profiles.disclosure == PROTOCOL:
@@ -112,6 +113,19 @@ def draw_up(
         training=training,
         remarks=remarks,
     )
+
+
+def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
+    """Raise ConfigurationError where a task that says for how many clients it has data has too few
+    for the run."""
+    parts = getattr(task, "clients", None)
+    if isinstance(parts, int) and run_file.roster > parts:
+        raise ConfigurationError(
+            f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data for "
+            f"{parts} clients; lower `roster`, or raise `clients` of [task]",
+            parts=parts,
+            roster=run_file.roster,
+        )
 
 
 def _with_recommendations(run_file: RunFile, task: Task, source: str) -> RunFile:

@@ -207,6 +207,7 @@ class Coordinator:
                 "set federation_root and members of the coordinator (`potluck pki root` and "
                 "`potluck pki member` make them)"
             )
+        await asyncio.to_thread(self._work(blueprint).check_start)
         run_id = secrets.token_hex(4)
         run = Run(
             run_id=run_id,
@@ -437,11 +438,14 @@ class Coordinator:
             lambda store: store.set_run_state(row.run_id, RunState.FAILED, reason, utc())
         )
 
-    def _begin_driving(self, row: RunRow, blueprint: Blueprint) -> None:
-        records = None if why_not_audited(blueprint) else self._bias_records(row.run_id)
-        work = RoundWork(
+    def _work(self, blueprint: Blueprint, records: BiasRecords | None = None) -> RoundWork:
+        return RoundWork(
             blueprint, self.files, self.config.data_directory, self.config.threads, records
         )
+
+    def _begin_driving(self, row: RunRow, blueprint: Blueprint) -> None:
+        records = None if why_not_audited(blueprint) else self._bias_records(row.run_id)
+        work = self._work(blueprint, records)
         spool = Spool(self.config.state_directory / "spool" / row.run_id)
         environment = Environment(
             attendance=self.attendance,

@@ -91,6 +91,14 @@ class RoundWork:
         self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
         return self._publish(arrays, base=None, round_number=0)
 
+    def check_start(self) -> None:
+        """Whether the weights that the run starts from are there and fit; blocks.
+
+        Raises ConfigurationError or LayoutError."""
+        name = self._blueprint.run_file.initial_model
+        if name is not None:
+            load_weights(self._new_model(), name, self._data_directory)
+
     def load(self, blake3: str) -> Published:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
         self._files.verify(blake3)

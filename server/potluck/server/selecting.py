@@ -7,6 +7,7 @@ from potluck.server import round_events as rounds
 from potluck.server.cells import Cells
 from potluck.server.environment import utc
 from potluck.server.gatekeeping import ScarceError
+from potluck.server.host_checks import HostChecks
 from potluck.server.label_totals import LabelTotals
 from potluck.server.questioning import Questioning, ReplayError
 from potluck.server.round_work import States
@@ -23,6 +24,7 @@ class Selecting:
         self._run = run
         self._in_store = run.environment.in_store
         self._questioning = Questioning(run)
+        self._checks = HostChecks(run)
         self._totals = LabelTotals(run)
         self._cells = Cells(run)
 
@@ -85,8 +87,9 @@ class Selecting:
             run.environment.files.let_go(run.facts.model.digests)
         run.facts = RoundFacts()  # nobody is selected while profiles are asked for
         with run.environment.observer.asking():
+            tag = f"{action.round}.{action.attempt}"
             rows = await run.gate.eligible(
-                action.available,
+                await self._checks.able(action.available, tag=tag),
                 round_number=action.round,
                 attempt=action.attempt,
                 count=action.count,

@@ -102,6 +102,29 @@ def train_instruction(
     )
 
 
+def check_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    layout: bytes,
+) -> coordinator_pb2.Instruction:
+    """Asks a client's host whether it could train. layout: of the run's model; may be empty."""
+    none, correction = transfer_pb2.ModelReference(), blueprint.strategy.correction
+    told = train_instruction(blueprint, "", run_id, round_number, client, none).train
+    if correction is not None:
+        told.auxiliary.correction.name = correction.name
+        told.auxiliary.correction.options_json = json.dumps(dict(correction.options))
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        check=coordinator_pb2.Check(train=told, layout=layout),
+    )
+
+
 def question_instruction(
     blueprint: Blueprint,
     instruction_id: str,
@@ -123,7 +146,7 @@ def question_instruction(
             names=ask.wanted,
             pace=blueprint.client_pace(0, client),
             validation_share=blueprint.training.validation_share,
-            task=plugin(blueprint.run_file.task),
+            task=task_plugin(blueprint.run_file),
             model=model,
         ),
     )

@@ -377,6 +377,7 @@ class Answer(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     SCALARS_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -399,6 +400,10 @@ class Answer(_message.Message):
     def secure(self) -> Global___SecureReply:
         """What a client says in a secure sum."""
 
+    @_builtins.property
+    def checked(self) -> Global___Checked:
+        """The host could train as asked."""
+
     def __init__(
         self,
         *,
@@ -408,12 +413,13 @@ class Answer(_message.Message):
         profile: Global___Profile | None = ...,
         scalars: Global___Scalars | None = ...,
         secure: Global___SecureReply | None = ...,
+        checked: Global___Checked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -585,6 +591,7 @@ class Instruction(_message.Message):
     DISCLOSE_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once. What it was told to drop,
     or has dropped itself, it begins anew when it is sent again.
@@ -627,6 +634,10 @@ class Instruction(_message.Message):
     def secure(self) -> Global___SecureStep:
         """Go one step further in a secure sum, within the client's policy."""
 
+    @_builtins.property
+    def check(self) -> Global___Check:
+        """Say whether the host could train for a run."""
+
     def __init__(
         self,
         *,
@@ -642,12 +653,13 @@ class Instruction(_message.Message):
         disclose: Global___Disclose | None = ...,
         question: Global___Question | None = ...,
         secure: Global___SecureStep | None = ...,
+        check: Global___Check | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure", "check"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -774,6 +786,53 @@ class Train(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class Check(_message.Message):
+    """Say whether the host could carry out such a training: whether all that it names is installed, the
+    host's policy allows it, and the run's model is the task's. Trains nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAIN_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    layout: _builtins.bytes
+    """The layout of the run's model: the header of its file. Empty where it is not to be compared."""
+    @_builtins.property
+    def train(self) -> Global___Train:
+        """The training, without its model."""
+
+    def __init__(
+        self,
+        *,
+        train: Global___Train | None = ...,
+        layout: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["train", b"train"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "train", b"train"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Check: _TypeAlias = Check  # noqa: Y015
+
+@_typing.final
+class Checked(_message.Message):
+    """The host could; what it could not is a failure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checked: _TypeAlias = Checked  # noqa: Y015
 
 @_typing.final
 class Auxiliary(_message.Message):
