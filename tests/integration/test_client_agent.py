@@ -258,7 +258,10 @@ async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
             "PLUGIN_INVALID",
         ),
         "no client": (train_instruction("no client", model, client="x"), "IDENTITY_REFUSED"),
-        "no work": (rpc.Instruction(id="no work", client_id="client-0"), "PROTOCOL_VIOLATED"),
+        "no work": (
+            rpc.Instruction(id="no work", client_id="client-0"),
+            "PROTOCOL_VERSION_UNSUPPORTED",
+        ),
         "no model": (train_instruction("no model", reference("0" * 64, 5)), "NOT_FOUND"),
         "other model": (
             train_instruction("other model", model, task="colored-digits"),
@@ -302,7 +305,8 @@ async def test_a_task_is_blamed_for_its_own_faults(
                 train_instruction(fault, model, task="faulty", options={"fault": fault})
             )
             failure = (await scene.fake.answered(fault)).failure
-            assert failure.reason == "TRAINING_FAILED"
+            of_the_data = fault in ("labels", "groups", "nan")
+            assert failure.reason == ("DATA_INVALID" if of_the_data else "TRAINING_FAILED")
             assert failure.message.startswith(message)
             assert "\n" not in failure.message
         options = {"fault": "nan-held-out"}

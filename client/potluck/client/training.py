@@ -27,7 +27,7 @@ from potluck.client.objective import (
 )
 from potluck.client.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.squared_losses import SquaredLosses
-from potluck.common.errors import DeviceMemoryError, RoundClosedError, TrainingError
+from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.local_steps import normalizer
 from potluck.common.task import Examples
 from potluck.common.training import LocalTraining
@@ -84,7 +84,7 @@ def train(
     RoundClosedError if cancelled.
     """
     if len(data) == 0:
-        raise TrainingError("the client has no training samples; remove it from this federation")
+        raise DataError("the client has no training samples; remove it from this federation")
     started = time.monotonic()
     try:
         with _seeded(device, seed):

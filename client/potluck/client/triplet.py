@@ -31,7 +31,7 @@ from potluck.client.objectives.generalized_cross_entropy import (
     generalized_cross_entropy,
 )
 from potluck.client.training import train
-from potluck.common.errors import TrainingError
+from potluck.common.errors import DataError
 from potluck.common.heterogeneity import triplet
 from potluck.common.model_arrays import load_arrays
 from potluck.common.task import Examples
@@ -145,7 +145,7 @@ def estimate_matrix(
     the model's; ConfigurationError if the model shows no features; RoundClosedError if cancelled.
     """
     if len(data) == 0:
-        raise TrainingError("the client has no training samples; remove it from this federation")
+        raise DataError("the client has no training samples; remove it from this federation")
     trainer = _Trainer(settings=settings, seed=seed, device=device, cancelled=cancelled)
     pivot: _Split | None = None
     splittable = False

@@ -20,6 +20,7 @@
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
+    │   ├── DataError             its samples can't be trained on
     │   └── DeviceMemoryError     its device has too little memory
     │   └── StateLostError        what it kept for that is gone
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
@@ -204,6 +205,13 @@ class TrainingError(PotluckError):
 
     reason = "TRAINING_FAILED"
     code = grpc.StatusCode.ABORTED
+
+
+class DataError(TrainingError):
+    """A client's samples can't be trained on as they are."""
+
+    reason = "DATA_INVALID"
+    permanent = True
 
 
 class StateLostError(TrainingError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import DataError
 from potluck.common.task import ClientData, Examples
 from potluck.common.tasks.stored import StoredExamples
 
@@ -12,14 +12,14 @@ _AT_ONCE = 4096
 
 
 def check_client_data(data: ClientData, task: str, client: str) -> None:
-    """Raise TrainingError unless every sample of a client has one label."""
+    """Raise DataError unless every sample of a client has one label."""
     check_lengths(data.train, task, f"client '{client}'")
     if data.held_out is not None:
         check_lengths(data.held_out, task, f"client '{client}', held out,")
 
 
 def check_lengths(examples: Examples, task: str, whose: str) -> None:
-    """Raise TrainingError unless every sample has one label, and one group where there are any."""
+    """Raise DataError unless every sample has one label, and one group where there are any."""
     if isinstance(examples, StoredExamples):
         inputs = len(examples.stored.rows)
     else:
@@ -31,7 +31,7 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
     found = f"{inputs} inputs and {labels} labels"
     if groups != labels:
         found = f"{inputs} inputs, {labels} labels and {groups} groups"
-    raise TrainingError(
+    raise DataError(
         f"{whose} has {found}; task '{task}' must give one of each for every sample",
         task=task,
         inputs=inputs,
@@ -41,7 +41,7 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
 
 
 def check_finite(examples: Examples, whose: str) -> None:
-    """Raise TrainingError where an input is NaN or infinite. Reads them all."""
+    """Raise DataError where an input is NaN or infinite. Reads them all."""
     for begin in range(0, len(examples), _AT_ONCE):
         end = min(begin + _AT_ONCE, len(examples))
         inputs = examples.inputs_at(torch.arange(begin, end, device=examples.labels.device))
@@ -49,7 +49,7 @@ def check_finite(examples: Examples, whose: str) -> None:
             return
         bad = (~inputs.isfinite()).reshape(len(inputs), -1).any(dim=1).nonzero()
         if len(bad):
-            raise TrainingError(
+            raise DataError(
                 f"the inputs of {whose} hold NaN or infinity, first in sample "
                 f"{begin + int(bad[0])} of {len(examples)}; put its data right",
                 sample=begin + int(bad[0]),

@@ -121,8 +121,8 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
     parts = getattr(task, "clients", None)
     if isinstance(parts, int) and run_file.roster > parts:
         raise ConfigurationError(
-            f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data for "
-            f"{parts} clients; lower `roster`, or raise `clients` of [task]",
+            f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "
+            f"for {parts} clients; lower `roster`, or raise `clients` of [task]",
             parts=parts,
             roster=run_file.roster,
         )
