@@ -1,7 +1,7 @@
-"""Kills a coordinator at every change of what outlives it, one run each, and looks what it left.
+"""Kills a process at every change of what outlives it, one run each, and looks what is left.
 
-An undisturbed run says which changes there are. Then, for each, a run like it is killed there; the
-coordinator is restarted, and the run must end as the undisturbed one did.
+An undisturbed run says which changes there are. Then, for each, the process is killed there in a
+run like it, and restarted; the run must end as the undisturbed one did.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from support.evidence import Evidence, check_files, evidence, left_over
 from support.federation import Federation, until
 
 from potluck.common.errors import UnreachableError
+from potluck.deploy.processes import LocalProcess
 
 _TRIES = 5
 """A change that comes only sometimes (two updates may be recorded at once) is tried so often."""
@@ -22,10 +23,12 @@ _TRIES = 5
 
 @dataclass(kw_only=True)
 class Kills:
-    """The kills that one kind of run is to survive. assignments: of its run file."""
+    """The kills that one kind of run is to survive. assignments: of its run file. of_host: the
+    first host is killed instead of the coordinator."""
 
     federation: Federation
     assignments: Sequence[str]
+    of_host: bool = False
     masked: bool = False
     pretrained: bool = False
     aimed: list[str] = field(default_factory=list)
@@ -69,9 +72,7 @@ class Kills:
             known = {row.run_id for row in await federation.operator.list_runs()}
             killed = await self._run_into_it()
             if killed:
-                self._check_log()
-                await federation.restart_coordinator()
-                await self._connect()
+                await self._restart()
             begun = {row.run_id for row in await federation.operator.list_runs()} - known
             for run_id in begun:
                 await federation.finished(run_id)
@@ -82,6 +83,19 @@ class Kills:
                 return
         self.missed.append(point)
 
+    @property
+    def _victim(self) -> LocalProcess:
+        processes = self.federation.processes
+        return processes.hosts[0] if self.of_host else self.federation.coordinator
+
+    async def _restart(self) -> None:
+        self._check_logs()
+        if self.of_host:
+            await self.federation.processes.start_host(0)
+        else:
+            await self.federation.restart_coordinator()
+            await self._connect()
+
     async def _connect(self) -> None:
         """To a coordinator just started; the old connection would wait before it tries again, and
         so would any other while that is open."""
@@ -90,18 +104,19 @@ class Kills:
         self.federation.operator = await self._connection.enter_async_context(operator)
 
     async def _run_into_it(self) -> bool:
-        """Start a run; true when the coordinator is killed, false when the run is over."""
-        coordinator = self.federation.coordinator
+        """Start a run; true when the process is killed, false when the run is over."""
+        victim = self._victim
 
         async def until_over() -> None:
             try:
                 run_id = await self.federation.start_run(*self.assignments)
             except UnreachableError:
-                await coordinator.ended()
+                await victim.ended()
             else:
                 await self.federation.ended(run_id)
+                await self._updates_dropped()
 
-        killed = asyncio.create_task(coordinator.ended())
+        killed = asyncio.create_task(victim.ended())
         over = asyncio.create_task(until_over())
         await asyncio.wait({over, killed}, return_when=asyncio.FIRST_COMPLETED)
         for task in (over, killed):
@@ -109,28 +124,32 @@ class Kills:
         await asyncio.wait({over, killed})
         if killed.cancelled():
             return False
-        assert killed.result() == 137, coordinator.obituary().message
+        assert killed.result() == 137, victim.obituary().message
         return True
 
     async def _evidence(self, run_id: str) -> list[Evidence]:
         """Of a run, and of the one before it that trained its model."""
         federation, masked = self.federation, self.masked
-        self._check_log()
+        self._check_logs()
         history = await federation.history(run_id)
         found = [evidence(federation, run_id, masked=masked)]
         digests = [row["model_blake3"] for row in found[0].rounds]
         assert [row.model_blake3 for row in history] == digests, "what is shown is not what is kept"
         if self.pretrained:
             found.append(evidence(federation, f"pre-{run_id}", masked=masked))
-        kept = [*federation.files.folder.glob("host-*/updates/*")]
-        await until(lambda: not any(path.exists() for path in kept), "hosts drop their updates")
+        await self._updates_dropped()
         check_files(federation)
         await until(lambda: not left_over(federation), "files that nobody needs are deleted")
         return found
 
-    def _check_log(self) -> None:
-        log = self.federation.files.log("coordinator").read_text()
-        assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
+    async def _updates_dropped(self) -> None:
+        folder = self.federation.files.folder
+        await until(lambda: not [*folder.glob("host-*/updates/*")], "hosts drop their updates")
+
+    def _check_logs(self) -> None:
+        for name in ("coordinator", "host-0"):
+            log = self.federation.files.log(name).read_text()
+            assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
 
 
 def _points(boundaries: Sequence[str]) -> list[str]:

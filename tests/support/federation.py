@@ -72,8 +72,8 @@ class Points:
         return (self.folder / f"at-{point}").exists()
 
     def note_boundaries(self) -> None:
-        """From now on, changes of what outlives the coordinator are points as well, numbered
-        from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
+        """From now on, changes of what outlives the program `witnessed` are points as well,
+        numbered from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
         (self.folder / "boundaries").write_text("")
 
     @property
@@ -88,15 +88,16 @@ class Points:
 
 
 @contextlib.contextmanager
-def plugins_installed(points: Path) -> Iterator[Points]:
-    """The crash plug-ins, here and in processes started meanwhile."""
+def plugins_installed(points: Path, witnessed: str) -> Iterator[Points]:
+    """The crash plug-ins, here and in processes started meanwhile. witnessed: the program whose
+    changes of what outlives it are points."""
     points.mkdir(exist_ok=True)
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(PLUGINS), *filter(None, [before.get("PYTHONPATH")])]
     )
     os.environ["POTLUCK_POINTS"] = str(points)
-    os.environ["POTLUCK_BOUNDARIES"] = "potluck-server"
+    os.environ["POTLUCK_BOUNDARIES"] = witnessed
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(PLUGINS))
     try:
@@ -242,9 +243,10 @@ async def crash_federation(
     coordinator: dict[str, Any] | None = None,
     start_hosts: bool = True,
     root: bool = False,
+    witnessed: str = "potluck-server",
 ) -> AsyncIterator[Federation]:
     """A federation under way. `coordinator`: settings of its configuration file. `root`: whether
-    it has one, so that its clients can sum securely."""
+    it has one, so that its clients can sum securely. `witnessed`: see `Points.note_boundaries`."""
     options = DemoOptions(
         task="crash",
         selector="crash",
@@ -258,7 +260,7 @@ async def crash_federation(
         assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
         root=root,
     )
-    with plugins_installed(folder / "points") as points, reserved_port() as port:
+    with plugins_installed(folder / "points", witnessed) as points, reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)
         set_values(files.coordinator, {"heartbeat_seconds": 0.2} | (coordinator or {}))
         for path in files.hosts:

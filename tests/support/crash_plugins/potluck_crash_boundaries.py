@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import stat
 import sys
@@ -31,6 +32,9 @@ _UNRELATED: Final = {"see_clients"}
 
 _AROUND: Final = {"open", "close", "patiently"}
 """Methods that others are called in, or that change nothing."""
+
+_STATE: Final = re.compile(r"coordinator|host-[0-9]+")
+"""What the folders are called that processes keep their state in."""
 
 _lock = threading.Lock()
 _here = threading.local()
@@ -131,9 +135,10 @@ def _deleted(path: Any, **_: Any) -> str:
 def _kind(path: Any) -> str:
     """What of the state directory a path belongs to; empty for what does not."""
     parts = Path(os.fsdecode(path)).absolute().parts
-    if "coordinator" not in parts:
+    places = [place for place, part in enumerate(parts) if _STATE.fullmatch(part)]
+    if not places:
         return ""
-    place = len(parts) - 1 - parts[::-1].index("coordinator")
+    place = places[-1]
     folder = parts[place + 1] if place + 2 < len(parts) else "state"
     suffixes = "".join(Path(parts[-1]).suffixes)
     return f"{folder}{suffixes if not parts[-1].startswith('.') else '.new'}"
