@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -93,25 +94,21 @@ async def test_all_hosts_are_killed_amid_a_round(
         assert {member.state for member in entry.members} == {INCLUDED}
 
 
-async def test_a_demo_ends_with_the_last_of_its_hosts(federation: Federation) -> None:
+async def test_a_demo_ends_with_the_last_of_its_hosts(tmp_path: Path) -> None:
     """Nobody would start them again."""
-    held = f"train-client-{CLIENTS - 1}"
-    federation.points.hold(held)
-    run_id = await federation.start_run(*EVERYBODY)
     output = io.StringIO()
-    display = JsonDisplay(output)
-    demo = asyncio.create_task(
-        follow_processes(federation.operator, run_id, display, federation.processes)
-    )
-    await until(lambda: '"phase": "train"' in output.getvalue())
-    for number in range(CLIENTS):
-        assert not demo.done()
-        await federation.kill_host(number)
-    federation.points.release()
-    with pytest.raises(RunError, match=r"host-\d ended"):
-        await demo
-    await federation.operator.stop_run(run_id)
-    await federation.start_hosts()
+    async with crash_federation(tmp_path, clients=2, hosts=2, count=2) as federation:
+        federation.points.hold("train-client-0")
+        run_id = await federation.start_run()
+        demo = asyncio.create_task(
+            follow_processes(federation.operator, run_id, JsonDisplay(output), federation.processes)
+        )
+        await until(lambda: '"phase": "train"' in output.getvalue())
+        for number in range(2):
+            assert not demo.done()
+            await federation.kill_host(number)
+        with pytest.raises(RunError, match=r"host-\d ended"):
+            await demo
 
 
 async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federation) -> None:
