@@ -16,6 +16,7 @@ from support.federation import Federation, crash_federation, set_values, until
 from potluck.common.errors import ConfigurationError
 from potluck.deploy.demo_files import program
 from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -138,6 +139,22 @@ async def test_a_policy_that_refuses(federation: Federation) -> None:
             await check_left_out(federation, run_id, "DISCLOSURE_REFUSED")
     finally:
         path.write_text(before)
+
+
+async def test_too_few_that_are_left_end_the_run_and_a_resume_goes_on(
+    federation: Federation,
+) -> None:
+    async with odd_host(federation, PYTHONPATH=""):
+        run_id = await federation.start_run("count=6", "rounds=1", "round.quorum=1.0", "roster=6")
+        status = await federation.ended(run_id)
+        assert status.state == operator_pb2.RUN_STATE_FAILED
+        assert status.reason.startswith(
+            "4 of 6 clients can take part, at least 6 must; 2 clients left out: task 'crash' is "
+        )
+        assert status.reason.count("not installed") == 1
+    async with odd_host(federation):
+        await federation.operator.resume_run(run_id)
+        await federation.finished(run_id)
 
 
 async def test_what_the_coordinator_can_see_is_refused_at_once(federation: Federation) -> None:

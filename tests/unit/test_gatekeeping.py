@@ -135,3 +135,10 @@ async def test_one_alarm_for_who_is_picked_far_too_often() -> None:
     [alarm] = there.said
     assert "lopsided: a (" in alarm
     assert "quarantine" in alarm
+
+
+async def test_who_lacks_what_it_takes_to_answer_is_left_out_of_the_run() -> None:
+    unable = {"b": "task 'digits' can't be loaded (PLUGIN_INVALID)"}
+    found = await scene(unable=unable)
+    assert await found.eligible() == [0, 2, 3]
+    assert found.left_out == unable
