@@ -66,14 +66,21 @@ class RawHost:
 
     async def talk(self, *messages: rpc.AttendRequest) -> Refusal:
         """Say this on a control stream; how it is refused."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                refusal = await self._talk(*messages)
+                # Where the coordinator refuses before all is written, grpc may tell that instead.
+                if refusal != (grpc.StatusCode.INTERNAL, ""):
+                    return refusal
+
+    async def _talk(self, *messages: rpc.AttendRequest) -> Refusal:
         call = self.stub.Attend()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                for message in messages:
-                    with contextlib.suppress(asyncio.InvalidStateError):
-                        await call.write(message)
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+            for message in messages:
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    await call.write(message)
+            while await call.read() is not grpc.aio.EOF:
+                pass
         except grpc.aio.AioRpcError as error:
             return refusal_of(error)
         finally:
