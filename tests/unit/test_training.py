@@ -263,6 +263,15 @@ def test_a_cancelled_training_stops_at_the_next_step() -> None:
     assert len(counted.sizes) == 2
 
 
+def test_a_training_that_is_over_keeps_no_gradients() -> None:
+    model = network()
+    run(model, epochs=1)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(RoundClosedError):
+        run(model, cancelled=iter([False, True]).__next__, batch_size=16)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_divergence_names_the_epoch_and_the_remedy() -> None:
     message = r"diverged in epoch 1: .* at learning rate 1e\+30; lower training.learning_rate"
     with pytest.raises(TrainingError, match=message):
