@@ -13,7 +13,7 @@ from support.federation import Federation, crash_federation, until
 
 from potluck.rpc.v1 import operator_pb2
 
-INCLUDED, LATE = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LATE
+INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_SPARED
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -59,7 +59,7 @@ async def test_a_coordinator_killed_changes_nothing(federation: Federation, name
 
 
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])
-async def test_a_late_update_says_nothing_of_samples_before_or_after_a_kill(
+async def test_a_spared_update_says_nothing_of_samples_before_or_after_a_kill(
     federation: Federation, weighting: str
 ) -> None:
     """pow-d draws its candidates by the numbers of samples that are known."""
@@ -74,7 +74,7 @@ async def test_a_late_update_says_nothing_of_samples_before_or_after_a_kill(
     undisturbed = await federation.start_run(*assignments)
     digest = await federation.finished(undisturbed)
     history = await federation.history(undisturbed)
-    assert all(any(m.state == LATE for m in row.members) for row in history), "nobody is late"
+    assert all(any(m.state == SPARED for m in row.members) for row in history), "nobody is spared"
     for committed in (1, 2, 3):
         federation.points.note_boundaries()
         federation.points.kill(f"after-commit_round-{committed}")
