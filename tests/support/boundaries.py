@@ -70,7 +70,7 @@ class Kills:
             federation.points.note_boundaries()
             federation.points.kill(point)
             known = {row.run_id for row in await federation.operator.list_runs()}
-            killed = await self._run_into_it()
+            killed = await self._run_into(point)
             if killed:
                 await self._restart()
             begun = {row.run_id for row in await federation.operator.list_runs()} - known
@@ -103,7 +103,7 @@ class Kills:
         operator = self.federation.processes.operator()
         self.federation.operator = await self._connection.enter_async_context(operator)
 
-    async def _run_into_it(self) -> bool:
+    async def _run_into(self, point: str) -> bool:
         """Start a run; true when the process is killed, false when the run is over."""
         victim = self._victim
 
@@ -119,12 +119,13 @@ class Kills:
         killed = asyncio.create_task(victim.ended())
         over = asyncio.create_task(until_over())
         await asyncio.wait({over, killed}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (over, killed):
-            task.cancel()
-        await asyncio.wait({over, killed})
-        if killed.cancelled():
+        over.cancel()
+        await asyncio.wait({over})
+        if self.federation.points.spare(point):
+            assert not killed.done(), victim.obituary().message
+            killed.cancel()
             return False
-        assert killed.result() == 137, victim.obituary().message
+        assert await killed == 137, victim.obituary().message
         return True
 
     async def _evidence(self, run_id: str) -> list[Evidence]:

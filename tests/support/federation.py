@@ -55,6 +55,14 @@ class Points:
         """The next process that reaches this point kills itself."""
         (self.folder / f"kill-{point}").touch()
 
+    def spare(self, point: str) -> bool:
+        """Nobody is to be killed there any more; false if that has happened."""
+        try:
+            (self.folder / f"kill-{point}").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def hold(self, *points: str) -> None:
         """Processes wait where they reach one of these points."""
         for point in points:

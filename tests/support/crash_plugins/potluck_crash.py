@@ -7,6 +7,7 @@ whenever a point is reached. So what is tested holds nothing made for tests.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -27,9 +28,8 @@ def reach(point: str) -> None:
     """Say that this point is reached, and do there what the test wants."""
     folder = Path(os.environ["POTLUCK_POINTS"])
     (folder / f"at-{point}").touch()
-    fuse = folder / f"kill-{point}"
-    if fuse.exists():
-        fuse.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        (folder / f"kill-{point}").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     while (folder / f"hold-{point}").exists():
         time.sleep(_LOOK_SECONDS)
