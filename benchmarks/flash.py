@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from potluck.common.learning.virtual_clock import VirtualClock, pace
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
 from potluck.common.tasks.label_noise import noise_rates
-from potluck.common.virtual_clock import VirtualClock, pace
-from potluck.deploy.demo_files import DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.run_overrides import override
+from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_overrides import override
 from potluck.server.store import Store
 
 Floats = NDArray[np.float64]

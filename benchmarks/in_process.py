@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.client.objectives.cross_entropy import CrossEntropy
-from potluck.client.training import train
-from potluck.common.model_arrays import load_arrays, state_arrays
+from potluck.client.training.loop import train
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.task import Examples, Task
-from potluck.common.training import training_for
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 
 Weights = Mapping[str, NDArray[Any]]
 CPU = torch.device("cpu")

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from potluck.client.noise import noisy_counts
+from potluck.client.base.laplace import noisy_counts
+from potluck.common.learning.training import training_for
 from potluck.common.tasks.digits import Digits
-from potluck.common.training import training_for
-from potluck.server.label_audit import BiasUpdates, Verdict, audit_labels, output_bias
+from potluck.server.aggregation.label_audit import BiasUpdates, Verdict, audit_labels, output_bias
 
 Counts = NDArray[np.int64]
 

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from scale import install_plugin, resident, system_files
 
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
 
 _LOOK_SECONDS = 0.02
 

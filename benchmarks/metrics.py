@@ -23,22 +23,22 @@ from urllib.request import urlopen
 from rich.console import Console
 from rich.table import Table
 
-from potluck.common import metrics
-from potluck.common.configuration import load
-from potluck.common.instruments import Instruments
-from potluck.common.logs import LogLevel, configure_logging
-from potluck.common.metric_labels import LATEST_RUNS, RUN, Party
-from potluck.common.monitoring import monitoring
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
+from potluck.common.metrics import definitions as metrics
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import LATEST_RUNS, RUN, Party
+from potluck.common.metrics.monitoring import monitoring
+from potluck.common.process.logs import LogLevel, configure_logging
+from potluck.common.settings.configuration import load
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
-from potluck.server import finishing
-from potluck.server.attendance import Attendance, Session
+from potluck.server.aggregation.model_work import RoundWork
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator_metrics import CoordinatorMetrics
-from potluck.server.round_work import RoundWork
-from potluck.server.run_observer import RunObserver
-from potluck.server.serving import serving
+from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.runs import commit as finishing
+from potluck.server.runs.run_metrics import RunObserver
+from potluck.server.service.coordinator_metrics import CoordinatorMetrics
+from potluck.server.service.serving import serving
 from potluck.server.store.records import RunRow, RunState
 
 

@@ -21,9 +21,9 @@ from peers_processes import Programs, programs_in, until
 from peers_work import Measurement, Notes, Work, measurement
 
 from potluck.common.errors import ConfigurationError, RunError
-from potluck.common.identity import Role
-from potluck.deploy import pki
-from potluck.deploy.demo_files import LOOPBACK, reserved_port
+from potluck.common.net.identity import Role
+from potluck.deploy.local.demo_files import LOOPBACK, reserved_port
+from potluck.deploy.pki import authority as pki
 
 APP = Path(__file__).parent / "peers" / "flower"
 CONNECTION = "benchmark"

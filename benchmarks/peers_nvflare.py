@@ -19,8 +19,8 @@ from peers_processes import Programs, programs_in, until
 from peers_work import Measurement, Notes, Work, measurement
 
 from potluck.common.errors import RunError
-from potluck.deploy.demo_files import reserved_port
-from potluck.deploy.processes import TetheredProcess
+from potluck.deploy.local.demo_files import reserved_port
+from potluck.deploy.local.processes import TetheredProcess
 
 APP = Path(__file__).parent / "peers" / "nvflare"
 ADMINISTRATOR = "admin@benchmark.test"

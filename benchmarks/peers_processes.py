@@ -14,7 +14,7 @@ from pathlib import Path
 from peers_memory import pids, read
 
 from potluck.common.errors import RunError
-from potluck.deploy.processes import GRACE_SECONDS, TetheredProcess, stop_all
+from potluck.deploy.local.processes import GRACE_SECONDS, TetheredProcess, stop_all
 
 MARK = "POTLUCK_PEERS"
 """Environment variable by which the processes of one measurement are told from all others."""

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
-from potluck.common.tensors import TensorFile, open_tensors, write_tensors
-from potluck.server.reduction import BLOCK_ELEMENTS, reduce, update_norms
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
+from potluck.server.aggregation.reduction import BLOCK_ELEMENTS, reduce, update_norms
 from potluck.server.strategy import Combine, Reduction
 
 TENSORS = 20

@@ -27,8 +27,8 @@ import tomlkit
 from rich.console import Console
 from rich.table import Table
 
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
 
 PLUGIN = Path(__file__).parent / "plugin"
 

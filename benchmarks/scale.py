@@ -26,7 +26,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from potluck.deploy.demo_files import (
+from potluck.deploy.local.demo_files import (
     DemoFiles,
     DemoOptions,
     Machines,
@@ -34,8 +34,8 @@ from potluck.deploy.demo_files import (
     write_demo_files,
     write_federation_files,
 )
-from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.processes import LocalProcess, TetheredProcess
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.local.processes import LocalProcess, TetheredProcess
 
 PLUGIN = Path(__file__).parent / "plugin"
 _LOOK_SECONDS = 0.02

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from peers_environments import environment
 
 from potluck.common.errors import PotluckError
-from potluck.common.membership import MemberRecord, SignedRecord
+from potluck.common.net.membership import MemberRecord, SignedRecord
 from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
@@ -50,11 +50,11 @@ from potluck.common.secagg import (
     Party,
     Purpose,
     Situation,
-    client,
     complete_thresholds,
-    coordinator,
     record_bytes,
 )
+from potluck.common.secagg import client_side as client
+from potluck.common.secagg import coordinator_side as coordinator
 from potluck.common.secagg.masks import CHUNK_BYTES, StreamCipher, keystream
 from potluck.common.secagg.thresholds import assumed_colluding_hosts
 from potluck.common.secagg.updates import BodyDecoder, BodyEncoder, decode_head, encode_head

@@ -36,21 +36,21 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from potluck.client.agent import Agent
+from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
-from potluck.client.state_directory import StateDirectory
-from potluck.common.identity import Role
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import Party
-from potluck.common.tls import SERVER_OPTIONS, TlsFiles, server_credentials
-from potluck.deploy import pki
-from potluck.deploy.federation_root import add_members, create_root
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles, server_credentials
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator import Coordinator
-from potluck.server.coordinator_service import CoordinatorService
-from potluck.server.guard import Guard
-from potluck.server.limits import Limits
-from potluck.server.sum_session import SumTerms
+from potluck.server.hosts.limits import Limits
+from potluck.server.service.coordinator import Coordinator
+from potluck.server.service.guard import Guard
+from potluck.server.service.host_service import CoordinatorService
+from potluck.server.sums.sum_session import SumTerms
 
 GOALS = {10: 0.3, 100: 4.0}
 """Seconds, by number of clients, on two cores."""

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from potluck.common.heterogeneity import triplets
-from potluck.common.plugins import SELECTORS, create
+from potluck.common.learning.heterogeneity import triplets
+from potluck.common.settings.plugins import SELECTORS, create
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext, Selector
 
 CLASSES = 10

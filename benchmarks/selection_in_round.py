@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
-from potluck.server.attendance import Attendance
-from potluck.server.blueprint import Blueprint, draw_up
-from potluck.server.gatekeeping import Gatekeeper
-from potluck.server.model_files import ModelFiles
-from potluck.server.profile_requests import request_for
-from potluck.server.profiling import Profiling, Trust
-from potluck.server.round_work import RoundWork, States
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.aggregation.model_work import RoundWork, States
+from potluck.server.cohorts.selection_checks import check_selection
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.profiles.profile_requests import request_for
+from potluck.server.rounds.plan import Blueprint, draw_up
+from potluck.server.runs.eligibility import Gatekeeper
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
-from potluck.server.selection_checks import check_selection
 from potluck.server.state import State
 from potluck.server.store.records import Profile
 

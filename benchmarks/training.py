@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.client.objectives.cross_entropy import CrossEntropy
-from potluck.client.training import train
+from potluck.client.training.loop import train
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.common.learning.training import LocalTraining
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
 from potluck.common.task import Examples
-from potluck.common.training import LocalTraining
 
 SEED = 1
 

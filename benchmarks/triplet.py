@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from potluck.client.noise import noisy_counts
-from potluck.client.triplet import MatrixEstimate, estimate_matrix
-from potluck.common.heterogeneity import triplets
+from potluck.client.base.laplace import noisy_counts
+from potluck.client.training.triplet_estimate import MatrixEstimate, estimate_matrix
+from potluck.common.learning.heterogeneity import triplets
+from potluck.common.learning.triplet import TripletSettings, triplet_settings_for
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import ColoredDigits
-from potluck.common.triplet import TripletSettings, triplet_settings_for
 
 Floats = NDArray[np.float64]
 

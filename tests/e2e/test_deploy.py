@@ -28,17 +28,18 @@ from support.engines import (
 from typer.testing import CliRunner
 
 from potluck.common.errors import PotluckError, UnreachableError
-from potluck.common.identity import Role
-from potluck.common.tls import TlsFiles
-from potluck.deploy import certificate_register, pki
-from potluck.deploy.demo_files import reserved_port
-from potluck.deploy.deploy_cli import app
-from potluck.deploy.deployment import Deployment
-from potluck.deploy.docker_engine import connected, open_engine
-from potluck.deploy.inventory import MachineSettings, load_inventory
-from potluck.deploy.operator_client import connect
-from potluck.deploy.operator_config import OperatorConfig
-from potluck.deploy.side_by_side import Say, failures, side_by_side
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.commands.deploy_commands import app
+from potluck.deploy.local.demo_files import reserved_port
+from potluck.deploy.machines.deployment import Deployment
+from potluck.deploy.machines.docker_engine import connected, open_engine
+from potluck.deploy.machines.inventory import MachineSettings, load_inventory
+from potluck.deploy.machines.side_by_side import Say, failures, side_by_side
+from potluck.deploy.operator.operator_client import connect
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki import certificate_register
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

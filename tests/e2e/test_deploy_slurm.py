@@ -12,7 +12,7 @@ import tomlkit
 from support.cluster import cluster, require_slurm
 from support.federation import Federation, crash_federation, until
 
-from potluck.deploy.demo_files import program
+from potluck.deploy.local.demo_files import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
-from potluck.deploy.processes import LocalProcess
+from potluck.deploy.local.processes import LocalProcess
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

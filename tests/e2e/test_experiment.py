@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.federation import until
 
-from potluck.deploy.demo_files import program
+from potluck.deploy.local.demo_files import program
 
 EXPERIMENT = """
 name = "miniature"

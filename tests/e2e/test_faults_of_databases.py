@@ -14,7 +14,7 @@ import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
 
-from potluck.deploy.demo_files import reserved_port
+from potluck.deploy.local.demo_files import reserved_port
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

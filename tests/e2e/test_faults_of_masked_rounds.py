@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
-from potluck.client.sum_ledger import SumLedger
-from potluck.deploy.disclosure_audit_command import sum_values
+from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.deploy.commands.disclosure_audit_command import sum_values
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,10 +15,10 @@ from support import namespaces
 from support.federation import Federation, crash_federation, set_values, until
 from support.namespaces import Direction, Namespace
 
-from potluck.common.identity import Role
-from potluck.deploy import pki
-from potluck.deploy.demo_files import LOOPBACK, program
-from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.common.net.identity import Role
+from potluck.deploy.local.demo_files import LOOPBACK, program
+from potluck.deploy.local.processes import TetheredProcess, stop_all
+from potluck.deploy.pki import authority as pki
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [

@@ -18,8 +18,8 @@ import pytest_asyncio
 from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
 
 from potluck.common.errors import RunError
-from potluck.deploy.demo import follow_processes
-from potluck.deploy.watch import JsonDisplay
+from potluck.deploy.local.demo import follow_processes
+from potluck.deploy.view.watch import JsonDisplay
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

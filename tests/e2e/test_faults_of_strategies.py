@@ -19,7 +19,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 from support.federation import Federation, crash_federation, until
 
-from potluck.common.tensors import open_tensors
+from potluck.common.tensors.tensor_files import open_tensors
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

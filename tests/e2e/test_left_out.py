@@ -14,8 +14,8 @@ import pytest_asyncio
 from support.federation import Federation, crash_federation, set_values, until
 
 from potluck.common.errors import ConfigurationError
-from potluck.deploy.demo_files import program
-from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.deploy.local.demo_files import program
+from potluck.deploy.local.processes import TetheredProcess, stop_all
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

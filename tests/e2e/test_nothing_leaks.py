@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from support.federation import set_values
 
-from potluck.common.tensors import open_tensors
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.demo_metrics import reserved_ports, serve_metrics
-from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.run_overrides import override
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_overrides import override
 from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parents[1] / "support" / "canary_plugins"

@@ -28,15 +28,15 @@ from support.prometheus import (
 )
 
 from potluck.common.errors import IdentityError, from_rpc_error
-from potluck.common.identity import Role
-from potluck.common.tls import channel
-from potluck.deploy import pki
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.demo_metrics import reserved_ports, serve_metrics
-from potluck.deploy.local_federation import LocalFederation, kill
-from potluck.deploy.operator_client import OperatorClient, connect
-from potluck.deploy.operator_config import OperatorFlags, load_operator_config
-from potluck.deploy.run_overrides import override
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import channel
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
+from potluck.deploy.local.local_federation import LocalFederation, kill
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
+from potluck.deploy.operator.run_overrides import override
+from potluck.deploy.pki import authority as pki
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, operator_pb2
 
 pytestmark = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from potluck.deploy.demo_files import reserved_port
+from potluck.deploy.local.demo_files import reserved_port
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PORT = "7443"

@@ -9,11 +9,11 @@ import pytest
 from support.pki import make_federation
 
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server import attendance
-from potluck.server.attendance import Session
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator import Coordinator
-from potluck.server.environment import now
+from potluck.server.hosts import attendance
+from potluck.server.hosts.attendance import Session
+from potluck.server.runs.environment import now
+from potluck.server.service.coordinator import Coordinator
 
 PATIENCE_SECONDS = 30.0
 

@@ -23,20 +23,20 @@ from support.fake_coordinator import FakeCoordinator, serving
 from support.pki import TestFederation, make_federation
 
 from potluck.client.agent import Agent, attend_until
-from potluck.client.kept_updates import KeptUpdate
-from potluck.client.link import Link
-from potluck.client.state_directory import StateDirectory
-from potluck.client.uploads import deliver
-from potluck.common.digest import digest_of
-from potluck.common.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.client.base.state_directory import StateDirectory
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.client.transfer.upload import deliver
 from potluck.common.errors import (
     IdentityError,
     NotFiniteError,
     ProtocolVersionError,
     RoundClosedError,
 )
-from potluck.common.tensors import open_tensors, write_tensors
-from potluck.common.tls import channel
+from potluck.common.net.tls import channel
+from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

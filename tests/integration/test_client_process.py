@@ -26,7 +26,7 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.config import example_config
 from potluck.common.errors import ProtocolVersionError
-from potluck.common.protocol import VERSIONS
+from potluck.common.net.protocol import VERSIONS
 from potluck.rpc.v1 import transfer_pb2
 
 COMMAND = (sys.executable, "-m", "potluck.client.cli")

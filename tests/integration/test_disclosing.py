@@ -18,11 +18,11 @@ from support.fake_coordinator import FakeCoordinator, serving
 from support.federation import until
 from support.pki import TestFederation, make_federation
 
-from potluck.client.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import Mode, Request
+from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
-from potluck.common.triplet import TripletSettings
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 NOISY = Request(mode=Mode.NOISY)

@@ -11,11 +11,11 @@ from support.pki import make_federation
 from support.programs import run_program
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.folder_lock import FolderLock
-from potluck.deploy.demo_files import hold
+from potluck.common.process.folder_lock import FolderLock
 from potluck.deploy.experiments.results import ResultsFolder
+from potluck.deploy.local.demo_files import hold
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator import Coordinator
+from potluck.server.service.coordinator import Coordinator
 
 EXPERIMENT = """
 name = "miniature"
@@ -29,7 +29,7 @@ clients = 4
 """
 HOLD_AND_WAIT = """
 import pathlib, sys
-from potluck.common.folder_lock import FolderLock
+from potluck.common.process.folder_lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]), holder="test", remedy="wait")
 print("held", flush=True)
 sys.stdin.read()

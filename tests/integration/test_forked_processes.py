@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck.common.errors import RunError
-from potluck.deploy.forked_processes import AVAILABLE, ForkedProcesses
+from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="forks are for Linux")
 

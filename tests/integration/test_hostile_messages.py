@@ -22,11 +22,11 @@ from support.federation import Federation, crash_federation, until
 from support.pki import tls_files
 from support.raw_host import RawHost, Refusal, hello, refusal_of
 
-from potluck.common.identity import Role
-from potluck.common.tls import channel
-from potluck.deploy import pki
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import channel
+from potluck.deploy.pki import authority as pki
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
-from potluck.server.refusal_log import INTERVAL_SECONDS
+from potluck.server.service.refusal_log import INTERVAL_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -31,8 +31,8 @@ from support.raw_host import (
 )
 
 from potluck.common.errors import NotFoundError, ProtocolVersionError, from_rpc_error
-from potluck.common.protocol import VERSIONS
-from potluck.common.tensors import open_tensors, write_tensors
+from potluck.common.net.protocol import VERSIONS
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2, transfer_pb2
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.federation import Federation, crash_federation
 from support.raw_host import RawHost, header, trailer, training_of
 
-from potluck.common.protocol import PROTOCOL_VERSION, VERSIONS
+from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

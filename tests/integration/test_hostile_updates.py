@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from support.federation import Federation, crash_federation
 from support.raw_host import RawHost, training_of, whole
 
-from potluck.common.tensors import open_tensors, write_tensors
-from potluck.deploy.model_download import download_model
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.deploy.operator.model_download import download_model
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 

@@ -23,11 +23,11 @@ from support.label_attacks import (
 )
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure_report import Records
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.report import Records
 from potluck.client.question import QuestionContext
-from potluck.client.questions.label_distance import LabelDistance
-from potluck.common.step_by_step import LABEL_DISTANCE, LEAKS
+from potluck.client.training.questions.label_distance import LabelDistance
+from potluck.common.learning.step_by_step import LABEL_DISTANCE, LEAKS
 from potluck.server.store import RunState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]

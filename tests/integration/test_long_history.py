@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from support.stored import AT, RUN, add_rounds, begun_run
 
-from potluck.common.configuration import load
-from potluck.deploy import operator_client
-from potluck.deploy.demo_files import DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.watch import LinesDisplay, follow
+from potluck.common.settings.configuration import load
+from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator import operator_client
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.view.watch import LinesDisplay, follow
 from potluck.server.config import CoordinatorConfig
-from potluck.server.serving import serving
+from potluck.server.service.serving import serving
 from potluck.server.store import ClientSeen, RunState, Store
 
 ROUNDS = 250

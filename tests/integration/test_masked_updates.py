@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
-from potluck.client.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure_report import Records
-from potluck.client.masked_updates import Differences, write_masked
-from potluck.client.secure_sums import SecureSums
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.masked_updates import Differences, write_masked
+from potluck.client.disclosure.report import Records
+from potluck.client.disclosure.sum_sessions import SecureSums
 from potluck.common.errors import ConfigurationError
-from potluck.common.layout import Layout
 from potluck.common.secagg import MessageType, SessionRecord
-from potluck.common.tensors import FileDigest, write_tensors
-from potluck.deploy.disclosure_audit_command import audit
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import FileDigest, write_tensors
+from potluck.deploy.commands.disclosure_audit_command import audit
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
@@ -208,7 +208,7 @@ async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
             update.body[5] = np.nan
         return write_masked(path, update, *rest)
 
-    monkeypatch.setattr("potluck.client.duties.write_masked", spoiled)
+    monkeypatch.setattr("potluck.client.control.handlers.write_masked", spoiled)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [record] = await sums_of(federation, row.run_id)
@@ -239,7 +239,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
         return write_masked(path, update, *rest)
 
     monkeypatch.setattr(SecureSums, "mask", mask)
-    monkeypatch.setattr("potluck.client.duties.write_masked", other_lanes)
+    monkeypatch.setattr("potluck.client.control.handlers.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))

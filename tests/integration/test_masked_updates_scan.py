@@ -16,9 +16,9 @@ import pytest
 from support.sum_federation import Members, sum_federation
 from support.wire_recording import Recording, traces
 
-from potluck.client.masked_updates import Differences, HeadNumbers, write_masked
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import Party
+from potluck.client.disclosure.masked_updates import Differences, HeadNumbers, write_masked
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
 from potluck.common.secagg import Masking
 from potluck.common.secagg.updates import BodyEncoder
 from potluck.server.store import RunState
@@ -82,7 +82,7 @@ async def scanned(
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(Party.COORDINATOR)
-    monkeypatch.setattr("potluck.client.duties.write_masked", salted.write)
+    monkeypatch.setattr("potluck.client.control.handlers.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]

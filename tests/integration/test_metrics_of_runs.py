@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import MemberOutcome, Party
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import MemberOutcome, Party
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from potluck.common.errors import ConfigurationError, UnreachableError
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import Party
-from potluck.common.monitoring import monitoring, parse_address
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.monitoring import monitoring, parse_address
 
 INSTRUMENTS = Instruments(Party.HOST)
 

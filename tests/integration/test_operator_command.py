@@ -26,14 +26,14 @@ from support.operator_service import (
 )
 from support.pki import TestFederation, make_federation
 
-from potluck.common.digest import digest_of
 from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.common.runfile import example_run_file
-from potluck.common.tensors import open_tensors
-from potluck.deploy import watch
-from potluck.deploy.model_download import download_model
-from potluck.deploy.operator_client import connect
-from potluck.deploy.operator_config import OperatorConfig
+from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.deploy.operator.model_download import download_model
+from potluck.deploy.operator.operator_client import connect
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.deploy.view import watch
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 

@@ -20,15 +20,15 @@ from support.profile_federation import ledgers, profile_federation
 from potluck.client.config import load_config
 from potluck.common.disclosure import canonical_json
 from potluck.common.errors import NotFoundError, RunError, StorageError
-from potluck.common.heterogeneity import triplets
+from potluck.common.learning.heterogeneity import triplets
 from potluck.common.names import ClientId
-from potluck.common.plugins import SELECTORS, installed
+from potluck.common.settings.plugins import SELECTORS, installed
 from potluck.common.tasks.digits import ColoredDigits
-from potluck.deploy.federation_root import add_members, create_root
-from potluck.deploy.label_audit_command import audit_labels
-from potluck.deploy.profile_commands import profiles_text
-from potluck.deploy.profile_file import read_profile_file
-from potluck.deploy.report_command import report
+from potluck.deploy.commands.label_audit_command import audit_labels
+from potluck.deploy.commands.profile_commands import profiles_text
+from potluck.deploy.commands.report_command import report
+from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.selection import Selection, SelectionContext

@@ -16,12 +16,13 @@ from support.federation import PATIENCE_SECONDS, Federation, crash_federation, u
 
 from potluck.client.config import load_config
 from potluck.common.errors import IdentityError
-from potluck.common.identity import Role
-from potluck.common.tls import TlsFiles
-from potluck.deploy import certificate_register, pki
-from potluck.deploy.diagnosis import Verdict
-from potluck.deploy.host_admission import admission
-from potluck.deploy.operator_client import connect
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.doctor.diagnosis import Verdict
+from potluck.deploy.doctor.host_admission import admission
+from potluck.deploy.operator.operator_client import connect
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki import certificate_register
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.slow

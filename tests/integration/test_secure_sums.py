@@ -23,14 +23,14 @@ from support.sum_federation import (
     sum_federation,
 )
 
-from potluck.client.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure_report import Records
-from potluck.client.secure_sums import SecureSums as ClientSums
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.report import Records
+from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
 from potluck.common.secagg.cells import cells_of_members
-from potluck.deploy.disclosure_audit_command import audit
-from potluck.deploy.federation_root import add_members, create_root
+from potluck.deploy.commands.disclosure_audit_command import audit
+from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.secure_sums import SecureSums as ClientSums
-from potluck.common.membership import MemberRecord, SignedRecord, load_private_key
+from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
+from potluck.common.net.membership import MemberRecord, SignedRecord, load_private_key
 from potluck.common.secagg import (
     Envelope,
     MessageType,
@@ -46,7 +46,7 @@ from potluck.common.secagg.messages import (
 from potluck.common.secagg.transcript import sign
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.server import secure_sums
+from potluck.server.sums import counts as secure_sums
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -28,11 +28,11 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from support.pki import TestFederation, make_federation, tls_files
 
-from potluck.common.connection_errors import connection_error
 from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
-from potluck.common.identity import MAXIMUM_URI_BYTES, Role, peer_identity
-from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES
-from potluck.common.tls import (
+from potluck.common.net.connection_errors import connection_error
+from potluck.common.net.identity import MAXIMUM_URI_BYTES, Role, peer_identity
+from potluck.common.net.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.net.tls import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
     TlsFiles,
@@ -40,7 +40,7 @@ from potluck.common.tls import (
     channel_credentials,
     server_credentials,
 )
-from potluck.deploy import pki
+from potluck.deploy.pki import authority as pki
 
 METHOD = "/test.Echo/Call"
 ENDED = asyncio.Event()

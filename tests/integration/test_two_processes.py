@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from support.federation import PATIENCE_SECONDS, Federation, crash_federation, set_values, until
 
-from potluck.deploy.demo_files import program
-from potluck.deploy.processes import TetheredProcess, stop_all
+from potluck.deploy.local.demo_files import program
+from potluck.deploy.local.processes import TetheredProcess, stop_all
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 from support.federation import Federation
 from support.profile_federation import profile_federation
 
+from potluck.common.learning.virtual_clock import VirtualClock, pace
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
-from potluck.common.virtual_clock import VirtualClock, pace
 from potluck.server.store import Store
 from potluck.server.store.records import MemberRow, MemberState
 

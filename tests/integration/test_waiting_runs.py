@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.disclosing import Discloser
+from potluck.client.disclosure.releases import Discloser
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.store import RunState
 

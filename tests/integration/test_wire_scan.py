@@ -17,10 +17,10 @@ import pytest
 from support.sum_federation import Members, holding, sum_federation
 from support.wire_recording import Recording, forms, traces
 
-from potluck.client.disclosure_policy import DisclosurePolicy
-from potluck.client.workbench import Workbench
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import Party
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.training.device import Workbench
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
 from potluck.common.secagg import Masking
 from potluck.server.store import RunState
 

@@ -16,8 +16,8 @@ PAGE = REPOSITORY / "docs" / "writing-a-selector.md"
 
 PROGRAM = """
 import sys, typer
-from potluck.common.command_line import run_command_line
-from potluck.deploy.select_cli import select
+from potluck.common.process.command_line import run_command_line
+from potluck.deploy.commands.select_command import select
 app = typer.Typer()
 app.command()(select)
 run_command_line(app, program="potluck")

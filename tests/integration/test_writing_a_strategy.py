@@ -15,7 +15,7 @@ from support.profile_federation import profile_federation
 from support.strategy_rounds import Rounds, Sent, vector
 
 from potluck.common.errors import ConfigurationError, PluginError
-from potluck.common.plugins import STRATEGIES, create
+from potluck.common.settings.plugins import STRATEGIES, create
 from potluck.server.strategy import Strategy
 
 REPOSITORY = Path(__file__).parents[2]

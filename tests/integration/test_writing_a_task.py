@@ -13,14 +13,14 @@ PAGE = REPOSITORY / "docs" / "writing-a-task.md"
 
 PROGRAM = """
 import numpy as np, torch
-from potluck.client.objectives.cross_entropy import CrossEntropy
-from potluck.client.training import train
-from potluck.common.evaluation import evaluate
-from potluck.common.model_arrays import load_arrays, state_arrays
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.loop import train
+from potluck.common.learning.evaluation import evaluate
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
-from potluck.common.plugins import TASKS, create, installed
+from potluck.common.settings.plugins import TASKS, create, installed
 from potluck.common.task import Task
-from potluck.common.training import training_for
+from potluck.common.learning.training import training_for
 
 assert {"circle", "digits"} <= set(installed(TASKS))
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def test_the_package_on_the_page_installs_and_learns(installed_package: Path) ->
 
 def test_without_the_package_the_look_up_lists_what_is_installed(tmp_path: Path) -> None:
     program = (
-        "from potluck.common.plugins import TASKS, create\n"
+        "from potluck.common.settings.plugins import TASKS, create\n"
         "try:\n    create(TASKS, 'circle', {})\n"
         "except Exception as error:\n    print(error)\n"
     )

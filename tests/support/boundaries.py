@@ -15,7 +15,7 @@ from support.evidence import Evidence, check_files, evidence, left_over
 from support.federation import Federation, until
 
 from potluck.common.errors import UnreachableError
-from potluck.deploy.processes import LocalProcess
+from potluck.deploy.local.processes import LocalProcess
 
 _TRIES = 5
 """A change that comes only sometimes (two updates may be recorded at once) is tried so often."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from potluck.client.config import ClientConfig
-from potluck.common.model_arrays import state_arrays
-from potluck.common.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.net.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.net.tls import TlsFiles
 from potluck.common.tasks.digits import Digits
-from potluck.common.tensors import write_tensors
-from potluck.common.tls import TlsFiles
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

@@ -25,7 +25,7 @@ import docker
 import pytest
 from docker.errors import DockerException
 
-from potluck.deploy.docker_engine import open_engine
+from potluck.deploy.machines.docker_engine import open_engine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIRST_SOCKET = Path("/var/run/docker.sock")

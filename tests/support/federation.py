@@ -18,10 +18,10 @@ from typing import Any
 import tomlkit
 
 from potluck.common.errors import UnreachableError
-from potluck.deploy.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation, kill
-from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.processes import LocalProcess
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation, kill
+from potluck.deploy.local.processes import LocalProcess
+from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
@@ -179,7 +179,7 @@ class Federation:
 
     async def start_run(self, *assignments: str) -> str:
         """Start the run of the demo's files, with some values replaced."""
-        from potluck.deploy.run_overrides import override
+        from potluck.deploy.operator.run_overrides import override
 
         text = override(self.files.run_file, assignments, source="test")
         return await self.operator.start_run(text)

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from potluck.common import plugins
-from potluck.common.protocol import PROTOCOL_VERSION, VERSIONS
-from potluck.common.tls import TlsFiles, channel
+from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
+from potluck.common.net.tls import TlsFiles, channel
+from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.sum_federation import SumFederation
 
-from potluck.common.step_by_step import LABEL_DISTANCE, PROTOCOL
+from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey
 

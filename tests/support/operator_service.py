@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 from support.pki import TestFederation
 
-from potluck.common.digest import digest_of
 from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
-from potluck.common.protocol import FRAMING_VERSION
+from potluck.common.net.protocol import FRAMING_VERSION
+from potluck.common.net.tls import SERVER_OPTIONS, server_credentials
 from potluck.common.runfile import parse_run_file
-from potluck.common.tls import SERVER_OPTIONS, server_credentials
-from potluck.deploy.operator_config import OperatorConfig
+from potluck.common.tensors.digest import digest_of
+from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 from potluck.rpc.v1.operator_pb2_grpc import (

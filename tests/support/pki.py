@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.common.identity import Role
-from potluck.common.tls import TlsFiles
-from potluck.deploy import pki
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.pki import authority as pki
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from potluck.common.heterogeneity import triplets
+from potluck.common.learning.heterogeneity import triplets
 from potluck.common.tasks.table6 import interaction_matrices
 from potluck.server.selection import (
     Answers,

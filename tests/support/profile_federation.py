@@ -11,8 +11,8 @@ from typing import Any
 import tomlkit
 from support.federation import Federation, Points, set_values
 
-from potluck.deploy.demo_files import DemoOptions, reserved_port, write_demo_files
-from potluck.deploy.local_federation import LocalFederation
+from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
 
 
 @contextlib.asynccontextmanager

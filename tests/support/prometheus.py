@@ -19,8 +19,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from potluck.deploy.demo_files import reserved_port
-from potluck.deploy.processes import TetheredProcess
+from potluck.deploy.local.demo_files import reserved_port
+from potluck.deploy.local.processes import TetheredProcess
 
 ASSETS = Path(__file__).parents[2] / "deploy" / "assets"
 PATIENCE_SECONDS = 120.0

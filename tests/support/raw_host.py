@@ -12,12 +12,12 @@ import grpc
 import grpc.aio
 
 from potluck.client.config import ClientConfig
-from potluck.common import plugins
-from potluck.common.configuration import load
-from potluck.common.digest import digest_of
 from potluck.common.errors import PotluckError, from_rpc_error
-from potluck.common.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
-from potluck.common.tls import CHANNEL_OPTIONS, TlsFiles, channel_credentials
+from potluck.common.net.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
+from potluck.common.net.tls import CHANNEL_OPTIONS, TlsFiles, channel_credentials
+from potluck.common.settings import plugins
+from potluck.common.settings.configuration import load
+from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 

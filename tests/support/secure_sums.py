@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from potluck.common.membership import MemberRecord, SignedRecord
+from potluck.common.net.membership import MemberRecord, SignedRecord
 from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
@@ -34,11 +34,11 @@ from potluck.common.secagg import (
     Refusal,
     Situation,
     Unmasking,
-    client,
     complete_thresholds,
-    coordinator,
     record_bytes,
 )
+from potluck.common.secagg import client_side as client
+from potluck.common.secagg import coordinator_side as coordinator
 from potluck.common.secagg.masks import lane_dtype
 from potluck.common.secagg.messages import Stage
 from potluck.common.secagg.thresholds import assumed_colluding_hosts

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.auxiliary import Auxiliaries, joined, update_layout
-from potluck.common.encoding import Encoding
-from potluck.common.layout import Layout
 from potluck.common.runfile import Direction
-from potluck.common.tensors import open_tensors, write_tensors
-from potluck.server.moving import RoundNumbers, move, opened
+from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
+from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.server.aggregation.apply_round import RoundNumbers, move, opened
+from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.state import State
 from potluck.server.store.records import UpdateRow
 from potluck.server.strategy import Strategy
-from potluck.server.update_files import SpooledUpdate, UpdateFiles
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -17,33 +17,33 @@ from numpy.typing import NDArray
 from support.pki import TestFederation, make_federation
 
 from potluck.client.agent import Agent
+from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
-from potluck.client.disclosure_ledger import DisclosureLedger, Release
-from potluck.client.secure_sums import SecureSums as ClientSums
-from potluck.client.signals import label_counts
-from potluck.client.state_directory import StateDirectory
-from potluck.client.sum_ledger import SumLedger
-from potluck.common.instruments import Instruments
-from potluck.common.metric_labels import Party
+from potluck.client.disclosure.release_ledger import DisclosureLedger, Release
+from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
+from potluck.client.training.signals import label_counts
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
 from potluck.common.names import ClientId
+from potluck.common.net.tls import SERVER_OPTIONS, server_credentials
 from potluck.common.secagg import MessageType
 from potluck.common.tasks.digits import Digits
-from potluck.common.tls import SERVER_OPTIONS, server_credentials
-from potluck.deploy.federation_root import add_members, create_root
-from potluck.deploy.operator_client import OperatorClient, connect
-from potluck.deploy.operator_config import OperatorConfig
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
-from potluck.server.coordinator import Coordinator
-from potluck.server.coordinator_service import CoordinatorService
-from potluck.server.guard import Guard
-from potluck.server.limits import Limits
-from potluck.server.operator_service import OperatorService
-from potluck.server.revoking import Revoking
-from potluck.server.secure_sums import Outcome, SecureSums
+from potluck.server.hosts.limits import Limits
+from potluck.server.service.coordinator import Coordinator
+from potluck.server.service.guard import Guard
+from potluck.server.service.host_service import CoordinatorService
+from potluck.server.service.operator_service import OperatorService
+from potluck.server.service.revocations import Revoking
 from potluck.server.store import RunRow, SecureSum
-from potluck.server.sum_session import SumTerms
+from potluck.server.sums.counts import Outcome, SecureSums
+from potluck.server.sums.sum_session import SumTerms
 
 PATIENCE_SECONDS = 90.0
 

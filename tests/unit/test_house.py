@@ -6,7 +6,9 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import chain
 from pathlib import Path
@@ -26,6 +28,28 @@ MAY_IMPORT = {
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
 }
+
+
+ROOMS = {
+    "common": (
+        "plain_text errors interruptible names task settings models tasks learning disclosure "
+        "tensors net secagg masking runfile process metrics"
+    ),
+    "server": (
+        "config state store.sql store selection strategy strategies selectors.parts selectors "
+        "rounds cohorts aggregation hosts profiles sums runs service cli __main__"
+    ),
+    "client": (
+        "base disclosure config correction objective training.objectives question training "
+        "training.questions transfer control agent cli __main__"
+    ),
+    "deploy": (
+        "operator terminal view dashboards data_sets pki machines local experiments doctor "
+        "commands cli __main__"
+    ),
+}
+"""The rooms of each package, and the modules that stand at its root, from the ground up: each may
+import what is named before it."""
 
 
 def packages() -> list[Path]:
@@ -120,9 +144,74 @@ def test_dependencies_point_one_way(name: str) -> None:
     assert offenders == {}
 
 
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Of each module of the product the other modules that it imports, wherever it does so."""
+    trees = {
+        ".".join(module.relative_to(folder.parents[1]).with_suffix("").parts): module.read_text()
+        for folder in packages()
+        if folder.name in ROOMS
+        for module in folder.rglob("*.py")
+    }
+    sources = {name.removesuffix(".__init__"): source for name, source in trees.items()}
+    found: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        package = name if f"{name}.__init__" in trees else name.rpartition(".")[0]
+        names = set(imported_names(source, package))
+        modules = {full if full in sources else full.rpartition(".")[0] for full in names}
+        found[name] = {module for module in modules if module in sources} - {name}
+    return found
+
+
+def room_of(module: str) -> tuple[str, int]:
+    """The package that a module belongs to, and the place of its room. Raises KeyError."""
+    package, inside = module.split(".")[1], ".".join(module.split(".")[2:])
+    places = {room: place for place, room in enumerate(ROOMS[package].split())}
+    within = [room for room in places if f"{inside}.".startswith(f"{room}.")]
+    return package, places[max(within, key=len)]
+
+
+def test_rooms_import_downwards_only(imports: dict[str, set[str]]) -> None:
+    upwards = []
+    for module, others in imports.items():
+        package, place = room_of(module)
+        for other in others:
+            other_package, other_place = room_of(other)
+            if other_package == package and other_place > place:
+                upwards.append(f"{module} imports {other}")
+    assert upwards == []
+
+
+def test_no_modules_import_one_another_in_a_circle(imports: dict[str, set[str]]) -> None:
+    TopologicalSorter(imports).prepare()
+
+
+def test_every_room_says_what_lives_there() -> None:
+    silent = [
+        str(module.relative_to(HOUSE))
+        for folder in packages()
+        if folder.name in ROOMS
+        for module in folder.rglob("__init__.py")
+        if not ast.get_docstring(ast.parse(module.read_text()))
+    ]
+    assert silent == []
+
+
+def test_a_module_name_occurs_once() -> None:
+    doors = {"__init__", "__main__", "cli", "config"}  # of each program
+    names = Counter(
+        module.stem
+        for folder in packages()
+        if folder.name in ROOMS
+        for module in folder.rglob("*.py")
+        if module.stem not in doors
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_versions_agree() -> None:
     # Here, so that the other tests can say what is wrong where nothing can be imported.
-    from potluck.common.protocol import SOFTWARE_VERSION
+    from potluck.common.net.protocol import SOFTWARE_VERSION
 
     assert pyproject()["project"]["version"] == SOFTWARE_VERSION
     assert f"## [{SOFTWARE_VERSION}]" in (HOUSE / "CHANGELOG.md").read_text()

@@ -1,6 +1,6 @@
 """Entry point of `potluck-client`; `python -m potluck.client` is the same."""
 
-from potluck.common.entry import begin
+from potluck.common.process.entry import begin
 
 
 def main() -> None:

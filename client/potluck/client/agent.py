@@ -12,44 +12,44 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from potluck.client.attending import Attending
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.base.state_directory import StateDirectory
+from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig
-from potluck.client.disclosing import Asker, Discloser, key_of
-from potluck.client.disclosure_ledger import DisclosureLedger
-from potluck.client.downloads import Downloads
-from potluck.client.duties import Duties
-from potluck.client.host_metrics import HostMetrics
-from potluck.client.instructions import Instructions
-from potluck.client.kept_states import KeptStates
-from potluck.client.kept_updates import KeptUpdates
-from potluck.client.ledger import Ledger
-from potluck.client.link import Link
-from potluck.client.model_cache import ModelCache
-from potluck.client.secure_sums import Membership, SecureSums
-from potluck.client.state_directory import StateDirectory
-from potluck.client.sum_ledger import SumLedger
-from potluck.client.worker import Worker
-from potluck.common import plugins
+from potluck.client.control.attending import Attending
+from potluck.client.control.handlers import Duties
+from potluck.client.control.inbox import Instructions
+from potluck.client.control.instruction_log import Ledger
+from potluck.client.disclosure.release_ledger import DisclosureLedger
+from potluck.client.disclosure.releases import Asker, Discloser, key_of
+from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.client.disclosure.sum_sessions import Membership, SecureSums
+from potluck.client.transfer.download import Downloads
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.model_cache import ModelCache
+from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
     ConfigurationError,
     IdentityError,
     StorageError,
 )
-from potluck.common.identity import Role
-from potluck.common.memory import spare_what_is_loaded
+from potluck.common.learning.step_by_step import LEAKS
 from potluck.common.names import ClientId
-from potluck.common.protocol import (
+from potluck.common.net.identity import Role
+from potluck.common.net.protocol import (
     MAXIMUM_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
     VERSIONS,
 )
-from potluck.common.step_by_step import LEAKS
-from potluck.common.tls import channel
+from potluck.common.net.tls import channel
+from potluck.common.process.memory import spare_what_is_loaded
+from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
-    from potluck.client.workbench import Workbench
+    from potluck.client.training.device import Workbench
 
 log = structlog.get_logger()
 
@@ -192,8 +192,8 @@ class Agent:
         return sums
 
     def _make_workbench(self, device: str) -> Workbench:
-        from potluck.client.determinism import compute_deterministically
-        from potluck.client.workbench import Workbench
+        from potluck.client.training.determinism import compute_deterministically
+        from potluck.client.training.device import Workbench
 
         if self._config.deterministic:
             compute_deterministically()

@@ -11,17 +11,17 @@ import structlog
 import typer
 
 from potluck.client.config import ClientConfig, example_config, load_config
-from potluck.common.command_line import run_command_line, version_option
-from potluck.common.ending import Ending
 from potluck.common.errors import ConfigurationError
-from potluck.common.logs import LogFormat, LogLevel, configure_logging
-from potluck.common.memory import keep_freed_memory
-from potluck.common.monitoring import monitoring
+from potluck.common.metrics.monitoring import monitoring
+from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.plain_text import plain
-from potluck.common.protocol import SOFTWARE_VERSION
+from potluck.common.process.command_line import run_command_line, version_option
+from potluck.common.process.ending import Ending
+from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.process.memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from potluck.client.state_directory import StateDirectory
+    from potluck.client.base.state_directory import StateDirectory
 
 log = structlog.get_logger()
 
@@ -121,8 +121,8 @@ def enroll(
 
     potluck-client enroll pki --name lab-a --federation demo --clients client-0:5
     """
-    from potluck.common.identity import Identity, Role, parse_claims
-    from potluck.common.key_files import make_request
+    from potluck.common.net.identity import Identity, Role, parse_claims
+    from potluck.common.net.key_files import make_request
 
     claims = parse_claims(clients)
     identity = Identity(federation=federation, role=Role.HOST, name=name, claims=claims)
@@ -147,7 +147,7 @@ def show_disclosures(
     Also while the host runs; nothing is changed. Exact numbers of samples go with every update
     as `weighting` of the [disclosure] table allows; they are not listed here.
     """
-    from potluck.client.disclosure_report import Records
+    from potluck.client.disclosure.report import Records
 
     settings = load_config(config, {})
     records = Records(
@@ -163,7 +163,7 @@ def show_disclosures(
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
     with Ending() as ending:
-        from potluck.client.state_directory import StateDirectory
+        from potluck.client.base.state_directory import StateDirectory
 
         state = StateDirectory(config.state_directory)
         try:
@@ -176,7 +176,7 @@ def _serve(config: ClientConfig) -> int:
 
 async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -> None:
     from potluck.client.agent import Agent, attend_until
-    from potluck.client.host_metrics import HostMetrics
+    from potluck.client.base.host_metrics import HostMetrics
 
     stop = asyncio.Event()
     ending.tell(stop.set)
@@ -190,7 +190,7 @@ async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -
 def _device(device: str) -> str:
     if device == "cpu":
         return device  # nothing to look up, so torch may be imported later
-    from potluck.client.workbench import resolve_device
+    from potluck.client.training.device import resolve_device
 
     return ",".join(resolve_device(name) for name in device.split(","))
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.client.disclosure_policy import DisclosurePolicy
-from potluck.common.configuration import Settings, annotated_example, load
-from potluck.common.configuration_errors import HOST
-from potluck.common.identity import expand_clients
-from potluck.common.logs import LogFormat, LogLevel
-from potluck.common.monitoring import MetricsAddress
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.common.metrics.monitoring import MetricsAddress
 from potluck.common.names import ClientId
-from potluck.common.plugins import MODEL_MODULES
-from potluck.common.tls import TlsFiles
+from potluck.common.net.identity import expand_clients
+from potluck.common.net.tls import TlsFiles
+from potluck.common.process.logs import LogFormat, LogLevel
+from potluck.common.settings.configuration import Settings, annotated_example, load
+from potluck.common.settings.configuration_errors import HOST
+from potluck.common.settings.plugins import MODEL_MODULES
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
 

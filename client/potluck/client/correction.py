@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from potluck.common.training import LocalTraining
+from potluck.common.learning.training import LocalTraining
 
 Tensors = Mapping[str, Tensor]
 """By the name of the model's tensor."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import ProtocolError
-from potluck.common.triplet import TripletSettings
+from potluck.common.learning.triplet import TripletSettings
 
 LABEL_COUNTS: Final = "label_counts"
 TRIPLET: Final = "triplet"

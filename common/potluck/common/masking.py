@@ -3,8 +3,8 @@
 A client's update goes into a secure sum (`potluck.common.secagg`) as lanes of words: `body`, the
 weighted difference from the round's model in fixed point; `head`, its weight and its training's
 numbers; and a lane for each auxiliary. Its file is a safetensors file with a tensor of words for
-each lane. All floating-point tensors are one vector in the model's order (`potluck.common.flat`);
-others are not sent: the model keeps its own.
+each lane. All floating-point tensors are one vector in the model's order
+(`potluck.common.tensors.flat`); others are not sent: the model keeps its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from potluck.common.configuration import Settings
-from potluck.common.layout import Layout
 from potluck.common.secagg import Lane, LaneEncoding
 from potluck.common.secagg.fixed_point import HEAD_EXTRA
-from potluck.common.secagg.policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.settings.configuration import Settings
+from potluck.common.tensors.layout import Layout
 
 UPDATE: Final = "update"
 """The kind of sum, as clients' policies call it."""
@@ -29,7 +29,7 @@ AUXILIARY: Final = "auxiliary/"
 LOSS: Final = "loss"
 """Mean training loss over the last pass, in the head."""
 NORMALIZER: Final = "normalizer"
-"""What a client's steps amount to (`potluck.common.local_steps`), in the head."""
+"""What a client's steps amount to (`potluck.common.learning.local_steps`), in the head."""
 METRIC_BOUND: Final = 1e6
 """Larger numbers are cut off; far beyond any loss or any number of steps."""
 

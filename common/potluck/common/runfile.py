@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from potluck.common.configuration import RECOMMENDED, Settings, annotated_example, parse
-from potluck.common.configuration_errors import RUN
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
-from potluck.common.encoding import Encoding
+from potluck.common.learning.training import LocalTraining
+from potluck.common.learning.triplet import TripletSettings
+from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.masking import Masking
-from potluck.common.training import LocalTraining
-from potluck.common.triplet import TripletSettings
-from potluck.common.virtual_clock import VirtualClock
+from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
+from potluck.common.settings.configuration_errors import RUN
+from potluck.common.tensors.encoding import Encoding
 
 
 class PluginTable(BaseModel):

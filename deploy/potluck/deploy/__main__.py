@@ -1,6 +1,6 @@
 """Entry point of `potluck`; `python -m potluck.deploy` is the same."""
 
-from potluck.common.entry import begin
+from potluck.common.process.entry import begin
 
 
 def main() -> None:

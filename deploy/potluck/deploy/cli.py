@@ -8,23 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from potluck.common.command_line import run_command_line, version_option
+from potluck.common.process.command_line import run_command_line, version_option
 from potluck.common.runfile import example_run_file
-from potluck.deploy.client_commands import app as clients_app
-from potluck.deploy.data_commands import app as data_app
-from potluck.deploy.demo_command import demo
-from potluck.deploy.deploy_cli import app as deploy_app
-from potluck.deploy.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS
-from potluck.deploy.doctor_command import doctor
-from potluck.deploy.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
-from potluck.deploy.label_audit_command import COMMANDS as AUDIT_COMMANDS
-from potluck.deploy.operator_config import example_operator_config
-from potluck.deploy.pki_cli import app as pki_app
-from potluck.deploy.pretrained_command import COMMANDS as PRETRAINED_COMMANDS
-from potluck.deploy.profile_commands import COMMANDS as PROFILE_COMMANDS
-from potluck.deploy.report_command import COMMANDS as REPORT_COMMANDS
-from potluck.deploy.run_commands import COMMANDS
-from potluck.deploy.select_cli import select
+from potluck.deploy.commands.client_commands import app as clients_app
+from potluck.deploy.commands.data_commands import app as data_app
+from potluck.deploy.commands.demo_command import demo
+from potluck.deploy.commands.deploy_commands import app as deploy_app
+from potluck.deploy.commands.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS
+from potluck.deploy.commands.doctor_command import doctor
+from potluck.deploy.commands.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
+from potluck.deploy.commands.label_audit_command import COMMANDS as AUDIT_COMMANDS
+from potluck.deploy.commands.pki_commands import app as pki_app
+from potluck.deploy.commands.pretrained_command import COMMANDS as PRETRAINED_COMMANDS
+from potluck.deploy.commands.profile_commands import COMMANDS as PROFILE_COMMANDS
+from potluck.deploy.commands.report_command import COMMANDS as REPORT_COMMANDS
+from potluck.deploy.commands.run_commands import COMMANDS
+from potluck.deploy.commands.select_command import select
+from potluck.deploy.operator.operator_config import example_operator_config
 
 PROGRAM = "potluck"
 

@@ -1,6 +1,6 @@
 """Entry point of `potluck-server`; `python -m potluck.server` is the same."""
 
-from potluck.common.entry import begin
+from potluck.common.process.entry import begin
 
 
 def main() -> None:

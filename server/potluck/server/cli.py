@@ -11,13 +11,13 @@ from typing import Annotated
 import structlog
 import typer
 
-from potluck.common.command_line import FAILED, run_command_line, version_option
-from potluck.common.configuration import load
-from potluck.common.ending import GRACE_SECONDS, Ending
 from potluck.common.errors import PotluckError
-from potluck.common.logs import LogFormat, LogLevel, configure_logging
-from potluck.common.memory import keep_freed_memory
-from potluck.common.protocol import SOFTWARE_VERSION
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.process.command_line import FAILED, run_command_line, version_option
+from potluck.common.process.ending import GRACE_SECONDS, Ending
+from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.process.memory import keep_freed_memory
+from potluck.common.settings.configuration import load
 from potluck.server.config import CoordinatorConfig, example_config
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ def print_config() -> None:
 
 async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:
     """Serve until the process is told to stop. Raises PotluckError if it can't begin, or go on."""
-    from potluck.server.serving import serving  # it imports torch, which takes seconds
+    from potluck.server.service.serving import serving  # it imports torch, which takes seconds
 
     stop = asyncio.Event()
     errors: list[PotluckError] = []

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.common.configuration import Settings, annotated_example
-from potluck.common.configuration_errors import COORDINATOR
-from potluck.common.logs import LogFormat, LogLevel
-from potluck.common.monitoring import MetricsAddress
-from potluck.common.plugins import MODEL_MODULES
-from potluck.common.tls import TlsFiles
+from potluck.common.metrics.monitoring import MetricsAddress
+from potluck.common.net.tls import TlsFiles
+from potluck.common.process.logs import LogFormat, LogLevel
+from potluck.common.settings.configuration import Settings, annotated_example
+from potluck.common.settings.configuration_errors import COORDINATOR
+from potluck.common.settings.plugins import MODEL_MODULES
 
 _LAST_PORT = 65_535
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.disclosure import Weighting
-from potluck.common.training import LocalTraining
+from potluck.common.learning.training import LocalTraining
 from potluck.server.state import State
 
 Weights = Mapping[str, NDArray[Any]]

@@ -17,8 +17,8 @@ from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed
 
 from potluck.common.errors import StorageError
 from potluck.server.store import AttemptKey, MemberState, Store
-from potluck.server.store.database import pause_seconds
-from potluck.server.store.failures import DatabaseAwayError
+from potluck.server.store.sql.database import pause_seconds
+from potluck.server.store.sql.failures import DatabaseAwayError
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
 PATIENCE_SECONDS = 60.0

@@ -13,9 +13,9 @@ from sqlalchemy import Engine, event
 from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
 
 from potluck.common.runfile import parse_run_file
-from potluck.server.model_files import ModelFiles
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.service.retention import Tidying
 from potluck.server.store import AttemptKey, RunState, Store
-from potluck.server.tidying import Tidying
 
 RUN_FILE = """
 rounds = 100000

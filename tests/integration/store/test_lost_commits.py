@@ -8,7 +8,7 @@ from typing import Any
 
 from support.stored import RUN, begun_run, committed, digest
 
-from potluck.server.commits import Commits
+from potluck.server.runs.recorded_commits import Commits
 from potluck.server.store import AttemptKey, Store
 
 

@@ -22,7 +22,7 @@ from potluck.server.store import (
     Metrics,
     Store,
 )
-from potluck.server.store.values import decode_rows, encode_rows
+from potluck.server.store.sql.column_types import decode_rows, encode_rows
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
 SECOND = AttemptKey(RUN.run_id, 1, 2)

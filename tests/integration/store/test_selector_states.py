@@ -10,11 +10,11 @@ import pytest
 from support.populations import population, rounds
 from support.stored import AT, RUN, UPDATE, commit, digest
 
-from potluck.common.heterogeneity import triplets
-from potluck.common.plugins import SELECTORS, installed
-from potluck.server.blueprint import draw_up
-from potluck.server.model_files import ModelFiles
-from potluck.server.round_work import RoundWork, States
+from potluck.common.learning.heterogeneity import triplets
+from potluck.common.settings.plugins import SELECTORS, installed
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.aggregation.model_work import RoundWork, States
+from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Population, Selection
 from potluck.server.state import State
 from potluck.server.store import AttemptKey, MemberState, Store

@@ -13,7 +13,7 @@ import numpy as np
 from potluck_crash import reach
 
 from potluck.client.question import QuestionContext
-from potluck.client.questions.loss import Loss
+from potluck.client.training.questions.loss import Loss
 from potluck.server.selection import (
     Answers,
     Ask,

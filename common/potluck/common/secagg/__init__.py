@@ -69,7 +69,8 @@ rules, `ledger.Ledger` what it remembers, `audit.SessionRecord` what a coordinat
 alone.
 """
 
-from potluck.common.secagg import client, coordinator
+from potluck.common.secagg import client_side as client
+from potluck.common.secagg import coordinator_side as coordinator
 from potluck.common.secagg.audit import SessionRecord, session_record
 from potluck.common.secagg.client_session import (
     ClientSession,
@@ -79,7 +80,6 @@ from potluck.common.secagg.client_session import (
     Situation,
 )
 from potluck.common.secagg.coordinator_session import CoordinatorSession, CoordinatorStep
-from potluck.common.secagg.encoding import decode, encode
 from potluck.common.secagg.ledger import Ledger, entry_from_json
 from potluck.common.secagg.masks import StreamCipher
 from potluck.common.secagg.messages import (
@@ -91,12 +91,13 @@ from potluck.common.secagg.messages import (
     Noise,
     Purpose,
 )
-from potluck.common.secagg.policy import ClientPolicy, Expectation
 from potluck.common.secagg.query_log import LogPosition
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule
+from potluck.common.secagg.sum_policy import ClientPolicy, Expectation
 from potluck.common.secagg.thresholds import Thresholds, complete_thresholds
 from potluck.common.secagg.transcript import FederationRoot, record_bytes
 from potluck.common.secagg.unmasking import Unmasking
+from potluck.common.secagg.word_encoding import decode, encode
 
 __all__ = [
     "BrokenRuleError",

@@ -27,10 +27,10 @@ from potluck.common.secagg.messages import (
     Envelope,
     Header,
 )
-from potluck.common.secagg.policy import ClientPolicy, Expectation
 from potluck.common.secagg.query_log import LogPosition
 from potluck.common.secagg.rules import Refusal
 from potluck.common.secagg.sharing import Random
+from potluck.common.secagg.sum_policy import ClientPolicy, Expectation
 from potluck.common.secagg.transcript import (
     FederationRoot,
     Roster,

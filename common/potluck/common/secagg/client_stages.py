@@ -30,7 +30,6 @@ from potluck.common.secagg.client_session import (
     Uploaded,
     View,
 )
-from potluck.common.secagg.encoding import check_names, encode
 from potluck.common.secagg.ledger import (
     Ledger,
     LedgerEntry,
@@ -60,9 +59,9 @@ from potluck.common.secagg.messages import (
     Shares,
     Survivors,
 )
-from potluck.common.secagg.policy import check_roster
 from potluck.common.secagg.query_log import LogPosition, check_log
 from potluck.common.secagg.rules import BrokenRuleError, Rule, require
+from potluck.common.secagg.sum_policy import check_roster
 from potluck.common.secagg.transcript import (
     Roster,
     build_roster,
@@ -71,6 +70,7 @@ from potluck.common.secagg.transcript import (
     sign,
     survivors_digest,
 )
+from potluck.common.secagg.word_encoding import check_names, encode
 
 
 def advertise(agreed: Agreed, entropy: bytes) -> Answer:

@@ -20,7 +20,6 @@ from potluck.common.secagg.coordinator_session import (
     Sharing,
     Uploading,
 )
-from potluck.common.secagg.encoding import check_names, decode, encode
 from potluck.common.secagg.messages import (
     Consent,
     Envelope,
@@ -38,6 +37,7 @@ from potluck.common.secagg.transcript import (
     check_distinct,
     verify,
 )
+from potluck.common.secagg.word_encoding import check_names, decode, encode
 
 _ORDER: Final = (
     (MessageType.ADVERT, Advertising),

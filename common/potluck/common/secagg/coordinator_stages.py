@@ -22,7 +22,6 @@ from potluck.common.secagg.coordinator_session import (
     Uploading,
     asked,
 )
-from potluck.common.secagg.encoding import encode
 from potluck.common.secagg.messages import (
     Abort,
     Certificate,
@@ -48,6 +47,7 @@ from potluck.common.secagg.unmasking import (
     fewest_shares,
     unmask,
 )
+from potluck.common.secagg.word_encoding import encode
 
 
 def advance(session: CoordinatorSession, *, closing: bool) -> CoordinatorStep:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Final
 
-from potluck.common.protocol import SECURE_SUM_VERSION
+from potluck.common.net.protocol import SECURE_SUM_VERSION
 from potluck.common.secagg.masks import StreamCipher
 
 VERSION: Final = SECURE_SUM_VERSION

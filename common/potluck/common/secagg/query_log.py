@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from potluck.common.secagg.encoding import check_names, decode
 from potluck.common.secagg.messages import DIGEST_BYTES, LogEntry
 from potluck.common.secagg.rules import Rule, require
+from potluck.common.secagg.word_encoding import check_names, decode
 
 GENESIS: Final = bytes(DIGEST_BYTES)
 

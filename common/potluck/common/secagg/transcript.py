@@ -19,11 +19,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import ValidationError
 
-from potluck.common.membership import MemberRecord, SignedRecord
-from potluck.common.secagg.encoding import check_names, decode
+from potluck.common.net.membership import MemberRecord, SignedRecord
 from potluck.common.secagg.graph import neighbours
 from potluck.common.secagg.messages import Advert, Envelope, Header, MessageType
 from potluck.common.secagg.rules import BrokenRuleError, Rule, require
+from potluck.common.secagg.word_encoding import check_names, decode
 
 MAXIMUM_RECORD_BYTES: Final = 4096
 _REMEMBERED: Final = 20_000

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 
-from potluck.deploy.dashboards.federation import FEDERATION
+from potluck.deploy.dashboards.federation_dashboard import FEDERATION
 from potluck.deploy.dashboards.grafana_json import dashboard_json
-from potluck.deploy.dashboards.hosts import HOSTS
-from potluck.deploy.dashboards.round import ROUND
-from potluck.deploy.dashboards.selection import SELECTION
+from potluck.deploy.dashboards.hosts_dashboard import HOSTS
+from potluck.deploy.dashboards.round_dashboard import ROUND
+from potluck.deploy.dashboards.selection_dashboard import SELECTION
 
 DASHBOARDS = {
     "federation": FEDERATION,

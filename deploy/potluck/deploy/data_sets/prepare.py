@@ -16,7 +16,8 @@ from potluck.common.tasks.arrays import DataFormat, array_sha256, checked
 from potluck.common.tasks.covertype import BINARY, SEVEN
 from potluck.common.tasks.images import Cifar10, Cifar100, Cinic10, Emnist, Mnist
 from potluck.common.tasks.spurious import Spawrious, Waterbirds
-from potluck.deploy.data_sets import cifar, covertype, idx, photographs
+from potluck.deploy.data_sets import cifar, idx, photographs
+from potluck.deploy.data_sets import covertype_download as covertype
 from potluck.deploy.data_sets.search import Found
 
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from potluck.common.errors import PotluckError, RunError
-from potluck.deploy.demo import follow_processes
-from potluck.deploy.demo_files import (
+from potluck.deploy.experiments.grid_cells import Cell
+from potluck.deploy.experiments.label_mix import LabelMix
+from potluck.deploy.experiments.results import CellResult, RoundResult, Timings
+from potluck.deploy.local.demo import follow_processes
+from potluck.deploy.local.demo_files import (
     DemoFiles,
     Machines,
     opened_files,
     reserved_port,
     write_federation_files,
 )
-from potluck.deploy.experiments.cells import Cell
-from potluck.deploy.experiments.label_mix import LabelMix
-from potluck.deploy.experiments.results import CellResult, RoundResult, Timings
-from potluck.deploy.local_federation import LocalFederation
-from potluck.deploy.operator_client import OperatorClient
-from potluck.deploy.run_view import RunView, metric_values
-from potluck.deploy.watch import is_finished
-from potluck.deploy.watch_lines import status_line
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, metric_values
+from potluck.deploy.view.watch import is_finished
+from potluck.deploy.view.watch_lines import status_line
 from potluck.rpc.v1 import operator_pb2
 
 Progress = Callable[[int], None]

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from potluck.common.configuration import Settings, decode, validate
-from potluck.common.configuration_errors import EXPERIMENT
 from potluck.common.errors import ConfigurationError
-from potluck.common.presets import Assumption, Preset, preset_named
+from potluck.common.settings.configuration import Settings, decode, validate
+from potluck.common.settings.configuration_errors import EXPERIMENT
+from potluck.common.settings.presets import Assumption, Preset, preset_named
 
 Metric = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss"]
 SEED = "seed"

@@ -9,15 +9,15 @@ from pathlib import Path
 from jinja2 import Environment
 
 from potluck.common.errors import StorageError
+from potluck.deploy.experiments.experiment_summary import Costs, Summary
 from potluck.deploy.experiments.plots import plot_entropy, plot_metric, plot_rasters
-from potluck.deploy.experiments.summary import Costs, Summary
 from potluck.deploy.experiments.tables import (
     comparison_table,
     metric_table,
     notes,
     timing_line,
 )
-from potluck.deploy.readable import readable_bytes, readable_seconds
+from potluck.deploy.view.readable import readable_bytes, readable_seconds
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.signals import label_counts
-from potluck.common.heterogeneity import entropy
+from potluck.client.training.signals import label_counts
+from potluck.common.learning.heterogeneity import entropy
 from potluck.common.names import ClientId
-from potluck.deploy.experiments.cells import Cell
+from potluck.deploy.experiments.grid_cells import Cell
 
 
 class LabelMix:

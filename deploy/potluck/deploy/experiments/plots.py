@@ -12,8 +12,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from potluck.deploy.experiments.experiment_summary import Arm, Summary, evaluations
 from potluck.deploy.experiments.results import CellResult, RoundResult
-from potluck.deploy.experiments.summary import Arm, Summary, evaluations
 
 _INK = "#333333"
 # Okabe and Ito's palette, then the same dashed

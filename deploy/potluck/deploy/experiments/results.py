@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import StorageError
-from potluck.common.folder_lock import FolderLock
-from potluck.deploy.experiments.cells import Cell
+from potluck.common.process.folder_lock import FolderLock
+from potluck.deploy.experiments.grid_cells import Cell
 
 
 class RoundResult(BaseModel):

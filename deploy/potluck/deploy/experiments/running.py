@@ -10,9 +10,9 @@ from pathlib import Path
 
 from potluck.common.errors import RunError
 from potluck.deploy.experiments.cell_run import remove_workplace, run_cell
-from potluck.deploy.experiments.cells import Cell
+from potluck.deploy.experiments.experiment_progress import Board
+from potluck.deploy.experiments.grid_cells import Cell
 from potluck.deploy.experiments.label_mix import LabelMix, LabelMixes
-from potluck.deploy.experiments.progress import Board
 from potluck.deploy.experiments.results import CellResult, ResultsFolder
 
 BYTES_PER_PROCESS = 500 * 2**20

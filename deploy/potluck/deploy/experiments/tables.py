@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from potluck.common.errors import StorageError
+from potluck.deploy.experiments.experiment_summary import Arm, PairedTest, Summary
 from potluck.deploy.experiments.results import CellResult
-from potluck.deploy.experiments.summary import Arm, PairedTest, Summary
-from potluck.deploy.readable import readable_bytes, readable_count, readable_seconds
+from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
 
 _METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TITLES = {

@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.server.selection import Population, Selection, SelectionContext, Selector, Signal
-from potluck.server.selectors.choosing import TIE, largest
-from potluck.server.selectors.dc_parts import (
+from potluck.server.selectors.dc_protocol import StepByStep
+from potluck.server.selectors.parts.choosing import TIE, largest
+from potluck.server.selectors.parts.dc_parts import (
     balanced,
     begin,
     candidates,
     distance,
     federation_total,
 )
-from potluck.server.selectors.dc_protocol import StepByStep
-from potluck.server.selectors.options import switch, whole
-from potluck.server.selectors.parallel import Run, passes
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.parallel import Run, passes
+from potluck.server.selectors.parts.selector_options import switch, whole
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

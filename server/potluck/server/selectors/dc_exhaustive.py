@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Rows, Selection, SelectionContext, Signal
-from potluck.server.selectors.choosing import TIE
-from potluck.server.selectors.dc_parts import (
+from potluck.server.selectors.parts.choosing import TIE
+from potluck.server.selectors.parts.dc_parts import (
     balanced,
     begin,
     candidates,
     distance,
     federation_total,
 )
-from potluck.server.selectors.options import choice, whole
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.selector_options import choice, whole
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

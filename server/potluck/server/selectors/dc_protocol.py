@@ -1,7 +1,7 @@
 """The DC procedure as its paper has it: sums and distances at every step (ALGORITHMS §1.11, §4).
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
-Strategies", §3. `potluck.common.step_by_step` says what it gives away.
+Strategies", §3. `potluck.common.learning.step_by_step` says what it gives away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
-from potluck.common.step_by_step import LABEL_DISTANCE
+from potluck.common.learning.step_by_step import LABEL_DISTANCE
 from potluck.server.selection import (
     Answers,
     Ask,
@@ -24,9 +24,9 @@ from potluck.server.selection import (
     Signal,
     Summed,
 )
-from potluck.server.selectors.choosing import TIE, largest
-from potluck.server.selectors.dc_parts import begin, distance
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import TIE, largest
+from potluck.server.selectors.parts.dc_parts import begin, distance
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.heterogeneity import triplets as triplets_of
+from potluck.common.learning.heterogeneity import triplets as triplets_of
 from potluck.server.selection import Population, Rows, Selection, SelectionContext, Signal
-from potluck.server.selectors.choosing import Cohort, disclosed, largest, profiles, weighted
-from potluck.server.selectors.options import choice
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles, weighted
+from potluck.server.selectors.parts.selector_options import choice
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

@@ -16,10 +16,10 @@ from potluck.server.selection import (
     SelectionContext,
     Signal,
 )
-from potluck.server.selectors.choosing import Cohort, disclosed, largest, profiles
-from potluck.server.selectors.label_entropy import Entropies, bits
-from potluck.server.selectors.options import whole
-from potluck.server.selectors.parallel import passes
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles
+from potluck.server.selectors.parts.label_entropy import Entropies, bits
+from potluck.server.selectors.parts.parallel import passes
+from potluck.server.selectors.parts.selector_options import whole
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

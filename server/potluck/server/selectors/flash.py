@@ -23,10 +23,10 @@ from potluck.server.selection import (
     SelectionContext,
     Signal,
 )
-from potluck.server.selectors.choosing import TIE_DECIMALS, Cohort
-from potluck.server.selectors.flash_memory import FEATURES, Memory, Rules
-from potluck.server.selectors.linear_thompson import exploration_width
-from potluck.server.selectors.options import choice, not_negative, within
+from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
+from potluck.server.selectors.parts.flash_memory import FEATURES, Memory, Rules
+from potluck.server.selectors.parts.linear_thompson import exploration_width
+from potluck.server.selectors.parts.selector_options import choice, not_negative, within
 from potluck.server.state import State
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.server.selection import Rows, Selection, SelectionContext, Signal
-from potluck.server.selectors.choosing import Cohort, disclosed, profiles
-from potluck.server.selectors.options import not_negative, switch
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.parts.selector_options import not_negative, switch
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

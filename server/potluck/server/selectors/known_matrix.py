@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from potluck.server.selection import Selection, SelectionContext, Signal
-from potluck.server.selectors.choosing import Cohort, disclosed, profiles
-from potluck.server.selectors.minimum_variance import minimum_variance_weights
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
+from potluck.server.selectors.parts.minimum_variance import minimum_variance_weights
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 

@@ -22,9 +22,9 @@ from potluck.server.selection import (
     SelectionContext,
     Signal,
 )
-from potluck.server.selectors.choosing import Cohort, draw_weighted, samples_or_mean
-from potluck.server.selectors.options import not_negative, whole, within
-from potluck.server.selectors.reported import LARGEST, plausible
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.reported import LARGEST, plausible
+from potluck.server.selectors.parts.selector_options import not_negative, whole, within
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]

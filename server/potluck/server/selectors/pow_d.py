@@ -17,10 +17,15 @@ from potluck.server.selection import (
     SelectionContext,
     Signal,
 )
-from potluck.server.selectors.choosing import TIE_DECIMALS, Cohort, draw_weighted, samples_or_mean
-from potluck.server.selectors.options import choice, whole
-from potluck.server.selectors.reported import column, plausible
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import (
+    TIE_DECIMALS,
+    Cohort,
+    draw_weighted,
+    samples_or_mean,
+)
+from potluck.server.selectors.parts.reported import column, plausible
+from potluck.server.selectors.parts.selector_options import choice, whole
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 _FACTOR = 100.0

@@ -12,7 +12,7 @@ from potluck.server.selection import (
     SelectionContext,
     Signal,
 )
-from potluck.server.selectors.choosing import Cohort
+from potluck.server.selectors.parts.choosing import Cohort
 from potluck.server.state import State
 
 Counts = NDArray[np.int64]

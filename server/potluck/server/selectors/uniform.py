@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from potluck.server.selection import Selection, SelectionContext, Signal
-from potluck.server.selectors.choosing import Cohort
-from potluck.server.selectors.stateless import Stateless
+from potluck.server.selectors.parts.choosing import Cohort
+from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 from potluck.common.errors import StorageError
-from potluck.server.store.database import Database
 from potluck.server.store.records import AttemptKey
+from potluck.server.store.sql.database import Database
 
 
 class Part:

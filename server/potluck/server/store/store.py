@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from potluck.server.store.attempts import Attempts
-from potluck.server.store.clients import Clients
-from potluck.server.store.database import Database
-from potluck.server.store.left_out import LeftOut
+from potluck.server.store.attempt_table import Attempts
+from potluck.server.store.client_table import Clients
+from potluck.server.store.file_references import References
+from potluck.server.store.left_out_table import LeftOut
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
-from potluck.server.store.profiles import Profiles
-from potluck.server.store.references import References
-from potluck.server.store.rounds import Rounds
-from potluck.server.store.runs import Runs
-from potluck.server.store.sums import Sums
+from potluck.server.store.profile_table import Profiles
+from potluck.server.store.round_table import Rounds
+from potluck.server.store.run_table import Runs
+from potluck.server.store.sql.database import Database
+from potluck.server.store.sum_table import Sums
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging
-from potluck.server.strategies.options import positive, share
 from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
+from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.disclosure import Weighting
-from potluck.common.training import LocalTraining
+from potluck.common.learning.training import LocalTraining
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
-from potluck.server.strategies.options import positive
 from potluck.server.strategies.server_step import moved
+from potluck.server.strategies.strategy_options import positive
 from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStatistics, Weights
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from potluck.common.disclosure import Weighting
-from potluck.common.training import LocalTraining
+from potluck.common.learning.training import LocalTraining
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, shares
 from potluck.server.strategies.fedavgm import Momentum
-from potluck.server.strategies.options import positive, share
+from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import (
     Combine,
     RoundContext,

@@ -6,7 +6,7 @@ Median and trimmed mean: Yin et al. 2018, Definitions 1 and 2. Norm clipping: Su
 from __future__ import annotations
 
 from potluck.server.strategies.averaging import Averaging, shares
-from potluck.server.strategies.options import positive, share
+from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatistics
 
 

@@ -9,15 +9,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common import plugins
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
-from potluck.common.training import LocalTraining
+from potluck.common.learning.training import LocalTraining
+from potluck.common.settings import plugins
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
 from potluck.server.strategies.fednova import FedNova
-from potluck.server.strategies.options import choice, positive, refused
 from potluck.server.strategies.server_step import moved, named, unnamed, zeros
+from potluck.server.strategies.strategy_options import choice, positive, refused
 from potluck.server.strategy import (
     Combine,
     Correction,

@@ -1,0 +1,136 @@
+"""What a host's metrics tell: its connection, its work, its files, its privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from potluck.client.base.gpu_figures import gpu_figures
+from potluck.common.errors import PotluckError
+from potluck.common.metrics import definitions as metrics
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import (
+    SIGNAL,
+    Direction,
+    DisclosureOutcome,
+    Party,
+    Stage,
+    Work,
+    WorkOutcome,
+    known_reason,
+)
+from potluck.common.metrics.process_metrics import show_certificate, show_disk
+from potluck.common.net.tls import TlsFiles
+
+_WORK = frozenset(Work)
+_SIGNALS = frozenset(SIGNAL.values)
+
+
+def told_speed(samples: int, seconds: float) -> float:
+    """Samples per second to one significant digit: with the seconds beside it, the exact speed
+    would tell how many samples a client has. 0 where no time has passed."""
+    return float(f"{samples / seconds:.0e}") if seconds > 0 else 0.0
+
+
+class HostMetrics:
+    """Lives on the event loop, but for what looks things up when somebody asks."""
+
+    def __init__(self, instruments: Instruments | None = None) -> None:
+        self.instruments = instruments or Instruments(Party.HOST)
+        self._attended_before = False
+        self._attends = False
+        self._spent = 0.0
+        self.instruments.set(metrics.ATTENDING, 0)
+
+    # Looked up --------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        *,
+        state: Path,
+        tls: TlsFiles,
+        stages: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Look these up whenever somebody asks. `stages`: instructions under way, by stage."""
+
+        def refresh() -> None:
+            show_disk(self.instruments, state)
+            with suppress(PotluckError):  # amid being replaced: what was shown before stands
+                show_certificate(self.instruments, tls)
+            found = stages()
+            for stage in Stage:
+                self.instruments.set(metrics.INSTRUCTIONS, found.get(stage, 0), stage=stage)
+            self._show_gpus()
+
+        self.instruments.refresh_with(refresh)
+
+    def _show_gpus(self) -> None:
+        for gpu in gpu_figures():
+            number = str(gpu.number)
+            self.instruments.set(metrics.GPU_USED, gpu.memory_used, gpu=number)
+            self.instruments.set(metrics.GPU_SIZE, gpu.memory_size, gpu=number)
+            self.instruments.set(metrics.GPU_UTILISATION, gpu.utilisation, gpu=number)
+
+    # Connection -------------------------------------------------------------------------------
+
+    def ready(self) -> str:
+        """Why the host is not ready; empty while it attends."""
+        return "" if self._attends else "not attending the coordinator"
+
+    def serves(self, clients: int, *, budget: float) -> None:
+        """The host answers for so many clients, each with this privacy budget."""
+        self.instruments.set(metrics.HOST_CLIENTS, clients)
+        self.instruments.set(metrics.HOST_PRIVACY_BUDGET, budget)
+        self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)
+
+    def attends(self) -> None:
+        """The coordinator has said welcome."""
+        if self._attended_before:
+            self.instruments.count(metrics.RECONNECTS)
+        self._attended_before = self._attends = True
+        self.instruments.set(metrics.ATTENDING, 1)
+
+    def lost(self) -> None:
+        """The control stream has ended."""
+        self._attends = False
+        self.instruments.set(metrics.ATTENDING, 0)
+
+    # Work -------------------------------------------------------------------------------------
+
+    def worked(self, work: str | None, outcome: WorkOutcome) -> None:
+        """An instruction has ended; kinds of work that are not known are not counted."""
+        if work is not None and work in _WORK:
+            self.instruments.count(metrics.WORK, work=work, outcome=outcome)
+
+    def failed(self, reason: str) -> None:
+        """An instruction has failed."""
+        self.instruments.count(metrics.WORK_FAILURES, reason=known_reason(reason))
+
+    def trained(self, samples: int, seconds: float, loss: float) -> None:
+        """A client was trained; `samples`: those seen, over all passes."""
+        self.instruments.observe(metrics.TRAINING_SECONDS, seconds)
+        self.instruments.set(metrics.TRAINING_SPEED, told_speed(samples, seconds))
+        self.instruments.set(metrics.TRAINING_LOSS, loss)
+
+    # Files ------------------------------------------------------------------------------------
+
+    def moved(self, direction: Direction, size: int) -> None:
+        """Bytes of a model or an update moved."""
+        self.instruments.count(metrics.HOST_BYTES, size, direction=direction)
+
+    def retried(self, direction: Direction) -> None:
+        """A transfer is begun again."""
+        self.instruments.count(metrics.HOST_RETRIES, direction=direction)
+
+    # Privacy ----------------------------------------------------------------------------------
+
+    def disclosed(self, signal: str, outcome: DisclosureOutcome) -> None:
+        """A client was asked for a profile; signals that are not known are not counted."""
+        if signal in _SIGNALS:
+            self.instruments.count(metrics.DISCLOSURES, signal=signal, outcome=outcome)
+
+    def spent(self, epsilon: float) -> None:
+        """A client has spent so much altogether; the most that one has is shown."""
+        self._spent = max(self._spent, epsilon)
+        self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)

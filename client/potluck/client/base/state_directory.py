@@ -1,0 +1,103 @@
+"""The folder in which a client process keeps what must survive it.
+
+lock                     held while the process runs
+models/BLAKE3            models, by the digest of their float32 file
+fetched/BLAKE3[.part]    files on their way down
+updates/…                updates until their round is over; see `kept_updates`
+kept/…                   what clients keep from one training to the next; see `kept_states`
+….spare/N                a model and an update to be written over; see `spare_files`
+disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
+sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from potluck.common.errors import StorageError
+from potluck.common.process.folder_lock import FolderLock
+
+DISCLOSURES = "disclosures"
+"""The folder of ledgers within a state directory."""
+
+SUMS = "sums"
+"""The folder of ledgers of secure sums within a state directory."""
+
+
+class StateDirectory:
+    """An open state directory, held by this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder if it is missing, and lock it.
+
+        Raises ConfigurationError if another process holds it, StorageError if the disk refuses.
+        """
+        self.path = path
+        self.models = path / "models"
+        self.fetched = path / "fetched"
+        self.updates = path / "updates"
+        self.kept = path / "kept"
+        self.disclosures = path / DISCLOSURES
+        self.sums = path / SUMS
+        try:
+            inside = (self.models, self.fetched, self.updates, self.kept)
+            for folder in (path, *inside, self.disclosures, self.sums):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+        except OSError as error:
+            raise StorageError(
+                f"can't use the state directory {path}: {error.strerror}; "
+                "set state_directory to a folder this user may write to",
+                path=path,
+            ) from error
+        self._lock = FolderLock(
+            path,
+            holder="client process",
+            remedy="stop that one, or give each its own state_directory",
+        )
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        self._lock.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all, synced to disk with its name. Raises StorageError;
+    nothing has changed then."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """A disk's refusal in one line, with the room that is left."""
+    try:
+        room = f"; {shutil.disk_usage(path.parent).free} bytes are free there"
+    except OSError:
+        room = ""
+    return StorageError(f"can't write {path}: {error.strerror}{room}", path=path)

@@ -1,0 +1,214 @@
+"""Attending the coordinator: one control stream after another, for as long as the host runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import grpc.aio
+import structlog
+
+from potluck.client.base.backoff import Backoff
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.config import ClientConfig
+from potluck.client.control.host_certificate import HostCertificate
+from potluck.client.control.inbox import Instructions
+from potluck.client.control.session import Session
+from potluck.client.transfer.link import Link
+from potluck.common.errors import (
+    AttendsElsewhereError,
+    CertificateExpiredError,
+    ConfigurationError,
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    UnreachableError,
+    from_rpc_error,
+)
+from potluck.common.net.connection_errors import connection_error
+from potluck.common.net.protocol import VERSIONS
+from potluck.common.net.tls import channel
+from potluck.common.net.version_agreement import check_agreement
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+log = structlog.get_logger()
+
+_HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
+"""What connecting again can't help."""
+
+_WELCOME_SECONDS = 30.0
+"""A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
+
+_SENT_AWAY_SECONDS = 10.0
+"""A stream that the coordinator ends so soon does not begin the pauses anew."""
+
+_REFUSALS = 10
+"""So often in a row another process may attend in this one's place: it may be about to end."""
+
+
+class Attending:
+    """The control streams of a host. Lives on the event loop."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        hello: rpc.Hello,
+        *,
+        generator: random.Random,
+        metrics: HostMetrics,
+    ) -> None:
+        """`generator`: jitter of the pauses between attempts."""
+        self._config = config
+        self._hello = hello
+        self._metrics = metrics
+        self._certificate = HostCertificate(config.tls)
+        self._backoff = Backoff(generator, maximum=config.reconnect_maximum_seconds)
+        self._session: Session | None = None
+        self._before = contextlib.AsyncExitStack()
+        """The stream that is held until the one with the renewed certificate stands."""
+        self._welcomed = False
+        self._coordinator_id = ""
+
+    def say(self, message: rpc.AttendRequest) -> None:
+        """Send a message to the coordinator, or drop it while there is no connection."""
+        if self._session is not None:
+            self._session.say(message)
+
+    async def for_ever(self, instructions: Instructions, link: Link) -> None:
+        """Attend until cancelled. Raises what connecting again can't help."""
+        told, refusals = "", 0
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(lambda: self._before.aclose())
+            while True:
+                try:
+                    if await self._attend(instructions, link):
+                        continue
+                    trouble: PotluckError = UnreachableError(
+                        "the coordinator ended the stream: it stops, or another process attends "
+                        "with the same certificate"
+                    )
+                except grpc.aio.AioRpcError as error:
+                    trouble = self._explain(error)
+                except UnreachableError as error:
+                    trouble = error
+                except ConfigurationError as error:
+                    if not self._welcomed:
+                        raise
+                    # The certificate has ended, or is amid being replaced: somebody sees to that.
+                    trouble = UnreachableError(error.message)
+                await self._before.aclose()
+                elsewhere = isinstance(trouble, AttendsElsewhereError)
+                refusals = refusals + 1 if elsewhere else 0
+                if isinstance(trouble, _HOPELESS) and not self._may_pass(trouble, refusals):
+                    raise trouble
+                await self._pause(trouble, again=trouble.message == told)
+                told = trouble.message
+
+    async def _pause(self, trouble: PotluckError, *, again: bool) -> None:
+        """Wait before the next attempt; say why, unless that was said last."""
+        seconds = self._backoff.next_seconds()
+        write = log.debug if again and self._backoff.attempt > 1 else log.warning
+        write(
+            "not connected, trying again",
+            coordinator=self._config.coordinator,
+            cause=trouble.message,
+            seconds=round(seconds, 2),
+        )
+        await asyncio.sleep(seconds)
+
+    def _may_pass(self, trouble: PotluckError, refusals: int) -> bool:
+        """Whether a trouble of ours may be over later, without a restart."""
+        if isinstance(trouble, AttendsElsewhereError):
+            return refusals < _REFUSALS
+        if isinstance(trouble, CertificateExpiredError) and self._welcomed:
+            return True
+        return self._certificate.renewed()
+
+    async def _attend(self, instructions: Instructions, link: Link) -> bool:
+        """One control stream, on a connection of its own; whether another certificate is to be
+        shown now, while this stream is still held."""
+        host_name = self._certificate.show().identity.name
+        async with contextlib.AsyncExitStack() as stack:
+            connection = channel(self._config.coordinator, self._config.tls)
+            control = await stack.enter_async_context(connection)
+            stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
+                coordinator_pb2_grpc.CoordinatorServiceStub(control)
+            )
+            session = Session(
+                stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
+            )
+            stack.push_async_callback(session.close)
+            welcome = await self._open(session)
+            check_agreement(VERSIONS, welcome.versions, host_name=host_name)
+            self._is_welcome(session, welcome, instructions, link)
+            stack.callback(self._lost, session)
+            await self._before.aclose()
+            clock = asyncio.get_running_loop().time
+            begun, sent_away = clock(), False
+            attending = asyncio.create_task(session.attend(welcome, instructions.receive))
+            stack.push_async_callback(_ended, attending)
+            renewed = asyncio.create_task(self._certificate.until_renewed())
+            stack.callback(renewed.cancel)
+            try:
+                await asyncio.wait((attending, renewed), return_when=asyncio.FIRST_COMPLETED)
+                if not attending.done():
+                    log.info("certificate renewed, connecting anew")
+                    self._before = stack.pop_all()
+                    return True
+                attending.result()
+                sent_away = clock() - begun < _SENT_AWAY_SECONDS
+            finally:
+                if not sent_away:
+                    self._backoff.reset()
+        return False
+
+    async def _open(self, session: Session) -> rpc.Welcome:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                return await session.open(self._hello)
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
+            ) from None
+
+    def _is_welcome(
+        self, session: Session, welcome: rpc.Welcome, instructions: Instructions, link: Link
+    ) -> None:
+        """The coordinator has greeted us."""
+        log.info(
+            "attending",
+            coordinator=self._config.coordinator,
+            restarted=self._coordinator_id not in ("", welcome.coordinator_id),
+            clients=len(self._hello.client_ids),
+        )
+        if self._welcomed:
+            link.renew()
+        if self._coordinator_id != welcome.coordinator_id:
+            instructions.coordinator_is(welcome.coordinator_id)
+        self._welcomed, self._coordinator_id = True, welcome.coordinator_id
+        self._session = session
+        self._metrics.attends()
+
+    def _lost(self, session: Session) -> None:
+        if self._session is session:
+            self._session = None
+            self._metrics.lost()
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
+        """What ended a control stream.
+
+        Certificates that don't fit end a process that has never attended. One that has goes on
+        trying: the coordinator's may have expired, and somebody will renew it.
+        """
+        trouble = connection_error(error, self._config.coordinator, self._config.tls)
+        told = from_rpc_error(error)
+        if self._welcomed and not isinstance(told, _HOPELESS):
+            return UnreachableError(trouble.message)
+        return trouble
+
+
+async def _ended(attending: asyncio.Task[None]) -> None:
+    attending.cancel()
+    await asyncio.gather(attending, return_exceptions=True)

@@ -1,0 +1,54 @@
+"""The host's certificate: read anew for every connection, and watched, so that renewing it takes no
+restart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from potluck.common.errors import PotluckError
+from potluck.common.net.file_stamp import stamp
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles, TlsMaterial
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 1.0
+"""How often the files are looked at: three syscalls."""
+
+
+class HostCertificate:
+    """What the coordinator is shown. Lives on the event loop."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self.files = files
+        self._shown: TlsMaterial | None = None
+
+    def show(self) -> TlsMaterial:
+        """Read and check the files for the next connection. Raises what `TlsFiles.load` raises."""
+        self._shown = self.files.load(Role.HOST)
+        return self._shown
+
+    def renewed(self) -> bool:
+        """Whether other files lie here than those shown last, and may be taken."""
+        try:
+            return self.files.load(Role.HOST) != self._shown
+        except PotluckError:
+            return False
+
+    async def until_renewed(self) -> None:
+        """Wait for files other than those shown last, that may be taken."""
+        seen = self._look()
+        while not self.renewed():
+            while (now := self._look()) == seen:  # noqa: ASYNC110  # files give no signal
+                await asyncio.sleep(LOOK_SECONDS)
+            seen = now
+            try:
+                self.files.load(Role.HOST)
+            except PotluckError as error:  # amid being replaced, say
+                log.warning("changed certificate can't be used yet", why=error.message)
+
+    def _look(self) -> tuple[object, ...]:
+        return stamp(self.files.certificate, self.files.key, self.files.authority)

@@ -1,0 +1,217 @@
+"""Which instructions this host has met, and how far each has come.
+
+Pure: no asyncio, grpc or clock. The coordinator sends an instruction again after every reconnect
+until it is carried out, always under the same id; the ledger says whether an id is new, going on,
+or finished, so that every piece of work is done once.
+
+    QUEUED → DOWNLOADING → QUEUED → COMPUTING → UPLOADING → FINISHED
+       └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
+
+Whatever is sent is wanted: what was dropped begins anew when it comes again, and so does an id that
+comes with other work, from a coordinator that went back to a backup. Only an id that was abandoned
+before it came is refused, once: its instruction was overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from potluck.common.tensors.digest import digest_of
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+REMEMBERED = 10_000
+"""Finished instructions whose ids are kept; only the latest few can still be sent again."""
+
+
+class Standing(StrEnum):
+    """Where an instruction stands."""
+
+    QUEUED = "queued"
+    DOWNLOADING = "downloading"
+    COMPUTING = "computing"
+    UPLOADING = "uploading"
+    FINISHED = "finished"
+    DROPPED = "dropped"
+    OVERTAKEN = "overtaken"
+    """Abandoned before it came."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be done for it."""
+        return self in (Standing.FINISHED, Standing.DROPPED, Standing.OVERTAKEN)
+
+
+_STAGES = {
+    Standing.QUEUED: rpc.Progress.STAGE_QUEUED,
+    Standing.DOWNLOADING: rpc.Progress.STAGE_DOWNLOADING,
+    Standing.COMPUTING: rpc.Progress.STAGE_COMPUTING,
+    Standing.UPLOADING: rpc.Progress.STAGE_UPLOADING,
+}
+
+
+class Reception(StrEnum):
+    """What to do with an instruction that has just arrived."""
+
+    BEGIN = "begin"
+    """It is new, or wanted again; what was begun under its id before is to be stopped."""
+    GOES_ON = "goes on"
+    """Work on it is under way."""
+    REPEAT = "repeat"
+    """It is finished: give its answer, or deliver its update, again."""
+    REFUSE = "refuse"
+    """It was abandoned before it came; say so."""
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """One instruction. `fraction`: share of the computation done, in [0, 1].
+
+    `trains`: whether it asks for an update. `work`: see `digest_of_work`. `answer`: what it was
+    answered with when it finished; None after an update.
+    """
+
+    id: str
+    client_id: str
+    run_id: str
+    round: int
+    trains: bool
+    work: str = ""
+    standing: Standing = Standing.QUEUED
+    fraction: float = 0.0
+    answer: rpc.Answer | None = None
+
+
+@dataclass
+class Ledger:
+    """All instructions met, oldest first. Not thread-safe, but `Entry.fraction` may be set by
+    another thread."""
+
+    remembered: int = REMEMBERED
+    _entries: dict[str, Entry] = field(default_factory=dict)
+
+    def receive(self, instruction: rpc.Instruction) -> Reception:
+        """Enter an instruction that has arrived, and say what to do with it."""
+        entry, work = self._entries.get(instruction.id), digest_of_work(instruction)
+        if entry is not None and entry.standing is Standing.OVERTAKEN:
+            entry.standing = Standing.DROPPED
+            return Reception.REFUSE
+        if entry is not None and entry.standing is not Standing.DROPPED and entry.work == work:
+            return Reception.REPEAT if entry.standing is Standing.FINISHED else Reception.GOES_ON
+        self._entries.pop(instruction.id, None)  # it is the newest again
+        self._enter(
+            Entry(
+                id=instruction.id,
+                client_id=instruction.client_id,
+                run_id=instruction.run_id,
+                round=instruction.round,
+                trains=instruction.HasField("train"),
+                work=work,
+            )
+        )
+        return Reception.BEGIN
+
+    def entry(self, instruction_id: str) -> Entry:
+        """The entry of an instruction that has been received. Raises KeyError."""
+        return self._entries[instruction_id]
+
+    def move(self, instruction_id: str, standing: Standing) -> bool:
+        """Note how far an instruction has come; false if it has been dropped meanwhile."""
+        entry = self._entries.get(instruction_id)
+        if entry is None or entry.standing in (Standing.DROPPED, Standing.OVERTAKEN):
+            return False
+        entry.standing = standing
+        return True
+
+    def finish(self, instruction_id: str, answer: rpc.Answer | None) -> bool:
+        """Note the outcome of an instruction; false if it has been dropped meanwhile."""
+        if not self.move(instruction_id, Standing.FINISHED):
+            return False
+        self._entries[instruction_id].answer = answer
+        self._shrink()
+        return True
+
+    def abandon(self, instruction_ids: Iterable[str]) -> list[str]:
+        """Drop instructions; those on which work was under way are returned.
+
+        One that has not arrived yet may still be on its way: it is entered as overtaken.
+        """
+        stopped: list[str] = []
+        for instruction_id in instruction_ids:
+            entry = self._entries.get(instruction_id)
+            if entry is None:
+                entry = Entry(id=instruction_id, client_id="", run_id="", round=0, trains=False)
+                entry.standing = Standing.OVERTAKEN
+                self._entries[instruction_id] = entry
+                continue
+            if not entry.standing.over:
+                stopped.append(instruction_id)
+            if entry.standing is not Standing.OVERTAKEN:
+                entry.standing, entry.answer = Standing.DROPPED, None
+        self._shrink()
+        return stopped
+
+    def forget_overtaken(self) -> None:
+        """Another coordinator process speaks: what the last one sent can't come any more."""
+        for entry in list(self._entries.values()):
+            if entry.standing is Standing.OVERTAKEN:
+                del self._entries[entry.id]
+
+    def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002
+        """Drop a client's trainings for a round that is now over, and for those before it.
+
+        Those on which work was under way are returned.
+        """
+        return self.abandon(
+            [
+                entry.id
+                for entry in self._entries.values()
+                if entry.trains
+                and (entry.run_id, entry.client_id) == (run_id, client_id)
+                and entry.round <= round
+            ]
+        )
+
+    def under_way(self) -> list[Entry]:
+        """The instructions on which there is work, oldest first."""
+        return [entry for entry in self._entries.values() if not entry.standing.over]
+
+    def progress(self) -> list[rpc.Progress]:
+        """What a heartbeat says of the work under way."""
+        return [
+            rpc.Progress(
+                instruction_id=entry.id,
+                stage=_STAGES[entry.standing],
+                fraction=min(max(entry.fraction, 0.0), 1.0),
+            )
+            for entry in self.under_way()
+        ]
+
+    def _enter(self, entry: Entry) -> None:
+        self._entries[entry.id] = entry
+        self._shrink()
+
+    def _shrink(self) -> None:
+        excess = len(self._entries) - self.remembered
+        if excess > 0:
+            over = [entry.id for entry in self._entries.values() if entry.standing.over]
+            for instruction_id in over[:excess]:
+                del self._entries[instruction_id]
+
+
+def digest_of_work(instruction: rpc.Instruction) -> str:
+    """What tells this work from other work that comes under the same id.
+
+    The time left says nothing of the work, nor do the files that a model may be had as.
+    """
+    work = rpc.Instruction()
+    work.CopyFrom(instruction)
+    work.ClearField("time_left")
+    kind = work.WhichOneof("work")
+    if kind in ("train", "evaluate", "disclose", "question"):
+        getattr(work, kind).model.ClearField("renditions")
+    if kind == "train" and work.train.HasField("auxiliary"):
+        work.train.auxiliary.shared.ClearField("renditions")
+        work.train.auxiliary.personal.ClearField("renditions")
+    return digest_of(work.SerializeToString(deterministic=True))

@@ -1,0 +1,34 @@
+"""An instruction that is being carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+from potluck.client.control.instruction_log import Entry, Standing
+from potluck.common.errors import RoundClosedError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+@dataclass(kw_only=True)
+class Job:
+    """Work under way. `cancelled` is polled by the worker's thread."""
+
+    instruction: rpc.Instruction
+    entry: Entry
+    task: asyncio.Task[None] | None = None
+    timeout: asyncio.Timeout | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancelled.set()
+        if self.task is not None:
+            self.task.cancel()
+
+    def started(self) -> None:
+        """The worker's thread begins with it. Raises RoundClosedError where it is too late."""
+        if self.cancelled.is_set():
+            raise RoundClosedError("cancelled before it began")
+        self.entry.standing = Standing.COMPUTING

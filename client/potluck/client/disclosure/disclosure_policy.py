@@ -1,0 +1,291 @@
+"""What may leave a client: its owner's rules, and what they make of a request. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field
+
+from potluck.client.base.laplace import exact_epsilon, sensitivity
+from potluck.common.disclosure import (
+    INTERACTION_MATRIX,
+    LABEL_COUNTS,
+    TRIPLET,
+    Adjacency,
+    Mode,
+    Parameters,
+    Request,
+    SignalName,
+    TaskReference,
+    Weighting,
+)
+from potluck.common.errors import DisclosureRefusedError
+from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
+from potluck.common.masking import UPDATE
+from potluck.common.secagg import ClientPolicy
+from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.settings.configuration import Settings
+
+MOST_RELEASES = 1000
+"""Disclosures of a client, all together: a bound on its ledger, whatever is asked."""
+
+_TABLE = "the [disclosure] table of its configuration"
+
+
+class DisclosurePolicy(Settings):
+    """What the clients of a host disclose. Each has a privacy budget of its own."""
+
+    signals: tuple[SignalName, ...] = Field(
+        default=(LABEL_COUNTS, TRIPLET),
+        description="What may be disclosed at all: label_counts, triplet, interaction_matrix.\n"
+        "interaction_matrix has no noisy form: whoever allows it gives its counts away.",
+    )
+    exact_label_counts: bool = Field(
+        default=False, description="Whether label counts may be disclosed without noise."
+    )
+    triplet: Literal["ldp", "plain"] = Field(
+        default="ldp",
+        description="ldp: noise on the matrix that a triplet is computed from; plain: allow\n"
+        "triplets without noise too, which for two classes give the matrix away but for names.",
+    )
+    epsilon: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Privacy loss of a noisy disclosure, and the most that may be asked for.",
+    )
+    epsilon_budget: float = Field(
+        default=4.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="All noisy disclosures of a client together, over all data epochs, for ever.",
+    )
+    adjacency: Adjacency = Field(
+        default="replace",
+        description="What noise hides: that one sample was another (replace; the number of\n"
+        "samples is public), or that it was there at all (add-remove; holds only with\n"
+        'weighting = "equal").',
+    )
+    weighting: Weighting = Field(
+        default=Weighting.EXACT,
+        description="How exactly the number of samples is told with an update: exact, bucketed (a\n"
+        "power of two) or equal (not at all). A run that asks for more is refused.",
+    )
+    updates: Literal["open", "masked"] = Field(
+        default="open",
+        description="How what training makes of the model leaves a client: open (the update\n"
+        "itself, or masked where a run wants that) or masked (only as part of a secure sum over\n"
+        "at least sum_hosts hosts; runs without secure_aggregation are refused).",
+    )
+    held_out_counts: bool = Field(
+        default=True,
+        description="Whether models may be evaluated on held-out samples, where a task has\n"
+        "clients hold some out; the counts sent show how many of these are of each class.",
+    )
+    questions: tuple[str, ...] | None = Field(
+        default=None,
+        description='Questions answered before a selection, e.g. "loss" (the mean loss of a\n'
+        "model that the coordinator sends); unset: all kinds installed here, []: none. Answers\n"
+        "have no noise, and whoever chooses the model can learn much from them.",
+    )
+    sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
+        default=("total", "cells"),
+        description="Secure sums of label counts that the clients take part in: total (over the\n"
+        "federation), cells (over groups drawn by a public coin). The coordinator learns the sum\n"
+        "and no client's counts. Needs member_key, members and federation_root.\n"
+        "protocol: sums over any group, one after the other, and the question label-distance, as\n"
+        "DC selection has them in its paper. These give each client's exact counts away; only for\n"
+        "data that nobody needs to protect.",
+    )
+    sum_hosts: int = Field(
+        default=LEAST_HOSTS,
+        ge=SMALLEST_LEAST_HOSTS,
+        description="Fewest distinct hosts in a secure sum; a smaller group is refused. Fewer\n"
+        "than 5 hide little from hosts that work with the coordinator.",
+    )
+    sum_colluding_hosts: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hosts that may work with the coordinator against the others; unset: a third.",
+    )
+    data_epoch: int = Field(
+        default=1,
+        ge=1,
+        lt=2**53,
+        description="Version of the clients' data. Count it up when they have changed, so that\n"
+        "they are disclosed anew; the budget goes on.",
+    )
+
+    simulation_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Only for experiments on data that nobody needs to protect: noise is drawn\n"
+        "from this seed, so that a run can be repeated, and whoever knows it can undo it.",
+    )
+
+    @property
+    def of_sums(self) -> ClientPolicy:
+        """What a secure sum must keep to."""
+        return ClientPolicy(
+            least_hosts=self.sum_hosts,
+            colluding_hosts=self.sum_colluding_hosts,
+            disclosures=frozenset(self.sums),
+            unprotected=frozenset({PROTOCOL}),
+            largest_epsilon=self.epsilon,
+        )
+
+    @property
+    def of_updates(self) -> ClientPolicy:
+        """What a secure sum of updates must keep to: masked is never worse than open."""
+        return replace(self.of_sums, disclosures=frozenset({UPDATE}), unprotected=frozenset())
+
+    @property
+    def by_protocol(self) -> bool:
+        """Whether the clients take part in what gives their label counts away."""
+        return PROTOCOL in self.sums
+
+    @property
+    def undermined(self) -> bool:
+        """Whether noise under `add-remove` is undone by telling the number of samples."""
+        return self.adjacency == "add-remove" and self.weighting is not Weighting.EQUAL
+
+
+def terms(
+    policy: DisclosurePolicy,
+    client: str,
+    signal: SignalName,
+    request: Request,
+    *,
+    task: TaskReference,
+    model: str | None,
+) -> Parameters:
+    """How the policy lets a signal be disclosed. `model`: SHA-256, for a triplet.
+
+    Raises DisclosureRefusedError, naming the key of the policy that forbids it.
+    """
+    if signal not in policy.signals:
+        raise _refused(client, signal, f"'{signal}' is not among `signals`")
+    if request.mode is Mode.EXACT and signal == LABEL_COUNTS and not policy.exact_label_counts:
+        raise _refused(
+            client, signal, "exact counts were asked for and `exact_label_counts` is false"
+        )
+    if request.mode is Mode.PLAIN and policy.triplet != "plain":
+        raise _refused(client, signal, 'one without noise was asked for and `triplet` is "ldp"')
+    if not request.mode.adds_noise:
+        return Parameters(mode=request.mode, task=task, model=model, settings=request.settings)
+    epsilon = policy.epsilon if request.epsilon is None else request.epsilon
+    if exact_epsilon(epsilon) > exact_epsilon(policy.epsilon):
+        raise _refused(
+            client, signal, f"ε = {epsilon:g} was asked for and `epsilon` is {policy.epsilon:g}"
+        )
+    adjacency = request.adjacency or policy.adjacency
+    if sensitivity(adjacency) < sensitivity(policy.adjacency):
+        raise _refused(
+            client,
+            signal,
+            f"'{adjacency}' was asked for and `adjacency` is '{policy.adjacency}'",
+        )
+    return Parameters(
+        mode=request.mode,
+        task=task,
+        epsilon=epsilon,
+        adjacency=adjacency,
+        model=model,
+        settings=request.settings,
+    )
+
+
+def check_budget(
+    policy: DisclosurePolicy,
+    client: str,
+    signal: str,
+    parameters: Parameters,
+    *,
+    spent: Fraction,
+    releases: int,
+) -> None:
+    """Raises DisclosureRefusedError where one more release exceeds the client's budget.
+
+    Privacy losses add up (sequential composition), over data epochs too: successive versions of
+    data mostly hold the same samples. `releases`: how many there are, noisy or not.
+    """
+    if releases >= MOST_RELEASES:
+        raise _refused(client, signal, f"{releases} disclosures were made; no more are possible")
+    if parameters.epsilon is None:
+        return
+    budget = Fraction(repr(policy.epsilon_budget))
+    if spent + exact_epsilon(parameters.epsilon) > budget:
+        raise _refused(
+            client,
+            signal,
+            f"ε = {float(spent):g} has been spent, {parameters.epsilon:g} more would exceed "
+            f"`epsilon_budget` = {policy.epsilon_budget:g}",
+        )
+
+
+def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> None:
+    """Raises DisclosureRefusedError where a run wants the number of samples more exactly."""
+    if not policy.weighting.permits(asked):
+        raise DisclosureRefusedError(
+            f"client '{client}' tells its number of samples at most '{policy.weighting}', and the "
+            f"run asks for '{asked}': set weighting = \"{policy.weighting}\" in the run file",
+            client=client,
+            asked=asked.value,
+        )
+
+
+def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
+    """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
+    if policy.updates == "masked" and not masked:
+        raise DisclosureRefusedError(
+            f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; "
+            "set secure_aggregation = true in the run file",
+            client=client,
+        )
+
+
+def check_held_out(policy: DisclosurePolicy, client: str) -> None:
+    """Raises DisclosureRefusedError where nothing may be told of held-out samples."""
+    if not policy.held_out_counts:
+        raise DisclosureRefusedError(
+            f"client '{client}' does not evaluate models: `held_out_counts` is false in {_TABLE}; "
+            "set evaluation.every = 0 in the run file",
+            client=client,
+        )
+
+
+def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
+    """Raises DisclosureRefusedError where a kind of question is not answered."""
+    if kind == LABEL_DISTANCE and PROTOCOL not in policy.sums:
+        raise DisclosureRefusedError(
+            f"client '{client}' does not answer '{kind}', which gives its label counts away: "
+            f'"{PROTOCOL}" is not among `sums` in {_TABLE}',
+            client=client,
+            question=kind,
+        )
+    if policy.questions is not None and kind not in policy.questions:
+        allowed = ", ".join(policy.questions) or "none"
+        raise DisclosureRefusedError(
+            f"client '{client}' does not answer '{kind[:40]}': `questions` in {_TABLE} allows: "
+            f"{allowed}",
+            client=client,
+            question=kind[:40],
+        )
+
+
+def _refused(client: str, signal: str, why: str) -> DisclosureRefusedError:
+    return DisclosureRefusedError(
+        f"client '{client}' does not disclose its {WORDS[signal]}: {why} in {_TABLE}",
+        client=client,
+        signal=signal,
+    )
+
+
+WORDS = {
+    LABEL_COUNTS: "label counts",
+    TRIPLET: "heterogeneity triplet",
+    INTERACTION_MATRIX: "interaction matrix",
+}
+"""Signals in plain words."""

@@ -1,0 +1,183 @@
+"""Updates that go into a secure sum: what a training hands over, how it is masked and written.
+
+`secure_sums` drives the session, `instructions` the training; an `Appointment` is where the two
+meet. The masks are agreed on while the client trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.masking import AUXILIARY, BODY, HEAD, file_layout, lane_lengths, metric_names
+from potluck.common.secagg import Envelope, Expectation, Masking, Purpose
+from potluck.common.secagg.masks import lane_dtype
+from potluck.common.secagg.updates import BodyEncoder, encode_head
+from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+MASKED: Final = transfer_pb2.ENCODING_MASKED_UINT32
+
+_BLOCK: Final = 2**18
+"""Elements encoded and masked at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """What a training sends, before it is masked. body, auxiliaries: float32, the length of the
+    model's floating-point vector; masking writes over them. layout: the model's. buffers: names of
+    its floating-point tensors that are no parameters."""
+
+    body: NDArray[np.float32] = field(repr=False)
+    auxiliaries: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    layout: Layout
+    buffers: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNumbers:
+    """A training in numbers. weight: the client's samples. normalizer: what its steps amount to."""
+
+    weight: int
+    loss: float
+    normalizer: float
+
+
+@dataclass(kw_only=True)
+class Appointment:
+    """One client's training and the sum its update goes into. Lives on the event loop.
+
+    expected: what the client knows of the sum, once it has the round's model. agreed: once there
+    are masks. over: what is left to say when the update is delivered, or won't be: nothing, or a
+    refusal. said: once whoever waits for that has taken it.
+    """
+
+    expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
+    agreed: asyncio.Future[None] = field(default_factory=lambda: _future())
+    over: asyncio.Future[tuple[Envelope, ...]] = field(default_factory=lambda: _future())
+    said: asyncio.Event = field(default_factory=asyncio.Event)
+    session_id: bytes = b""
+
+    def close(self, replies: tuple[Envelope, ...] = ()) -> None:
+        """The training is over, one way or the other."""
+        for waiting in (self.expected, self.agreed):
+            waiting.cancel()
+        if not self.over.done():
+            self.over.set_result(replies)
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
+    """What a client knows of the sum for an instruction to train, from the model's file. Blocks."""
+    work = instruction.train
+    with open_tensors(model) as file:
+        parameters = file.layout.parameters
+    metrics = metric_names(normalized=work.normalized)
+    return Expectation(
+        purpose=Purpose.UPDATE,
+        input_id=f"update {_same_training(work)}/epoch {data_epoch}",
+        lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
+        model_digest=bytes.fromhex(work.model.blake3),
+        metrics=metrics,
+        header_fields={"run": instruction.run_id, "round": instruction.round},
+    )
+
+
+def _same_training(work: rpc.Train) -> str:
+    """The same for trainings that give the same update, whichever run or attempt they are for."""
+    same = rpc.Train(
+        task=work.task,
+        objective=work.objective,
+        training_json=work.training_json,
+        seed=work.seed,
+        auxiliary=work.auxiliary,
+        quotas=work.quotas,
+    )
+    same.model.blake3 = work.model.blake3
+    return hashlib.sha256(same.SerializeToString(deterministic=True)).hexdigest()[:32]
+
+
+def differences(
+    arrays: Mapping[str, NDArray[Any]],
+    base: Tensors,
+    buffers: frozenset[str],
+    auxiliaries: Mapping[str, Mapping[str, NDArray[Any]]],
+) -> Differences:
+    """What a trained model has moved by from `base`, and what goes beside it; copies."""
+    layout = base.layout
+    trained, origin = FlatVector(arrays, layout), FlatVector(base.arrays, layout)
+    body = _joined(trained)
+    for begin in range(0, body.size, _BLOCK):
+        for place, piece in origin.pieces(begin, min(begin + _BLOCK, body.size)):
+            body[begin : begin + _BLOCK][place] -= piece
+    beside = {name: _joined(FlatVector(each, layout)) for name, each in auxiliaries.items()}
+    return Differences(body=body, auxiliaries=beside, layout=layout, buffers=buffers)
+
+
+def _joined(vector: FlatVector) -> NDArray[np.float32]:
+    joined = np.empty(len(vector), np.float32)
+    for place, piece in vector.pieces(0, len(vector)):
+        joined[place] = piece
+    return joined
+
+
+def write_masked(
+    path: Path, update: Differences, numbers: HeadNumbers, masking: Masking
+) -> FileDigest:
+    """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
+
+    Raises BrokenRuleError (input) for NaN or infinity, StorageError.
+    """
+    header, clients = masking.header, masking.clients
+    normalizer = numbers.normalizer if "normalizer" in header.metrics else 1.0
+    words: dict[str, NDArray[Any]] = {}
+    clipped = 0
+    for lane in header.lanes:
+        if lane.name == HEAD:
+            continue
+        of_body = lane.name == BODY
+        vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
+        # Auxiliaries are summed as they are, whatever a client weighs.
+        weight = numbers.weight if of_body else header.weight_bound
+        encoder = BodyEncoder(header, lane, clients, weight)
+        if of_body and normalizer != 1.0:
+            _divide(vector, normalizer, update)
+        dtype = lane_dtype(lane.modulus_bits)
+        out = vector.view(dtype) if dtype.itemsize == 4 else np.empty(vector.size, dtype)
+        for begin in range(0, vector.size, _BLOCK):
+            block = out[begin : begin + _BLOCK]
+            encoder.encode(vector[begin : begin + _BLOCK], block)
+            masking.add_masks(lane.name, block, begin)
+        words[lane.name] = out
+        clipped += encoder.clipped
+    values = {"loss": numbers.loss, "normalizer": numbers.normalizer}
+    head = encode_head(
+        header,
+        clients,
+        weight=numbers.weight,
+        metrics=[values[name] for name in header.metrics],
+        clipped=clipped,
+    )
+    masking.add_masks(HEAD, head)
+    layout = file_layout(header.lanes)
+    return write_tensors(path, {**words, HEAD: head}, layout=layout)
+
+
+def _divide(vector: NDArray[np.float32], by: float, update: Differences) -> None:
+    """All parameters, but not buffers."""
+    for place, name in TensorBorders(update.layout).parts(0, vector.size):
+        if name not in update.buffers:
+            vector[place] /= np.float32(by)

@@ -1,0 +1,144 @@
+"""What the clients of a host have disclosed, kept for ever and given again word for word.
+
+One JSON file for each client in the state directory's `disclosures`. A release is on disk, synced,
+before a word of it is sent: a process killed in between gives the same release afterwards, not
+another draw of the noise. Whoever deletes these files forgets what was spent.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from potluck.client.base.laplace import exact_epsilon
+from potluck.client.base.state_directory import write_durably
+from potluck.common.errors import StorageError
+from potluck.common.names import is_name
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Recipient(_Kept):
+    """To whom a release went: a federation's coordinator, for a run, first when."""
+
+    federation: str
+    coordinator: str
+    run: str
+    at: AwareDatetime
+
+    def same(self, other: Recipient) -> bool:
+        """Whether both are the same run of the same coordinator."""
+        mine, theirs = ((each.federation, each.coordinator, each.run) for each in (self, other))
+        return mine == theirs
+
+
+class ReleaseKey(NamedTuple):
+    """What a client discloses once for ever."""
+
+    data_epoch: int
+    signal: str
+    parameters_json: str
+
+
+class Release(_Kept):
+    """One disclosure. epsilon: what it cost; None where no noise was added."""
+
+    data_epoch: int
+    signal: str
+    parameters_json: str
+    payload_json: str
+    signature: str = ""
+    epsilon: float | None
+    at: AwareDatetime
+    recipients: tuple[Recipient, ...] = ()
+
+    @property
+    def key(self) -> ReleaseKey:
+        """What it is the release of."""
+        return ReleaseKey(self.data_epoch, self.signal, self.parameters_json)
+
+
+class ClientLedger(_Kept):
+    """All releases of a client, oldest first."""
+
+    client: str
+    releases: tuple[Release, ...] = ()
+
+    @property
+    def spent(self) -> Fraction:
+        """The privacy loss so far: the sum of all ε."""
+        costs = (exact_epsilon(each.epsilon) for each in self.releases if each.epsilon is not None)
+        return sum(costs, Fraction(0))
+
+
+class DisclosureLedger:
+    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ledgers: dict[str, ClientLedger] = {}
+
+    def of(self, client: str) -> ClientLedger:
+        """A client's ledger. Raises StorageError if it is there and can't be understood: noise
+        must not be drawn again because a file is damaged."""
+        ledger = self._ledgers.get(client)
+        if ledger is None:
+            ledger = self._ledgers[client] = self._read(client)
+        return ledger
+
+    def find(self, client: str, key: ReleaseKey) -> Release | None:
+        """The release made under this key."""
+        return next((each for each in self.of(client).releases if each.key == key), None)
+
+    def keep(self, client: str, release: Release) -> None:
+        """Add a release, or replace the one with its key (to note a recipient); synced to disk.
+
+        Raises StorageError; nothing has changed then.
+        """
+        ledger = self.of(client)
+        known = {each.key: each for each in ledger.releases} | {release.key: release}
+        changed = ClientLedger(client=client, releases=tuple(known.values()))
+        self._write(client, changed)
+        self._ledgers[client] = changed
+
+    def clients(self) -> list[str]:
+        """The clients that have a ledger, sorted."""
+        try:
+            names = [path.stem for path in self._folder.glob("*.json")]
+        except OSError:
+            return []
+        return sorted(name for name in names if is_name(name))
+
+    def _read(self, client: str) -> ClientLedger:
+        path = self._path(client)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return ClientLedger(client=client)
+        except OSError as error:
+            raise StorageError(f"can't read {path}: {error.strerror}", path=path) from error
+        try:
+            ledger = ClientLedger.model_validate_json(content)
+        except ValidationError as error:
+            raise self._damaged(path) from error
+        if ledger.client != client:
+            raise self._damaged(path)
+        return ledger
+
+    def _damaged(self, path: Path) -> StorageError:
+        return StorageError(
+            f"{path} is no ledger of disclosures; restore it from a backup: without it this client "
+            "would forget what it has spent",
+            path=path,
+        )
+
+    def _write(self, client: str, ledger: ClientLedger) -> None:
+        write_durably(self._path(client), ledger.model_dump_json(indent=1))
+
+    def _path(self, client: str) -> Path:
+        return self._folder / f"{client}.json"

@@ -1,0 +1,210 @@
+"""Answering what a coordinator asks a client to disclose: within its policy, once, for the record.
+
+The order matters: the policy is asked, then the ledger, then the data; a new release is kept,
+synced to disk, before it is answered. So asking again, or killing this process at any point, never
+shows two draws of the noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, check_budget, terms
+from potluck.client.disclosure.release_ledger import (
+    DisclosureLedger,
+    Recipient,
+    Release,
+    ReleaseKey,
+)
+from potluck.common.disclosure import (
+    TRIPLET,
+    Parameters,
+    SignalName,
+    TaskReference,
+    canonical_json,
+    parse_request,
+)
+from potluck.common.errors import ConfigurationError, ProtocolError
+from potluck.common.metrics.metric_labels import DisclosureOutcome
+from potluck.common.net.membership import load_private_key, profile_statement
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+log = structlog.get_logger()
+
+
+Measure = Callable[[Parameters], Awaitable[dict[str, Any]]]
+"""Looks at the data and gives what is sent, noise and all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asker:
+    """Who asks: the federation and address that TLS has verified."""
+
+    federation: str
+    coordinator: str
+
+
+@dataclass(kw_only=True)
+class Discloser:
+    """Discloses for all clients of a host. Lives on the event loop."""
+
+    policy: DisclosurePolicy
+    ledger: DisclosureLedger
+    asker: Asker
+    member_key: Path | None
+    metrics: HostMetrics = field(default_factory=HostMetrics)
+    spent_on_sums: Callable[[str], Fraction] = lambda _: Fraction(0)
+    """The privacy loss of a client's noisy secure sums, from the same budget."""
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, instruction: rpc.Instruction, measure: Measure) -> rpc.Profile:
+        """The profile that is asked for. `measure` looks at the data; it is called at most once.
+
+        Raises DisclosureRefusedError, ProtocolError, ConfigurationError, StorageError, and what
+        `measure` raises.
+        """
+        work, client = instruction.disclose, instruction.client_id
+        request = parse_request(work.signal, work.parameters_json)
+        signal = cast(SignalName, work.signal)  # parse_request knows it
+        parameters = terms(
+            self.policy, client, signal, request,
+            task=_task(work.task),
+            model=work.model.blake3 if signal == TRIPLET else None,
+        )  # fmt: skip
+        key = ReleaseKey(self.policy.data_epoch, signal, parameters.canonical())
+        recipient = Recipient(
+            federation=self.asker.federation,
+            coordinator=self.asker.coordinator,
+            run=instruction.run_id,
+            at=datetime.now(UTC),
+        )
+        async with self._one_at_a_time:
+            release = self.ledger.find(client, key)
+            fresh = release is None
+            if release is None:
+                release = await self._make(client, key, parameters, measure)
+            if not any(recipient.same(each) for each in release.recipients):
+                recipients = (*release.recipients, recipient)
+                release = release.model_copy(update={"recipients": recipients})
+                # Before anything is sent: what is not on disk was never disclosed. Not in a
+                # thread, where cancelling this instruction could leave it half done.
+                self.ledger.keep(client, release)
+                self._tell(client, release, recipient, fresh=fresh)
+        outcome = DisclosureOutcome.MADE if fresh else DisclosureOutcome.REPEATED
+        self.metrics.disclosed(signal, outcome)
+        self.metrics.spent(float(self.ledger.of(client).spent))
+        return rpc.Profile(
+            signal=release.signal,
+            parameters_json=release.parameters_json,
+            payload_json=release.payload_json,
+            data_epoch=release.data_epoch,
+            signature=bytes.fromhex(release.signature),
+        )
+
+    async def _make(
+        self, client: str, key: ReleaseKey, parameters: Parameters, measure: Measure
+    ) -> Release:
+        self._check_budget(client, key, parameters)
+        payload_json = canonical_json(await measure(parameters))
+        # A secure sum may have been paid for meanwhile.
+        self._check_budget(client, key, parameters)
+        return Release(
+            data_epoch=key.data_epoch,
+            signal=key.signal,
+            parameters_json=key.parameters_json,
+            payload_json=payload_json,
+            signature=self._sign(client, key, payload_json).hex(),
+            epsilon=parameters.epsilon,
+            at=datetime.now(UTC),
+        )
+
+    def _check_budget(self, client: str, key: ReleaseKey, parameters: Parameters) -> None:
+        ledger = self.ledger.of(client)
+        check_budget(
+            self.policy, client, key.signal, parameters,
+            spent=ledger.spent + self.spent_on_sums(client), releases=len(ledger.releases),
+        )  # fmt: skip
+
+    def _sign(self, client: str, key: ReleaseKey, payload_json: str) -> bytes:
+        if self.member_key is None:
+            return b""
+        return key_of(self.member_key, client).sign(
+            profile_statement(
+                federation=self.asker.federation,
+                client=client,
+                data_epoch=key.data_epoch,
+                signal=key.signal,
+                parameters_json=key.parameters_json,
+                payload_json=payload_json,
+            )
+        )
+
+    def _tell(self, client: str, release: Release, recipient: Recipient, *, fresh: bool) -> None:
+        spent = float(self.ledger.of(client).spent)
+        log.info(
+            f"disclosed {description(release)} of {client} to the coordinator of federation "
+            f"{recipient.federation} at {recipient.coordinator}, for run {recipient.run}"
+            + ("" if fresh else "; it is the same as before, nothing new was spent"),
+            client=client,
+            epsilon_spent=spent,
+            epsilon_budget=self.policy.epsilon_budget,
+        )
+
+
+def randomness(policy: DisclosurePolicy, client: str, parameters: Parameters) -> random.Random:
+    """Where noise comes from: the operating system's generator, but in a simulation."""
+    if policy.simulation_seed is None:
+        return secrets.SystemRandom()
+    return random.Random(f"{policy.simulation_seed}/{client}/{parameters.canonical()}")
+
+
+def noised(counts: list[int], parameters: Parameters, generator: random.Random) -> list[int]:
+    """Counts as the parameters want them; `generator` is that of `randomness`."""
+    if parameters.epsilon is None or parameters.adjacency is None:
+        return counts
+    return noisy_counts(
+        counts,
+        epsilon=parameters.epsilon,
+        adjacency=parameters.adjacency,
+        randomness=generator,
+    )
+
+
+def description(release: Release) -> str:
+    """A release in plain words."""
+    words = WORDS[release.signal]
+    if release.epsilon is None:
+        return f"the {words}, without noise,"
+    adjacency = json.loads(release.parameters_json)["adjacency"]
+    return f"the {words}, with noise (ε = {release.epsilon:g}, {adjacency}),"
+
+
+def key_of(path: Path, client: str) -> Ed25519PrivateKey:
+    """A client's member key: the file itself, or CLIENT.key in the folder."""
+    return load_private_key(path / f"{client}.key" if path.is_dir() else path)
+
+
+def _task(plugin: rpc.Plugin) -> TaskReference:
+    try:
+        options = json.loads(plugin.options_json or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ProtocolError(f"options of task '{plugin.name[:40]}' are no JSON object")
+    if not plugin.name:
+        raise ConfigurationError("a disclosure was asked for without naming a task")
+    return TaskReference(name=plugin.name, options=cast(dict[str, Any], options))

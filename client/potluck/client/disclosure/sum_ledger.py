@@ -1,0 +1,111 @@
+"""What the clients of a host remember of secure sums, kept for ever.
+
+One file of JSON lines for each client in the state directory's `sums`: its name, then an entry a
+line. An entry is on disk, synced, before what it is about is sent: a process killed in between has
+spent more than it gave, never less. A last line that is not whole was never acted upon. Whoever
+deletes these files forgets what was released.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from potluck.client.base.state_directory import storage_error, write_durably
+from potluck.common.errors import StorageError
+from potluck.common.names import is_name
+from potluck.common.secagg import Ledger, entry_from_json
+from potluck.common.secagg.ledger import LedgerEntry
+
+
+class SumLedger:
+    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ledgers: dict[str, Ledger] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes of each file that are in order."""
+
+    def of(self, client: str) -> Ledger:
+        """A client's ledger, whose budget is for its owner to set.
+
+        Raises StorageError if it is there and can't be understood: what was released once must not
+        be released again because a file is damaged.
+        """
+        ledger = self._ledgers.get(client)
+        if ledger is None:
+            ledger = self._ledgers[client] = self._read(client)
+        return ledger
+
+    def keep(self, client: str, entries: Sequence[LedgerEntry]) -> None:
+        """Add entries; synced to disk. Raises StorageError; nothing has changed then."""
+        if not entries:
+            return
+        changed = self.of(client).with_entries(entries)
+        lines = "".join(each.model_dump_json() + "\n" for each in entries)
+        size = self._sizes.get(client, 0)
+        if size:
+            self._append(self._path(client), lines.encode(), size)
+        else:
+            lines = _first_line(client) + lines
+            write_durably(self._path(client), lines)
+        self._sizes[client] = size + len(lines.encode())
+        self._ledgers[client] = changed
+
+    def clients(self) -> list[str]:
+        """The clients that have a ledger, sorted."""
+        try:
+            names = [path.stem for path in self._folder.glob("*.jsonl")]
+        except OSError:
+            return []
+        return sorted(name for name in names if is_name(name))
+
+    def _append(self, path: Path, lines: bytes, size: int) -> None:
+        """After the bytes that are in order, whatever an earlier attempt left behind them."""
+        try:
+            with path.open("r+b") as file:
+                file.seek(size)
+                file.truncate()
+                file.write(lines)
+                file.flush()
+                os.fdatasync(file.fileno())
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def _read(self, client: str) -> Ledger:
+        path = self._path(client)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return Ledger()
+        except OSError as error:
+            raise StorageError(f"can't read {path}: {error.strerror}", path=path) from error
+        whole = content[: content.rfind(b"\n") + 1]
+        first, *lines = whole.splitlines(keepends=True) or [b""]
+        if first != _first_line(client).encode():
+            raise self._damaged(path)
+        try:
+            entries = tuple(entry_from_json(line) for line in lines)
+        except ValidationError as error:
+            raise self._damaged(path) from error
+        self._sizes[client] = len(whole)
+        return Ledger(entries=entries)
+
+    def _damaged(self, path: Path) -> StorageError:
+        return StorageError(
+            f"{path} is no ledger of secure sums; restore it from a backup: without it this client "
+            "would forget what was released",
+            path=path,
+        )
+
+    def _path(self, client: str) -> Path:
+        return self._folder / f"{client}.jsonl"
+
+
+def _first_line(client: str) -> str:
+    return json.dumps({"client": client}) + "\n"

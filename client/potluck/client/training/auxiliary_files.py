@@ -1,0 +1,96 @@
+"""Auxiliaries on a host: read for a training, made of what came of it. Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from potluck.client.correction import Correction, NamedAuxiliaries
+from potluck.client.training.loop import Corrected
+from potluck.common.errors import LayoutError, PluginError
+from potluck.common.tensors.auxiliary import (
+    auxiliaries_layout,
+    auxiliary_of,
+    joined,
+    zero_auxiliary,
+)
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+
+Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedAuxiliaries:
+    """What came with an instruction to train.
+
+    names: of the auxiliaries. shared, personal: files from the coordinator; personal is None where
+    there is none. kept: what counts of earlier trainings, None for nothing yet. keep_at: where to
+    write what is to be kept of this one.
+    """
+
+    names: Sequence[str]
+    shared: Path
+    personal: Path | None
+    kept: Path | None
+    keep_at: Path
+
+
+def corrected(correction: Correction, received: ReceivedAuxiliaries, layout: Layout) -> Corrected:
+    """The correction with what it begins with. Raises LayoutError, StorageError."""
+    return Corrected(
+        correction=correction,
+        shared=_read(received.shared, received.names, layout),
+        personal={} if received.personal is None else _read(received.personal, None, layout),
+        kept=None if received.kept is None else _read(received.kept, None, layout),
+    )
+
+
+def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Arrays:
+    """What a correction sends, as arrays of the model's layout; zeros for what it left out.
+
+    Raises PluginError where it sends other auxiliaries or tensors than it should.
+    """
+    if set(send) != set(names):
+        raise PluginError(
+            f"the correction sends {', '.join(sorted(send)) or 'nothing'}; "
+            f"{', '.join(sorted(names))} is wanted"
+        )
+    return {name: _filled(send[name], layout) for name in names}
+
+
+def write_kept(keep: NamedAuxiliaries, path: Path, layout: Layout) -> None:
+    """Write what is to be kept. Raises PluginError, StorageError."""
+    arrays = {name: _filled(tensors, layout) for name, tensors in keep.items()}
+    write_tensors(path, joined(arrays), layout=auxiliaries_layout(layout, arrays), sync=True)
+
+
+def _filled(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, NDArray[np.float32]]:
+    arrays: dict[str, NDArray[np.float32]] = dict(zero_auxiliary(layout))
+    for name, tensor in tensors.items():
+        array = tensor.detach().float().cpu().numpy()
+        if name not in arrays or arrays[name].shape != array.shape:
+            raise PluginError(
+                f"the correction made a tensor '{name}' of shape {array.shape}, which the model "
+                "does not have"
+            )
+        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+    return arrays
+
+
+def _read(path: Path, names: Sequence[str] | None, layout: Layout) -> NamedAuxiliaries:
+    """Some auxiliaries of a file, or all of them, as tensors on the CPU."""
+    with open_tensors(path) as file:
+        found = sorted({t.name.split("/")[1] for t in file.layout.tensors if t.name.count("/") > 1})
+        auxiliaries: dict[str, dict[str, torch.Tensor]] = {}
+        for name in found if names is None else names:
+            if name not in found and layout.parameters:
+                raise LayoutError(f"a file of auxiliaries lacks '{name}'")
+            arrays = auxiliary_of(file, name, layout).arrays
+            auxiliaries[name] = {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()}
+    return auxiliaries

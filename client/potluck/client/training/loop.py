@@ -1,0 +1,309 @@
+"""One client's training in one round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from potluck.client.correction import (
+    Correction,
+    CorrectionContext,
+    CorrectionOutcome,
+    NamedAuxiliaries,
+    RunningCorrection,
+)
+from potluck.client.objective import (
+    Batch,
+    LocalContext,
+    Objective,
+    needs_predictions,
+    proximal_weight,
+)
+from potluck.client.training.optimizers import LocalOptimizer, make_optimizer
+from potluck.client.training.squared_losses import SquaredLosses
+from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
+from potluck.common.learning.local_steps import normalizer
+from potluck.common.learning.training import LocalTraining
+from potluck.common.task import Examples
+
+_PREDICTED_AT_ONCE = 256
+_REPORTS = 50
+"""Progress reports per training: enough for a smooth bar, too few to cost anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What came of a training.
+
+    steps: taken. normalizer: what they amount to (`potluck.common.learning.local_steps`). loss:
+    mean over the last pass. seconds: of wall-clock time. correction: what its correction sends and
+    keeps.
+    """
+
+    samples: int
+    steps: int
+    normalizer: float
+    seconds: float
+    loss: float
+    correction: CorrectionOutcome | None = None
+
+
+def train(
+    model: nn.Module,
+    data: Examples,
+    objective: Objective,
+    settings: LocalTraining,
+    *,
+    classes: int,
+    seed: int,
+    round_number: int,
+    device: torch.device,
+    corrected: Corrected | None = None,
+    optimizer: LocalOptimizer | None = None,
+    losses: SquaredLosses | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TrainingResult:
+    """Trains `model` in place, from the weights it holds, and leaves it on `device`.
+
+    `corrected`: the strategy's correction of the steps. `optimizer`: one made for this model and
+    these settings before, to be used again; it is restarted. `losses`: sums up what the first pass
+    meets.
+    Same weights, data, settings, seed, device and number of threads: the same weights come out,
+    bit for bit (on a GPU as far as the kernels that torch chooses allow). `progress` gets shares
+    in [0, 1] now and then; `cancelled` is asked before every step. Both must return at once. The
+    global generator of `device` is used and put back, so only one training at a time may run on a
+    device.
+
+    Raises TrainingError if there is nothing to train on, the model fails or diverges, and
+    RoundClosedError if cancelled.
+    """
+    if len(data) == 0:
+        raise DataError("the client has no training samples; remove it from this federation")
+    started = time.monotonic()
+    try:
+        with _seeded(device, seed):
+            model.to(device).train()
+            optimizer = _restarted(optimizer, model, settings, round_number)
+            data = data.to(device)
+            loop = _Loop(model, data, objective, settings, optimizer, classes, round_number)
+            loop.losses = losses
+            if corrected is not None:
+                loop.correction = corrected.begin(model, settings, round_number, device)
+            order = torch.Generator().manual_seed(seed)
+            try:
+                loss = loop.run(order, progress, cancelled)
+            finally:
+                optimizer.release()  # it stays for the next training, its memory need not
+            amount = normalizer(
+                settings, loop.taken, round_number=round_number, mu=proximal_weight(objective)
+            )
+            outcome = None if loop.correction is None else loop.correction.finish(amount)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{device} has too little memory for this model with batches of {settings.batch_size}; "
+            "lower training.batch_size, set training.smallest_batch_size so that clients may halve "
+            "it, or use another device",
+            device=device,
+        ) from error
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise TrainingError(
+            f"the task's model or the objective failed: {text}; see that the task's model, inputs "
+            "and labels fit together"
+        ) from error
+    return TrainingResult(
+        samples=len(data),
+        steps=loop.taken,
+        normalizer=amount,
+        seconds=time.monotonic() - started,
+        loss=loss,
+        correction=outcome,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected:
+    """A correction and what it begins with: auxiliaries on the CPU, by name and tensor."""
+
+    correction: Correction
+    shared: NamedAuxiliaries
+    personal: NamedAuxiliaries
+    kept: NamedAuxiliaries | None
+
+    def begin(
+        self, model: nn.Module, settings: LocalTraining, round_number: int, device: torch.device
+    ) -> RunningCorrection:
+        """Before the first step of a training on `device`."""
+
+        def there(auxiliaries: NamedAuxiliaries) -> NamedAuxiliaries:
+            return {
+                name: {tensor: value.to(device) for tensor, value in tensors.items()}
+                for name, tensors in auxiliaries.items()
+            }
+
+        return self.correction.begin(
+            CorrectionContext(
+                parameters=_trainable(model),
+                shared=there(self.shared),
+                personal=there(self.personal),
+                kept=None if self.kept is None else there(self.kept),
+                settings=settings,
+                round=round_number,
+            )
+        )
+
+
+def _trainable(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+def _restarted(
+    optimizer: LocalOptimizer | None, model: nn.Module, settings: LocalTraining, round_number: int
+) -> LocalOptimizer:
+    if optimizer is None:
+        return make_optimizer(
+            tuple(_trainable(model).values()), settings, round_number=round_number
+        )
+    optimizer.restart(settings.learning_rate_in(round_number))
+    return optimizer
+
+
+class _Loop:
+    """The steps of one training."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Examples,
+        objective: Objective,
+        settings: LocalTraining,
+        optimizer: LocalOptimizer,
+        classes: int,
+        round_number: int,
+    ) -> None:
+        self.model, self.data, self.objective, self.settings = model, data, objective, settings
+        self.optimizer = optimizer
+        self.correction: RunningCorrection | None = None
+        self.losses: SquaredLosses | None = None
+        self.taken = 0
+        parameters = tuple(_trainable(model).values())
+        received: tuple[Tensor, ...] = ()
+        if objective.needs_received:
+            received = tuple(tensor.detach().clone() for tensor in parameters)
+        self.local = LocalContext(
+            round=round_number,
+            label_counts=torch.bincount(data.labels, minlength=classes),
+            parameters=parameters,
+            received=received,
+            predictions=predicted(model, data) if needs_predictions(objective) else None,
+        )
+        self.half_precision = settings.precision == "bfloat16" and data.labels.is_cuda
+
+    def run(
+        self,
+        order: torch.Generator,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> float:
+        """Takes all steps and returns the mean loss over the last pass."""
+        samples, size = len(self.data), self.settings.batch_size
+        planned = self.settings.planned_steps(samples)
+        report_every = max(1, planned // _REPORTS)
+        device = self.data.labels.device
+        epoch, loss = 0, 0.0
+        while self.taken < planned:
+            epoch += 1
+            permutation = torch.randperm(samples, generator=order).to(device)
+            batches = torch.split(permutation, size)[: planned - self.taken]
+            loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+            for indices in batches:
+                if cancelled():
+                    raise RoundClosedError("the training was cancelled; nobody waits for it")
+                loss_sum.add_(self.step(indices), alpha=len(indices))
+                self.taken += 1
+                if self.taken % report_every == 0:
+                    progress(self.taken / planned)
+            loss = float(loss_sum) / min(samples, len(batches) * size)  # waits for the device
+            self._require_finite(loss_sum, epoch)
+            self.losses = None  # later passes meet samples that the model was just fitted to
+        progress(1.0)
+        return loss
+
+    def step(self, indices: Tensor) -> Tensor:
+        """One optimiser step; returns the batch's loss, still on the device."""
+        batch = Batch(
+            inputs=self.data.inputs_at(indices),
+            labels=self.data.labels.index_select(0, indices),
+            indices=indices,
+        )
+        self.optimizer.clear_gradients()
+        logits = self.logits(batch.inputs)
+        if self.losses is not None:
+            self.losses.add(logits, batch.labels)
+        loss = self.objective.loss(logits, batch, self.local)
+        torch.autograd.backward(loss)
+        if self.settings.gradient_clip is not None:
+            nn.utils.clip_grad_norm_(self.local.parameters, self.settings.gradient_clip)
+        if self.correction is not None:
+            self.correction.correct()
+        self.optimizer.step()
+        return loss.detach()
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The model's output, float32."""
+        if not self.half_precision:
+            logits: Tensor = self.model(inputs)
+            return logits
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = self.model(inputs)
+        return logits.float()
+
+    def _require_finite(self, loss_sum: Tensor, epoch: int) -> None:
+        sums = torch.stack([loss_sum, *(tensor.sum().double() for tensor in self.local.parameters)])
+        if not bool(sums.isfinite().all()):
+            rate = self.optimizer.learning_rate
+            raise TrainingError(
+                f"training diverged in epoch {epoch}: loss or weights are NaN or infinite at "
+                f"learning rate {rate:g}; lower training.learning_rate or set "
+                "training.gradient_clip",
+                epoch=epoch,
+                learning_rate=rate,
+            )
+
+
+def predicted(model: nn.Module, data: Examples) -> Tensor:
+    """Probabilities of every sample, n × C, on the data's device; the model stays in training."""
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        positions = torch.arange(len(data), device=data.labels.device)
+        parts = [
+            functional.softmax(model(data.inputs_at(batch)).float(), dim=1)
+            for batch in torch.split(positions, _PREDICTED_AT_ONCE)
+        ]
+    model.train(was_training)
+    # A clone made outside is an ordinary tensor, which autograd may save.
+    return torch.cat(parts).clone()
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seeds the generator that dropout and the like draw from on `device`; puts it back after."""
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        generator = torch.cuda.default_generators[index]
+    else:
+        generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)

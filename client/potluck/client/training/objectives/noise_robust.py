@@ -1,0 +1,66 @@
+"""FLASH's loss for noisy labels: what is labelled, what the received model believes, in reverse.
+
+FLASH (Federated Learning Across Simultaneous Heterogeneities), §III; the reverse term is that of
+symmetric cross-entropy (Wang et al., ICCV 2019).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+from torch.nn import functional
+
+from potluck.client.objective import Batch, LocalContext
+from potluck.client.training.objectives.objective_options import number
+
+LOGARITHM_OF_ZERO: Final = -4.0
+"""A in the paper: log 0 in the reverse term, whose value is then −A·(1 − p_label)."""
+
+
+class NoiseRobust:
+    """CE(labels) + α·CE(pseudo-labels) + β·RCE(labels).
+
+    Pseudo-labels are the probabilities that the received model gives each sample, fixed for the
+    round. alpha, beta ≥ 0: weights of the second and third term; the paper's captions name (1, 1)
+    for CIFAR-10 and (5, 1) for FEMNIST. Raises ConfigurationError.
+    """
+
+    def __init__(self, *, alpha: float = 1.0, beta: float = 1.0) -> None:
+        self._alpha = number("noise-robust", "alpha", alpha, least=0.0)
+        self._beta = number("noise-robust", "beta", beta, least=0.0)
+
+    @property
+    def needs_received(self) -> bool:
+        """It does not, only what the received model predicts."""
+        return False
+
+    @property
+    def needs_predictions(self) -> bool:
+        """For the pseudo-labels."""
+        return self._alpha > 0
+
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+        """The three terms, averaged over the batch."""
+        believed = None if local.predictions is None else local.predictions[batch.indices]
+        return noise_robust_loss(logits, batch.labels, believed, self._alpha, self._beta).mean()
+
+
+def noise_robust_loss(
+    logits: Tensor, labels: Tensor, believed: Tensor | None, alpha: float, beta: float
+) -> Tensor:
+    """Each sample's loss: b. logits, believed (probabilities): b × C. labels: b, int64.
+
+    Without `believed` the second term is left out.
+    """
+    logarithms = functional.log_softmax(logits, dim=1)
+    own = logarithms.gather(1, labels[:, None])[:, 0]
+    loss = -own
+    if believed is not None:
+        loss = loss - alpha * (believed * logarithms).sum(dim=1)
+    return loss + beta * reverse_cross_entropy(own.exp())
+
+
+def reverse_cross_entropy(probabilities: Tensor) -> Tensor:
+    """−A·(1 − p) for probabilities p of the labels, of any shape."""
+    return -LOGARITHM_OF_ZERO * (1.0 - probabilities)

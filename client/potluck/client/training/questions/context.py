@@ -1,0 +1,55 @@
+"""What FLASH's bandit knows a client by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from potluck.client.question import QuestionContext
+from potluck.client.training.objectives.objective_options import number
+from potluck.client.training.validation import mean_loss, mean_robust_loss, validation_split
+from potluck.common.errors import TrainingError
+
+_SHARE = 0.1
+
+
+class Context:
+    """`robust`, `validation` and `seconds`, as the selector `flash` asks them (ALGORITHMS §1.12).
+
+    robust: the mean of the noise-robust loss, with weights alpha and beta, on the samples that are
+    trained on; the received model's predictions are its pseudo-labels. validation: the mean
+    cross-entropy on those kept back; where the run keeps none back, on a tenth of all, which were
+    trained on too. seconds: what a training would take on a virtual clock, before there was one; 0
+    on a real one. Raises ConfigurationError.
+    """
+
+    needs_model = True
+
+    def __init__(self, *, alpha: float = 1.0, beta: float = 1.0) -> None:
+        self._alpha = number("noise-robust", "alpha", alpha, least=0.0)
+        self._beta = number("noise-robust", "beta", beta, least=0.0)
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One pass over the samples."""
+        assert context.model is not None  # noqa: S101  # needs_model
+        samples = context.data.train
+        share = context.validation_share or _SHARE
+        training, validation = validation_split(samples, share, context.client)
+        values = {
+            "robust": mean_robust_loss(
+                context.model,
+                training,
+                alpha=self._alpha,
+                beta=self._beta,
+                device=context.device,
+            ),
+            "validation": mean_loss(context.model, validation, device=context.device),
+            "seconds": context.pace * len(samples),
+        }
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the number '{name}' of '{context.client}' is {value}: the model diverged, "
+                    f"or its {len(samples)} samples are too few to keep some back"
+                )
+        return values

@@ -1,0 +1,58 @@
+"""How near a client's labels would bring a cohort's to a target: a step of DC selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.client.question import QuestionContext
+from potluck.client.training.signals import label_counts
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import LABEL_DISTANCE
+
+
+class LabelDistance:
+    """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
+
+    What clients tell in the DC procedure as its paper has it (Düsing and Cimiano §3; ALGORITHMS
+    §1.11). active, target: a whole number for each class, separated by spaces. The answer has no
+    noise and discloses the client's counts: only hosts whose owner allows `protocol` sums give it.
+    """
+
+    needs_model = False
+
+    def __init__(self, *, active: str, target: str) -> None:
+        self._active = _numbers("active", active)
+        self._target = _numbers("target", target)
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """From the training samples. Raises ConfigurationError for another number of classes."""
+        for name, values in (("active", self._active), ("target", self._target)):
+            if len(values) != context.classes:
+                raise ConfigurationError(
+                    f"{LABEL_DISTANCE}: '{name}' has {len(values)} numbers, the task has "
+                    f"{context.classes} classes"
+                )
+        counts = np.array(label_counts(context.data.train, context.classes), np.float64)
+        return {LABEL_DISTANCE: _distance(counts + self._active, np.array(self._target))}
+
+
+def _distance(counts: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+    norms = float(np.linalg.norm(counts) * np.linalg.norm(target))
+    return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0
+
+
+def _numbers(name: str, text: object) -> Sequence[float]:
+    try:
+        numbers = [int(word) for word in text.split()] if isinstance(text, str) else []
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 <= number < 1 << 53 for number in numbers):
+        raise ConfigurationError(
+            f"{LABEL_DISTANCE}: '{name}' is {str(text)[:80]!r}; give a whole number ≥ 0 for each "
+            "class, separated by spaces",
+            option=name,
+        )
+    return [float(number) for number in numbers]

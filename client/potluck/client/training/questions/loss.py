@@ -1,0 +1,38 @@
+"""How well the round's model fits a client's training samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from potluck.client.question import QuestionContext
+from potluck.common.errors import TrainingError
+from potluck.common.learning.evaluation import evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """`loss`: the mean cross-entropy over all training samples, whatever clients train with.
+
+    What power-of-choice selection asks (pow-d; ALGORITHMS §1.3).
+    """
+
+    needs_model = True
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One pass over the samples."""
+        assert context.model is not None  # noqa: S101  # needs_model
+        counts = evaluate(
+            context.model,
+            context.data.train,
+            classes=context.classes,
+            groups=context.groups,
+            device=context.device,
+        )
+        if not counts.samples:
+            raise TrainingError(f"client '{context.client}' has no training samples")
+        loss = counts.loss_sum / counts.samples
+        if not math.isfinite(loss):
+            raise TrainingError(f"the model's loss on the samples of '{context.client}' is {loss}")
+        return {"loss": loss}

@@ -1,0 +1,45 @@
+"""A training that finds too little memory, again with smaller batches where the run allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+import torch
+
+from potluck.common.errors import DeviceMemoryError
+from potluck.common.learning.training import LocalTraining
+
+log = structlog.get_logger()
+Result = TypeVar("Result")
+
+
+def smaller(settings: LocalTraining) -> LocalTraining | None:
+    """The same settings with batches of half the size; None where the run forbids that."""
+    least, half = settings.smallest_batch_size, settings.batch_size // 2
+    if least is None or half < least:
+        return None
+    return settings.model_copy(update={"batch_size": half})
+
+
+def within_memory(
+    attempt: Callable[[LocalTraining], Result], settings: LocalTraining
+) -> tuple[Result, LocalTraining]:
+    """What `attempt` gives with these settings, or with the first smaller batches that fit.
+
+    And the settings it was done with. `attempt` must begin anew each time. Raises
+    DeviceMemoryError when nothing that the run allows fits, and whatever else `attempt` raises.
+    """
+    while True:
+        try:
+            return attempt(settings), settings
+        except DeviceMemoryError as error:
+            fewer = smaller(settings)
+            if fewer is None:
+                raise
+            why = error.message
+        log.warning("trying again with smaller batches", batch_size=fewer.batch_size, why=why)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what the failed attempt left fragmented
+        settings = fewer

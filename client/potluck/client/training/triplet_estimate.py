@@ -1,0 +1,326 @@
+"""A client's estimate of its triplet: how imbalanced, how spuriously correlated its data is.
+
+Attributes (a background, a colour) are not labelled. FedDiverse finds them by what an easily
+biased model gets wrong: samples of a class that it gets right have the attribute that usually goes
+with the class, the rest have another (§4, Alg. 2–4; ALGORITHMS §1.6). The result is an estimated
+interaction matrix Ñ (classes × 2), and its triplet.
+
+A plain triplet is a disclosure: with the number of samples it determines a two-class client's
+matrix up to the naming of classes and attributes (ALGORITHMS §4).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from potluck.client.base.laplace import Adjacency, Epsilon, noisy_counts
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.training.features import features_and_logits
+from potluck.client.training.loop import train
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.objectives.generalized_cross_entropy import (
+    GeneralizedCrossEntropy,
+    generalized_cross_entropy,
+)
+from potluck.common.errors import DataError
+from potluck.common.learning.heterogeneity import triplet
+from potluck.common.learning.training import LocalTraining
+from potluck.common.learning.triplet import TripletSettings
+from potluck.common.task import Examples
+from potluck.common.tensors.model_arrays import load_arrays
+
+_LEAST_PIVOT_SAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPrivacy:
+    """Mode `ldp`: what noise the matrix gets. `randomness`: see `noisy_counts`."""
+
+    epsilon: Epsilon
+    adjacency: Adjacency
+    randomness: random.Random
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixEstimate:
+    """An estimated interaction matrix. It stays on the client.
+
+    matrix: classes × 2, int64; rows sum to the label counts; which attribute comes first has no
+    meaning. attributes: n, int64, 0 or 1: of each sample. degenerate: no class could be split, so
+    all samples count as of one attribute. pivot: the class that the attribute was learned from;
+    None where degenerate. head_accuracy: how well the head that carries the attribute to the other
+    classes tells the pivot class's own two parts apart, on average of the two; near ½ it has
+    learned nothing, and needs more or longer steps. None where there was nothing to learn.
+    """
+
+    matrix: NDArray[np.int64]
+    attributes: NDArray[np.int64]
+    degenerate: bool
+    pivot: int | None
+    head_accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletEstimate:
+    """What a client may disclose. triplet: (CI, AI, SC), each in [0, 1].
+
+    degenerate: the estimate found no attribute; None in mode `ldp`, where it is nobody's business.
+    """
+
+    triplet: tuple[float, float, float]
+    degenerate: bool | None
+
+
+def estimate_triplet(
+    model: nn.Module,
+    weights: Mapping[str, NDArray[Any]],
+    data: Examples,
+    *,
+    classes: int,
+    settings: TripletSettings,
+    seed: int,
+    device: torch.device,
+    privacy: LocalPrivacy | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TripletEstimate:
+    """The triplet of a client's samples, plain or (with `privacy`) of a noisy matrix.
+
+    With `privacy`, every cell of Ñ gets discrete Laplace noise and is clipped at 0; the triplet is
+    computed from that. ε then holds for the counts, given how samples were told apart. It does not
+    cover that the models were trained on the same samples: one sample more or less can change
+    the attribute found for others. docs/triplet-estimate.md has measurements.
+
+    Arguments and errors are those of `estimate_matrix`, and the errors of `noisy_counts`.
+    """
+    found = estimate_matrix(
+        model,
+        weights,
+        data,
+        classes=classes,
+        settings=settings,
+        seed=seed,
+        device=device,
+        cancelled=cancelled,
+    )
+    if privacy is None:
+        return TripletEstimate(triplet=triplet(found.matrix), degenerate=found.degenerate)
+    noisy = noisy_counts(
+        found.matrix.ravel().tolist(),
+        epsilon=privacy.epsilon,
+        adjacency=privacy.adjacency,
+        randomness=privacy.randomness,
+    )
+    matrix = np.array(noisy, dtype=np.float64).clip(min=0.0).reshape(found.matrix.shape)
+    return TripletEstimate(triplet=triplet(matrix), degenerate=None)
+
+
+def estimate_matrix(
+    model: nn.Module,
+    weights: Mapping[str, NDArray[Any]],
+    data: Examples,
+    *,
+    classes: int,
+    settings: TripletSettings,
+    seed: int,
+    device: torch.device,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> MatrixEstimate:
+    """The interaction matrix Ñ of a client's samples (FedDiverse Alg. 2–4).
+
+    model: the task's; its weights are overwritten, first by `weights` (the pre-trained ones), then
+    by training. data: n samples with labels in [0, classes); groups are not looked at. A function
+    of weights, data, settings and seed, as `train` is, on which it rests: so only one may run on
+    a device at a time.
+
+    Raises TrainingError without samples, or if training fails; LayoutError if `weights` are not
+    the model's; ConfigurationError if the model shows no features; RoundClosedError if cancelled.
+    """
+    if len(data) == 0:
+        raise DataError("the client has no training samples; remove it from this federation")
+    trainer = _Trainer(settings=settings, seed=seed, device=device, cancelled=cancelled)
+    pivot: _Split | None = None
+    splittable = False
+    for split in _splits(model, weights, data, classes, trainer):
+        splittable = splittable or split.has_both
+        if pivot is None or split.gap < pivot.gap:
+            pivot = split
+    labels = data.labels.cpu()
+    found = None if pivot is None or not splittable else pivot
+    attributes, head_accuracy = torch.zeros_like(labels), None
+    if found is not None:
+        attributes, head_accuracy = _attributes(found, labels, trainer)
+    cells = torch.bincount(labels * 2 + attributes, minlength=2 * classes)
+    return MatrixEstimate(
+        matrix=cells.numpy().reshape(classes, 2),
+        attributes=attributes.numpy(),
+        degenerate=found is None,
+        pivot=None if found is None else found.label,
+        head_accuracy=head_accuracy,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    """A class's samples, told apart by a biased model.
+
+    minority: n_y, bool, in the order of the samples of the class: those it got wrong (g̃_y).
+    features: n × d, of all of the client's samples, by the same model.
+    """
+
+    label: int
+    minority: Tensor
+    features: Tensor
+
+    @property
+    def gap(self) -> int:
+        """||G̃_y| − |g̃_y||."""
+        return abs(len(self.minority) - 2 * int(self.minority.sum()))
+
+    @property
+    def has_both(self) -> bool:
+        """Whether neither part is empty."""
+        return self.gap < len(self.minority)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trainer:
+    """Trainings of the estimate: same settings, a seed of its own for each."""
+
+    settings: TripletSettings
+    seed: int
+    device: torch.device
+    cancelled: Callable[[], bool]
+
+    def stage_seed(self, stage: int) -> int:
+        """stage: 0 for the head, 1 + y for the biased model of class y."""
+        return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
+
+    def train(
+        self,
+        model: nn.Module,
+        data: Examples,
+        objective: Objective,
+        *,
+        steps: int,
+        stage: int,
+        learning_rate: float | None = None,
+    ) -> None:
+        train(
+            model,
+            data,
+            objective,
+            LocalTraining(
+                learning_rate=learning_rate or self.settings.learning_rate,
+                batch_size=self.settings.batch_size,
+                steps=steps,
+            ),
+            classes=2,
+            seed=self.stage_seed(stage),
+            round_number=1,
+            device=self.device,
+            cancelled=self.cancelled,
+        )
+
+
+class _OneVersusRest:
+    """Generalized cross-entropy of telling one class from all others, with the model's own logits.
+
+    The probability of the class is its softmax; that of the rest, all others' together.
+    """
+
+    def __init__(self, label: int, q: float) -> None:
+        self._label, self._q = label, q
+
+    @property
+    def needs_received(self) -> bool:
+        return False
+
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+        binary = _against_rest(logits, self._label)
+        return generalized_cross_entropy(binary, (batch.labels == self._label).long(), self._q)
+
+
+def _against_rest(logits: Tensor, label: int) -> Tensor:
+    """b × 2 logits: of all other classes together, and of the class."""
+    rest = torch.cat([logits[:, :label], logits[:, label + 1 :]], dim=1).logsumexp(dim=1)
+    return torch.stack([rest, logits[:, label]], dim=1)
+
+
+def _splits(
+    model: nn.Module,
+    weights: Mapping[str, NDArray[Any]],
+    data: Examples,
+    classes: int,
+    trainer: _Trainer,
+) -> Iterator[_Split]:
+    """The splits of classes that may be a pivot, lowest class first; a model at a time."""
+    labels = data.labels.cpu()
+    counts = torch.bincount(labels, minlength=classes).tolist()
+    candidates = [label for label in range(classes) if counts[label] >= _LEAST_PIVOT_SAMPLES]
+    steps, q = trainer.settings.bias_steps, trainer.settings.q
+    if classes == 2:  # one model tells both apart
+        load_arrays(model, weights)
+        trainer.train(model, data, GeneralizedCrossEntropy(q=q), steps=steps, stage=1)
+        features, logits = features_and_logits(model, data.inputs, device=trainer.device)
+        wrong = logits.argmax(dim=1) != labels
+        for label in candidates:
+            yield _Split(label=label, minority=wrong[labels == label], features=features)
+        return
+    for label in candidates:
+        if counts[label] == len(data):  # nothing to tell it from
+            continue
+        load_arrays(model, weights)
+        trainer.train(model, data, _OneVersusRest(label, q), steps=steps, stage=1 + label)
+        features, logits = features_and_logits(model, data.inputs, device=trainer.device)
+        wrong = _against_rest(logits, label).argmax(dim=1) == 0
+        yield _Split(label=label, minority=wrong[labels == label], features=features)
+
+
+def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tensor, float | None]:
+    """Attributes (n, int64, 0 or 1) and the head's accuracy.
+
+    The attribute is known in the pivot class and predicted by a head for all others; a head that
+    saw a single attribute would know no other.
+    """
+    known = pivot.minority.long()
+    members = labels == pivot.label
+    if not pivot.has_both:
+        return known[:1].expand(len(labels)).clone(), None
+    head = _head(pivot.features.shape[1], trainer)
+    examples = Examples(inputs=pivot.features[members], labels=known)
+    trainer.train(
+        head,
+        examples,
+        CrossEntropy(),
+        steps=trainer.settings.attribute_steps,
+        stage=0,
+        learning_rate=trainer.settings.attribute_learning_rate,
+    )
+    with torch.inference_mode():
+        logits: Tensor = head.cpu()(pivot.features)
+    attributes = logits.argmax(dim=1).clone()
+    right = (attributes[members] == known).double()
+    accuracy = float(right[known == 0].mean() + right[known == 1].mean()) / 2
+    attributes[members] = known
+    return attributes, accuracy
+
+
+def _head(width: int, trainer: _Trainer) -> nn.Linear:
+    """A 2-way layer, drawn as `nn.Linear` draws its own, but from its own generator."""
+    # made on "meta", or it would draw from the global generator
+    head = nn.Linear(width, 2, device="meta").to_empty(device="cpu")
+    bound = 0.0 if trainer.settings.head == "zero" else 1 / math.sqrt(width)
+    generator = torch.Generator().manual_seed(trainer.stage_seed(0))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return head

@@ -1,0 +1,120 @@
+"""Turning a fetched file into the model, and a trained model into an update file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import DigestMismatchError, ProtocolError
+from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
+from potluck.common.tensors.compression import compress_file, decompress_file
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding, write_encoded
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_drafts import drafted
+from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
+from potluck.rpc.v1 import transfer_pb2
+
+_ENCODINGS: Mapping[int, Encoding] = {
+    transfer_pb2.ENCODING_FLOAT32: Encoding.FLOAT32,
+    transfer_pb2.ENCODING_BFLOAT16: Encoding.BFLOAT16,
+    transfer_pb2.ENCODING_INT8: Encoding.INT8,
+}
+
+
+def encoding_of(number: int) -> Encoding:
+    """The encoding that a message names. Raises ProtocolError for one this host can't do."""
+    found = _ENCODINGS.get(number)
+    if found is None:
+        raise ProtocolError(
+            f"encoding {number} is not one of {', '.join(Encoding)}; use one of these, or update "
+            "the software of this host",
+            encoding=number,
+        )
+    return found
+
+
+def decode_model(
+    source: Path,
+    target: Path,
+    *,
+    blake3: str,
+    encoding: int,
+    compressed: bool,
+    base: Path | None,
+    layout: Layout | None,
+    maximum_bytes: int,
+) -> None:
+    """Write the model that `source` carries to `target`, as float32. Blocks.
+
+    `base`: the model that it is a difference from. `layout`: the model's, if there is no base.
+    A compressed file that holds more than `maximum_bytes` is refused with TooLargeError.
+    Raises DigestMismatchError unless the result is the model announced as `blake3`, LayoutError,
+    ProtocolError or StorageError.
+    """
+    with contextlib.ExitStack() as stack:
+        if compressed:
+            packed, source = source, source.with_name(source.name + ".plain")
+            stack.callback(source.unlink, missing_ok=True)
+            decompress_file(packed, source, maximum=maximum_bytes)
+        file = stack.enter_context(open_tensors(source))
+        base_file = None if base is None else stack.enter_context(open_tensors(base))
+        model_layout = base_file.layout if base_file is not None else layout
+        if model_layout is None:
+            raise ProtocolError("a whole model can't be decoded without its layout")
+        encoded = EncodedUpdate(file, model_layout, encoding_of(encoding), base_file)
+        with drafted(target, model_layout) as draft:
+            encoded.decode_to(draft)
+            written = draft.finish()
+    if written.blake3 != blake3:
+        target.unlink(missing_ok=True)
+        raise DigestMismatchError(
+            f"the decoded model is {written.blake3[:12]}…, {blake3[:12]}… was announced; "
+            "both sides must have the same version of the task",
+            announced=blake3,
+            actual=written.blake3,
+        )
+
+
+def write_update(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    encoding: Encoding,
+    base: Path | None,
+    compressed: bool,
+    seed: int,
+    auxiliaries: Auxiliaries | None = None,
+    over: Path | None = None,
+) -> FileDigest:
+    """Write trained arrays as an update file, compressed if so wished. Blocks.
+
+    `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
+    roundings. `auxiliaries`: what goes beside the weights, as it is. `over`: a spare file to be
+    written over. Raises LayoutError, NotFiniteError or StorageError.
+    """
+    beside = joined(auxiliaries or {})
+    layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
+    plain = path.with_name(path.name + ".plain") if compressed else path
+    with contextlib.ExitStack() as stack:
+        base_file = None if base is None else stack.enter_context(open_tensors(base))
+        if base_file is None and encoding is Encoding.FLOAT32:
+            digest = write_tensors(plain, {**arrays, **beside}, layout=layout, over=over)
+        else:
+            draft = stack.enter_context(drafted(plain, layout, over=over))
+            base_arrays = None if base_file is None else base_file.arrays
+            write_encoded(draft, arrays, encoding, base=base_arrays, generator=generator)
+            for name, array in beside.items():
+                draft.put(name, 0, array)
+            digest = draft.finish()
+    if not compressed:
+        return digest
+    try:
+        return compress_file(plain, path)
+    finally:
+        plain.unlink()

@@ -1,0 +1,75 @@
+"""The samples a client keeps back from training, and how a model does on the rest and on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from potluck.client.training.objectives.noise_robust import noise_robust_loss
+from potluck.common.names import ClientId
+from potluck.common.task import Examples
+
+_AT_ONCE = 1024
+
+
+def validation_split(
+    examples: Examples, share: float, client: ClientId
+) -> tuple[Examples, Examples]:
+    """(training, validation): ⌊share · n⌋ samples are for validation, at least 1 of 2 or more.
+
+    The same ones in every round and run, whoever asks: chosen at random by the client's id.
+    """
+    if share <= 0:
+        return examples, examples.subset(torch.zeros(0, dtype=torch.int64))
+    digest = hashlib.sha256(f"validation/{client}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    shuffled = torch.randperm(len(examples), generator=generator)
+    kept_back = min(max(1, int(share * len(examples))), len(examples) - 1)
+    cut = len(examples) - max(0, kept_back)
+    return examples.subset(shuffled[:cut].sort()[0]), examples.subset(shuffled[cut:].sort()[0])
+
+
+def mean_loss(model: nn.Module, examples: Examples, *, device: torch.device) -> float:
+    """Mean cross-entropy; NaN without samples. The model is left on `device`, evaluating."""
+    return _mean(model, examples, device, _cross_entropy)
+
+
+def mean_robust_loss(
+    model: nn.Module, examples: Examples, *, alpha: float, beta: float, device: torch.device
+) -> float:
+    """Mean of FLASH's loss, the model's own predictions being the pseudo-labels; otherwise alike.
+
+    That is the loss with which a training that starts from this model begins.
+    """
+
+    def robust(logits: Tensor, labels: Tensor) -> Tensor:
+        return noise_robust_loss(logits, labels, functional.softmax(logits, dim=1), alpha, beta)
+
+    return _mean(model, examples, device, robust)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def _mean(
+    model: nn.Module,
+    examples: Examples,
+    device: torch.device,
+    losses: Callable[[Tensor, Tensor], Tensor],
+) -> float:
+    if len(examples) == 0:
+        return float("nan")
+    model.to(device).eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with torch.inference_mode():
+        positions = torch.arange(len(examples), device=examples.labels.device)
+        for batch in torch.split(positions, _AT_ONCE):
+            labels = examples.labels.index_select(0, batch).to(device)
+            logits = model(examples.inputs_at(batch).to(device))
+            total += losses(logits.double(), labels).sum()
+    return float(total) / len(examples)

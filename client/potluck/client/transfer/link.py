@@ -1,0 +1,125 @@
+"""The data connection to the coordinator: calls, and pauses between attempts at them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from potluck.client.base.backoff import Backoff
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.transfer.chunk_size import ChunkSize
+from potluck.common.errors import UnreachableError, from_rpc_error
+from potluck.common.metrics.metric_labels import Direction
+from potluck.common.net.frames import FrameDecoder, encode_frame
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+_SERVICE = "/potluck.rpc.v1.CoordinatorService"
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Turn what gRPC raises in the block into Potluck's exceptions.
+
+    Calls on a connection that is closed end as if the task that waits for them were cancelled;
+    here they end with UnreachableError, as others that break.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnreachableError("the connection was closed") from None
+
+
+class Link:
+    """Where files go up and down: a connection apart from the control stream, so that heartbeats
+    never wait behind a model.
+
+    Lives on the event loop.
+    """
+
+    def __init__(
+        self,
+        make_channel: Callable[[], grpc.aio.Channel],
+        *,
+        generator: random.Random,
+        maximum_seconds: float,
+        concurrent: int,
+        grace_seconds: float = 60.0,
+        metrics: HostMetrics | None = None,
+    ) -> None:
+        """`grace_seconds`: how long transfers may go on over a connection that was renewed."""
+        self._make_channel = make_channel
+        self._generator = generator
+        self._maximum_seconds = maximum_seconds
+        self._grace_seconds = grace_seconds
+        self._channel = make_channel()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._renewed = asyncio.Event()
+        self.stub = self._make_stub()
+        self.metrics = metrics or HostMetrics()
+        self.transfers = asyncio.Semaphore(concurrent)
+        """Held while a file is on its way."""
+        self.chunks = {direction: ChunkSize() for direction in Direction}
+
+    def renew(self) -> None:
+        """The coordinator can be reached again: connect at once, and end all pauses.
+
+        Transfers still going on over the old connection may end there, if they do so soon.
+        """
+        closing = asyncio.create_task(self._channel.close(self._grace_seconds))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self._channel = self._make_channel()
+        self.stub = self._make_stub()
+        self._renewed.set()
+        self._renewed = asyncio.Event()
+
+    def backoff(self) -> Backoff:
+        """A series of pauses."""
+        return Backoff(self._generator, maximum=self._maximum_seconds)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the coordinator can be reached again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._renewed.wait()
+
+    def fetch_model(self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> Any:
+        """Call FetchModel: chunks come as views of their bytes (see `frames.py`)."""
+        method = self._channel.unary_stream(
+            f"{_SERVICE}/FetchModel",
+            request_serializer=encode_frame,
+            response_deserializer=FrameDecoder(
+                coordinator_pb2.CoordinatorServiceFetchModelResponse
+            ),
+        )
+        return method(request)
+
+    def submit_update(self, frames: AsyncIterator[Message | bytes]) -> Any:
+        """Call SubmitUpdate: chunks go encoded already (see `frames.py`)."""
+        method = self._channel.stream_unary(
+            f"{_SERVICE}/SubmitUpdate",
+            request_serializer=encode_frame,
+            response_deserializer=coordinator_pb2.SubmitUpdateResponse.FromString,
+        )
+        return method(frames)
+
+    async def close(self) -> None:
+        """End all calls."""
+        for closing in self._closing:
+            closing.cancel()
+        await self._channel.close(None)
+
+    def _make_stub(self) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+        # The one generated class serves both kinds of channel; its types have two names.
+        return coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)

@@ -1,0 +1,105 @@
+"""Models on this host's disk, by the digest of their float32 file; those used last are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+
+from potluck.common.net.transfer import check_digest
+from potluck.common.tensors.spare_files import SpareFiles
+from potluck.common.tensors.tensor_files import file_digest
+
+
+def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
+    """Which models to delete so that `keep` stay; `by_use` has the one used last at its end.
+
+    Models in use count, but are never deleted.
+    """
+    excess = len(by_use) - keep
+    return [blake3 for blake3 in by_use if blake3 not in in_use][: max(0, excess)]
+
+
+class ModelCache:
+    """The models in a folder. Not thread-safe, but `verified` may run in another thread."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        """Take stock of what an earlier process left; of that, nothing is believed unverified."""
+        self._folder = folder
+        self._keep = keep
+        self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
+        """A model that was evicted, to be written over."""
+        self._pins: Counter[str] = Counter()
+        self._verified: set[str] = set()
+        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        self._by_use = [path.name for path in files if _is_digest(path.name)]
+        for path in files:
+            if not _is_digest(path.name):
+                path.unlink()
+        self._evict()
+
+    def path(self, blake3: str) -> Path:
+        """Where a model belongs. Raises ProtocolError for a digest that is none."""
+        return self._folder / check_digest(blake3)
+
+    def holds(self, blake3: str) -> bool:
+        """Whether a model is here."""
+        return blake3 in self._by_use and self.path(blake3).is_file()
+
+    def verified(self, blake3: str) -> bool:
+        """Whether a model that is here still has its digest; read once per process. Blocks."""
+        if blake3 not in self._verified:
+            if file_digest(self.path(blake3)).blake3 != blake3:
+                return False
+            self._verified.add(blake3)
+        return True
+
+    def add(self, blake3: str) -> None:
+        """A verified model has been put at `path`; the ones used longest ago may go."""
+        self._verified.add(blake3)
+        self.touch(blake3)
+        self._evict()
+
+    def touch(self, blake3: str) -> None:
+        """A model is used."""
+        if blake3 in self._by_use:
+            self._by_use.remove(blake3)
+        self._by_use.append(blake3)
+        with contextlib.suppress(OSError):
+            os.utime(self.path(blake3))
+
+    def make_room(self) -> None:
+        """One more model is coming: those that would go when it is here may go now."""
+        self._evict(self._keep - 1)
+
+    def remove(self, blake3: str) -> None:
+        """Delete a model that is not what it should be."""
+        self._verified.discard(blake3)
+        if blake3 in self._by_use:
+            self._by_use.remove(blake3)
+        self.path(blake3).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def pinned(self, blake3: str) -> Iterator[None]:
+        """Keep a model, or the place for one, while the block runs."""
+        self._pins[blake3] += 1
+        try:
+            yield
+        finally:
+            self._pins[blake3] -= 1
+            if not self._pins[blake3]:
+                del self._pins[blake3]
+                self._evict()
+
+    def _evict(self, keep: int | None = None) -> None:
+        keep = self._keep if keep is None else keep
+        for blake3 in evictions(self._by_use, self._pins.keys(), keep):
+            self._by_use.remove(blake3)
+            self._verified.discard(blake3)
+            self.spare.give(self.path(blake3))
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")

@@ -1,0 +1,137 @@
+"""Updates kept until their round is over: a tensor file each, and a record of what it is.
+
+The record is written after the file, so a record found after a crash speaks of a complete file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.client.base.state_directory import write_atomically
+from potluck.common.tensors.spare_files import SpareFiles
+
+KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
+"""A coordinator that was down longer than this gets the training done again."""
+
+
+class KeptUpdate(BaseModel):
+    """The record of an update; fields as in `UpdateHeader` and `TrainingReport`.
+
+    `expires`: seconds since 1970 at which its round's deadline passes. `work`: what was done, as
+    `digest_of_work` tells. `masked_input`: of a masked update, the serialised envelope that vouches
+    for it, hexadecimal; `coordinator_id`: of one, the process that drives the sum it goes into.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    update_id: str
+    client_id: str
+    run_id: str
+    round: int
+    blake3: str
+    size: int
+    encoding: int
+    delta: bool
+    compressed: bool
+    samples: int
+    steps: int
+    seconds: float
+    loss: float
+    expires: float
+    normalizer: float = 0.0
+    reports: dict[str, float] = {}
+    work: str = ""
+    masked_input: str = ""
+    coordinator_id: str = ""
+
+
+class KeptUpdates:
+    """The updates in a folder. Not thread-safe; `path` may be called from any thread."""
+
+    def __init__(self, folder: Path, *, now: float) -> None:
+        """Read the records; what is broken, without its other half or expired is deleted.
+
+        `now`: seconds since 1970.
+        """
+        self._folder = folder
+        self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
+        """An update that was dropped, to be written over."""
+        self._updates: dict[str, KeptUpdate] = {}
+        for record in sorted(folder.glob("*.json")):
+            update = _read(record)
+            if (
+                update is not None
+                and update.expires + KEEP_AFTER_DEADLINE_SECONDS > now
+                and _has_size(self.path(update.update_id), update.size)
+            ):
+                self._updates[update.update_id] = update
+        wanted = {
+            path
+            for update_id in self._updates
+            for path in (self.path(update_id), self._record(update_id))
+        }
+        for path in folder.iterdir():
+            if path not in wanted:
+                path.unlink(missing_ok=True)
+
+    def path(self, update_id: str) -> Path:
+        """Where the tensor file of an update belongs. An id may hold anything; its hash may not."""
+        return self._folder / f"{_file_name(update_id)}.safetensors"
+
+    def keep(self, update: KeptUpdate) -> None:
+        """Keep an update whose file is at `path`. Raises StorageError."""
+        write_atomically(self._record(update.update_id), update.model_dump_json())
+        self._updates[update.update_id] = update
+
+    def find(self, update_id: str) -> KeptUpdate | None:
+        """The update with this id, if it is here."""
+        return self._updates.get(update_id)
+
+    def drop(self, update_id: str) -> None:
+        """Delete an update, if it is here."""
+        self._updates.pop(update_id, None)
+        self._record(update_id).unlink(missing_ok=True)
+        self.spare.give(self.path(update_id))
+
+    def drop_rounds(self, *, run_id: str, client_id: str, through: int) -> None:
+        """Delete a client's updates for a run's rounds up to and with `through`."""
+        for update in list(self._updates.values()):
+            if (update.run_id, update.client_id) == (run_id, client_id) and update.round <= through:
+                self.drop(update.update_id)
+
+    def drop_expired(self, *, now: float) -> None:
+        """Delete updates for which nobody has come back."""
+        for update in list(self._updates.values()):
+            if update.expires + KEEP_AFTER_DEADLINE_SECONDS <= now:
+                self.drop(update.update_id)
+
+    def drop_others(self, run_id: str, client_id: str, *, update_id: str) -> None:
+        """Delete a client's updates for a run, but for the one with this id."""
+        for update in list(self._updates.values()):
+            whose = (update.run_id, update.client_id)
+            if whose == (run_id, client_id) and update.update_id != update_id:
+                self.drop(update.update_id)
+
+    def _record(self, update_id: str) -> Path:
+        return self._folder / f"{_file_name(update_id)}.json"
+
+
+def _file_name(update_id: str) -> str:
+    return hashlib.sha256(update_id.encode()).hexdigest()[:40]
+
+
+def _read(record: Path) -> KeptUpdate | None:
+    try:
+        return KeptUpdate.model_validate_json(record.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,139 @@
+"""Delivering an update: as often as it takes, from where it broke off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import Message
+
+from potluck.client.transfer.link import Link, calling
+from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.common.errors import (
+    DigestMismatchError,
+    NotFoundError,
+    PotluckError,
+    StorageError,
+    TooLargeError,
+    TransferError,
+    UnreachableError,
+)
+from potluck.common.metrics.metric_labels import Direction
+from potluck.common.net.frames import file_messages
+from potluck.common.net.protocol import FRAMING_VERSION
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
+
+log = structlog.get_logger()
+
+_ATTEMPTS = 3
+"""How often the coordinator may find another digest than announced."""
+
+
+def may_help_to_retry(error: PotluckError) -> bool:
+    """Whether sending an update again may succeed: the way there broke, or the coordinator has
+    a passing trouble. Wrong digests are counted apart."""
+    if isinstance(error, TooLargeError):
+        return False
+    # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
+    # base class: the coordinator failed in a way nobody foresaw.
+    passing = (UnreachableError, TransferError, StorageError, NotFoundError)
+    return isinstance(error, passing) or type(error) is PotluckError
+
+
+async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) -> None:
+    """Bring an update to the coordinator; returns when it is verified and kept there.
+
+    `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
+    RoundClosedError when nobody waits for the update any more, UpdateError, IdentityError,
+    ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
+    wrong digests, StorageError if the file is gone.
+    """
+    _require(path)
+    backoff, chunks = link.backoff(), link.chunks[Direction.UP]
+    mismatches = 0
+    offset: int | None = 0 if fresh else None
+    begun: int | None = None  # where the attempt that broke had begun
+    while True:
+        try:
+            async with link.transfers:
+                with calling():
+                    if offset is None:
+                        located = await _locate(link, update)
+                        if located.complete:
+                            return
+                        offset = min(located.offset, update.size)
+                    if begun is not None:
+                        chunks.broke(gained=offset - begun)
+                        if offset > begun:
+                            backoff.reset()
+                    begun = offset
+                    await link.submit_update(_frames(update, path, offset, link))
+                    chunks.passed()
+                    return
+        except PotluckError as error:
+            failure = error
+        offset = None
+        if isinstance(failure, DigestMismatchError):
+            offset, begun, mismatches = 0, None, mismatches + 1
+        if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
+            raise failure
+        log.info("upload interrupted", update=update.update_id, error=failure.message)
+        await link.pause(backoff.next_seconds())
+        link.metrics.retried(Direction.UP)
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise StorageError(f"the update {path} is gone; don't delete files of a running client")
+
+
+async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
+    request = rpc.LocateUploadRequest(
+        update_id=update.update_id, client_id=update.client_id, blake3=update.blake3
+    )
+    return await link.stub.LocateUpload(request)
+
+
+async def _frames(
+    update: KeptUpdate, path: Path, offset: int, link: Link
+) -> AsyncIterator[Message | bytes]:
+    """One header, the file from `offset` in chunks, one trailer."""
+    yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
+    chunk_bytes = link.chunks[Direction.UP].bytes
+    for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
+        link.metrics.moved(Direction.UP, len(message))
+        yield message
+    trailer = transfer_pb2.FileTrailer(blake3=update.blake3)
+    yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
+
+
+def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
+    return rpc.SubmitUpdateRequest(frame=frame)
+
+
+def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
+    word: secure_aggregation_pb2.SecureEnvelope | None = None
+    if update.masked_input:
+        word = secure_aggregation_pb2.SecureEnvelope.FromString(bytes.fromhex(update.masked_input))
+    return transfer_pb2.UpdateHeader(
+        version=FRAMING_VERSION,
+        update_id=update.update_id,
+        client_id=update.client_id,
+        blake3=update.blake3,
+        size=update.size,
+        offset=offset,
+        encoding=transfer_pb2.Encoding.ValueType(update.encoding),
+        delta=update.delta,
+        compressed=update.compressed,
+        masked_input=word,
+        report=transfer_pb2.TrainingReport(
+            samples=update.samples,
+            steps=update.steps,
+            seconds=update.seconds,
+            loss=update.loss,
+            normalizer=update.normalizer,
+            reports=update.reports,
+        ),
+    )

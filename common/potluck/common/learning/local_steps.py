@@ -1,0 +1,39 @@
+"""What a client's local steps amount to: the normaliser a_k of FedNova.
+
+Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's way as
+η·Σ a_i·g_i over its gradients; a_k is Σ a_i. That is how far the optimiser would go against a
+gradient of 1 at a learning rate of 1, and so it is computed here, whatever the optimiser combines.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from potluck.common.learning.training import LocalTraining
+
+LEAST_NORMALIZER: Final = 0.1
+"""Smaller ones, which no sensible training has, would let one client outweigh all others."""
+
+
+def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: float = 0.0) -> float:
+    """a_k after `steps` ≥ 1 steps.
+
+    SGD: the number of steps τ; with momentum ρ (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ); with a proximal
+    term a ← (1 − ημ)·a + 1 for each step, η the round's learning rate; with both, what both give.
+    Adam and AdamW rescale every gradient, so they have no such number: τ stands in for it. Weight
+    decay is left out of account.
+    """
+    if training.adaptive:
+        return float(steps)
+    pull = training.learning_rate_in(round_number) * mu
+    distance = speed = 0.0
+    for _ in range(steps):
+        speed = training.momentum * speed + 1.0 - pull * distance
+        distance += speed
+    return distance
+
+
+def largest_normalizer(training: LocalTraining, steps: int) -> float:
+    """What a_k can't exceed after so many steps, whatever proximal term there is."""
+    momentum = 0.0 if training.adaptive else training.momentum
+    return max(1, steps) / (1.0 - momentum) * (1.0 + 1e-9)

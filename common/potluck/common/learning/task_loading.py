@@ -1,0 +1,121 @@
+"""A task by name, with the model it brings or another one that the run file names.
+
+A model in place of the task's is one installed in the group `potluck.models`, or `MODULE:NAME` of
+anything callable that returns a torch module. The latter runs code that a run file chose, so it is
+looked for only in modules that the owner of the machine lists: on a host, a coordinator must not
+be able to call whatever happens to be installed there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.settings import plugins
+from potluck.common.settings.plugins import MODEL_MODULES
+from potluck.common.task import Task
+
+if TYPE_CHECKING:  # importing torch takes seconds, and not everybody makes models
+    from torch import nn
+
+
+def make_task(
+    name: str,
+    options: Mapping[str, object],
+    *,
+    model: Mapping[str, object] | None = None,
+    model_modules: Sequence[str] = MODEL_MODULES,
+) -> Task:
+    """The task called `name`; with `model` ("name" and options), that one in place of its own.
+
+    Raises PluginError or ConfigurationError.
+    """
+    task = cast(Task, plugins.create(plugins.TASKS, name, options))
+    if not model:
+        return task
+    chosen = model.get("name")
+    if not isinstance(chosen, str):
+        raise ConfigurationError('a model needs a name: name = "lenet5", or "MODULE:NAME"')
+    arguments = {key: value for key, value in model.items() if key != "name"}
+    return cast(Task, _WithModel(task, model_maker(chosen, arguments, model_modules)))
+
+
+def model_maker(
+    name: str, options: Mapping[str, object], model_modules: Sequence[str] = MODEL_MODULES
+) -> Callable[[], nn.Module]:
+    """What makes the model called `name` with these options.
+
+    Raises PluginError where it is not installed, not allowed or takes other options.
+    """
+    if ":" not in name:
+        function: Any = plugins.find_callable(plugins.MODELS, name)
+    else:
+        function = _named(name, model_modules)
+    try:
+        inspect.signature(function).bind(**options)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"model '{name}' can't be made with these options: {error}") from None
+
+    def make() -> nn.Module:
+        from torch import nn
+
+        try:
+            model = function(**options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            text = " ".join(str(error).split())
+            raise PluginError(f"model '{name}' can't be made: {text}", name=name) from error
+        if not isinstance(model, nn.Module):
+            raise PluginError(
+                f"model '{name}' makes a {type(model).__name__}, not a torch module", name=name
+            )
+        return model
+
+    return make
+
+
+def _named(name: str, model_modules: Sequence[str]) -> Any:
+    """MODULE:NAME. Raises PluginError."""
+    module_name, _, attribute = name.partition(":")
+    allowed = any(
+        module_name == each or module_name.startswith(f"{each}.") for each in model_modules
+    )
+    if not allowed:
+        raise PluginError(
+            f"model '{name}' is in a module from which this machine takes no models; its owner "
+            f"can list it in model_modules (now {', '.join(model_modules) or 'none'})",
+            name=name,
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(
+            f"model '{name}' is not installed here: {error}; install it on the coordinator's "
+            "machine and on every host",
+            name=name,
+        ) from error
+    except Exception as error:  # a module may raise anything while it is imported
+        text = " ".join(str(error).split())
+        raise PluginError(
+            f"the module of model '{name}' can't be imported: {type(error).__name__}: {text}; "
+            "see that it fits the installed version of torch",
+            name=name,
+        ) from error
+    # What a module merely imported is not its own to offer.
+    home = getattr(function, "__module__", None) or ""
+    if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
+        raise PluginError(f"'{name}' is not a model of {module_name}", name=name)
+    return function
+
+
+class _WithModel:
+    """A task whose model is another one; everything else is its own."""
+
+    def __init__(self, task: Task, make: Callable[[], nn.Module]) -> None:
+        self._task = task
+        self.model = make
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)

@@ -1,0 +1,440 @@
+"""Every metric of Potluck: name, help, unit, labels, and when it is there.
+
+Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. What
+concerns a single client belongs in the store and into the operator's command: the number of series
+depends on neither clients nor hosts. No metric holds a weight, a number of samples, a triplet or a
+key.
+
+`docs/metrics.md` is made from this module by `python -m potluck.deploy.view.metrics_page`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from potluck.common.metrics.metric_labels import (
+    DIRECTION,
+    ENCODING,
+    HETEROGENEITIES,
+    REASON,
+    RUN,
+    SECURE_PHASE,
+    SIGNAL,
+    AttemptOutcome,
+    DisclosureOutcome,
+    Label,
+    MemberOutcome,
+    Party,
+    ProfileOutcome,
+    RoundPhase,
+    RunOutcome,
+    Stage,
+    Target,
+    TransferOutcome,
+    Work,
+    WorkOutcome,
+    outcome,
+)
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class Kind(StrEnum):
+    """How a metric is counted."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Metric:
+    """What is measured. unit: a base unit, empty for a plain number. buckets: upper bounds of a
+    histogram. condition: when it is there; empty for always."""
+
+    name: str
+    kind: Kind
+    help: str
+    parties: frozenset[Party]
+    unit: str = ""
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+    condition: str = ""
+
+
+_COORDINATOR = frozenset({Party.COORDINATOR})
+_HOST = frozenset({Party.HOST})
+_BOTH = _COORDINATOR | _HOST
+
+
+def _counter(
+    name: str, text: str, *labels: Label, unit: str = "", of: frozenset[Party] = _COORDINATOR
+) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, help=text, parties=of, unit=unit, labels=labels)
+
+
+def _gauge(
+    name: str,
+    text: str,
+    *labels: Label,
+    unit: str = "",
+    of: frozenset[Party] = _COORDINATOR,
+    condition: str = "",
+) -> Metric:
+    return Metric(
+        name=name,
+        kind=Kind.GAUGE,
+        help=text,
+        parties=of,
+        unit=unit,
+        labels=labels,
+        condition=condition or ("once a run has begun" if RUN in labels else ""),
+    )
+
+
+def _seconds(name: str, text: str, *labels: Label, of: frozenset[Party] = _COORDINATOR) -> Metric:
+    return Metric(
+        name=name,
+        kind=Kind.HISTOGRAM,
+        help=text,
+        parties=of,
+        unit="seconds",
+        labels=labels,
+        buckets=_SECONDS,
+    )
+
+
+# Every process -----------------------------------------------------------------------------------
+
+BUILD_INFO = _gauge(
+    "potluck_build_info",
+    "What runs here; always 1.",
+    Label(name="party", about="coordinator or host"),
+    Label(name="version", about="Potluck's version"),
+    Label(name="python", about="Python's version"),
+    of=_BOTH,
+)
+CERTIFICATE_EXPIRY = _gauge(
+    "potluck_certificate_expiry_timestamp_seconds",
+    "When this process's TLS certificate expires, in seconds since 1970.",
+    unit="seconds",
+    of=_BOTH,
+)
+DISK_FREE = _gauge(
+    "potluck_disk_free_bytes",
+    "Space left on the disk of the state directory.",
+    unit="bytes",
+    of=_BOTH,
+)
+DISK_SIZE = _gauge(
+    "potluck_disk_size_bytes",
+    "Size of the disk of the state directory.",
+    unit="bytes",
+    of=_BOTH,
+)
+
+# Runs --------------------------------------------------------------------------------------------
+
+RUNS_UNDER_WAY = _gauge(
+    "potluck_runs_under_way", "Runs that are waiting or running; pre-training is part of its run."
+)
+RUNS_ENDED = _counter("potluck_runs_ended_total", "Runs that have ended.", outcome(RunOutcome))
+RUNS_RESUMED = _counter(
+    "potluck_runs_resumed_total",
+    "Runs that went on after a stop of the coordinator, or after `potluck resume`.",
+)
+RUN_INFO = _gauge(
+    "potluck_run_info",
+    "What a run is; always 1.",
+    RUN,
+    Label(name="name", about="the run's name"),
+    Label(name="task", about="what is learned"),
+    Label(name="selector", about="who trains"),
+    Label(name="strategy", about="how updates combine"),
+)
+RUN_UNDER_WAY = _gauge("potluck_run_under_way", "Whether a run is waiting or running.", RUN)
+RUN_ROUNDS_COMMITTED = _gauge("potluck_run_committed_rounds", "Rounds committed.", RUN)
+RUN_ROUNDS_PLANNED = _gauge("potluck_run_planned_rounds", "Rounds the run is to have.", RUN)
+MODEL_TIMESTAMP = _gauge(
+    "potluck_model_timestamp_seconds",
+    "When the run's model was committed, or the run begun or resumed if that was later; its age "
+    "is time() less this.",
+    RUN,
+    unit="seconds",
+)
+MODEL_SIZE = _gauge("potluck_model_size_bytes", "Size of the run's model.", RUN, unit="bytes")
+
+# Rounds ------------------------------------------------------------------------------------------
+
+ATTEMPTS = _counter(
+    "potluck_rounds_total",
+    "Attempts at a round by their outcome, those of pre-training as well. quorum_missed: tried "
+    "again, unless that fails the run; abandoned: the run was ended, or answers from before a "
+    "restart no longer fit.",
+    outcome(AttemptOutcome),
+)
+ROUND_SECONDS = _seconds("potluck_round_seconds", "From selection to commit, of committed rounds.")
+PHASE_SECONDS = _seconds(
+    "potluck_round_phase_seconds",
+    "Where a round's time goes. ask: profiles and what the selector asks clients; broadcast: until "
+    "the last member had fetched the model; train: from then until the last update began to "
+    "arrive; collect: until the last was verified.",
+    Label(name="phase", values=tuple(RoundPhase)),
+)
+
+# Clients and hosts -------------------------------------------------------------------------------
+
+HOSTS_ATTENDING = _gauge("potluck_hosts_attending", "Hosts that are connected.")
+CLIENTS_ATTENDING = _gauge("potluck_clients_attending", "Clients whose host is connected.")
+CLIENTS_QUARANTINED = _gauge("potluck_clients_quarantined", "Clients that may not be selected.")
+HOSTS_JOINED = _counter("potluck_hosts_joined_total", "Hosts that said hello.")
+HOSTS_LEFT = _counter("potluck_hosts_left_total", "Hosts whose stream ended.")
+MEMBERS = _counter(
+    "potluck_cohort_members_total",
+    "Clients selected, by what became of them, counted when their attempt is over; selected is the "
+    "sum of the others. answered: its update was there; spared: the round had enough updates "
+    "without it; abandoned: still at work when the attempt was given up.",
+    outcome(MemberOutcome),
+)
+CLIENT_FAILURES = _counter(
+    "potluck_client_failures_total",
+    "Members that could not deliver an update, by reason.",
+    REASON,
+)
+CALLS_REFUSED = _counter(
+    "potluck_calls_refused_total", "Calls to the coordinator that it refused, by reason.", REASON
+)
+PROFILES = _counter(
+    "potluck_profiles_total",
+    "Profiles asked for, by what came of it; silent: no answer in time.",
+    SIGNAL,
+    outcome(ProfileOutcome),
+)
+
+# Transfers ---------------------------------------------------------------------------------------
+
+TRANSFER_BYTES = _counter(
+    "potluck_transfer_bytes_total",
+    "Bytes of models (down) and updates (up) moved, by encoding.",
+    DIRECTION,
+    ENCODING,
+    unit="bytes",
+)
+TRANSFERS_IN_FLIGHT = _gauge(
+    "potluck_transfers_in_flight", "Files on their way, or waiting for their turn.", DIRECTION
+)
+TRANSFERS = _counter(
+    "potluck_transfers_total", "Attempts to move a file.", DIRECTION, outcome(TransferOutcome)
+)
+TRANSFERS_RESUMED = _counter(
+    "potluck_transfers_resumed_total", "Attempts that went on where another broke off.", DIRECTION
+)
+TRANSFERS_RETRIED = _counter(
+    "potluck_transfers_retried_total", "Attempts at a file that had broken off before.", DIRECTION
+)
+SPOOL_SIZE = _gauge("potluck_spool_size_bytes", "Updates waiting to be reduced.", unit="bytes")
+
+# The model ---------------------------------------------------------------------------------------
+
+_EVALUATED = "once a round was evaluated"
+ACCURACY = _gauge(
+    "potluck_model_accuracy_ratio",
+    "Share of the evaluation's samples that the newest evaluated model gets right.",
+    RUN,
+    condition=_EVALUATED,
+)
+WORST_GROUP_ACCURACY = _gauge(
+    "potluck_model_worst_group_accuracy_ratio",
+    "The same in the group where it is lowest.",
+    RUN,
+    condition=f"{_EVALUATED}, for tasks with groups",
+)
+WEIGHTED_F1 = _gauge(
+    "potluck_model_weighted_f1_ratio",
+    "F1 of the classes, weighted by their size.",
+    RUN,
+    condition=_EVALUATED,
+)
+LOSS = _gauge("potluck_model_loss", "Mean loss of the evaluation.", RUN, condition=_EVALUATED)
+UPDATE_NORM = _gauge(
+    "potluck_model_update_norm",
+    "Euclidean length of the step that the newest round moved the model.",
+    RUN,
+    condition="once a round was committed",
+)
+
+# Selection ---------------------------------------------------------------------------------------
+
+_LABELS_KNOWN = "for selectors that need label counts, once a round was committed"
+COHORT_CLIENTS = _gauge(
+    "potluck_cohort_clients",
+    "Clients in the newest round's cohort.",
+    RUN,
+    condition="once a round was committed",
+)
+LABEL_ENTROPY = _gauge(
+    "potluck_cohort_label_entropy_bits",
+    "Entropy of the labels of the newest round's cohort together, as its clients disclosed them.",
+    RUN,
+    unit="bits",
+    condition=_LABELS_KNOWN,
+)
+TARGET_DISTANCE = _gauge(
+    "potluck_cohort_target_distance_ratio",
+    "1 less the cosine between these labels and equal numbers of each class (balanced), or the "
+    "labels of all clients (federation).",
+    RUN,
+    Label(name="target", values=tuple(Target)),
+    condition=_LABELS_KNOWN,
+)
+HETEROGENEITY = _gauge(
+    "potluck_federation_heterogeneity_ratio",
+    "How uneven classes and attributes are: gci, gai, gsc of all samples together; cci, cai, csc "
+    "the mean of the clients' own triplets.",
+    RUN,
+    Label(name="measure", values=HETEROGENEITIES),
+    condition="for selectors that need interaction matrices; cci, cai, csc also with triplets",
+)
+LARGEST_SHARE = _gauge(
+    "potluck_selection_largest_share_ratio",
+    "Share of the run's cohorts that the client selected most was in.",
+    RUN,
+    condition="once a round was committed",
+)
+LARGEST_WEIGHT = _gauge(
+    "potluck_cohort_largest_weight_ratio",
+    "The largest share of one client in the samples of the newest round, as they count within the "
+    "run's sample_limits.",
+    RUN,
+    condition="once a round was committed, without masks",
+)
+NEVER_SELECTED = _gauge(
+    "potluck_selection_never_selected_clients",
+    "Clients of the run's roster that were in no cohort yet.",
+    RUN,
+    condition="once a round was committed",
+)
+
+# Privacy -----------------------------------------------------------------------------------------
+
+PRIVACY_SPENT = _gauge(
+    "potluck_privacy_largest_epsilon",
+    "The largest sum of ε that a client of the run has spent on profiles this run uses.",
+    RUN,
+    condition="for selectors that need profiles",
+)
+SECURE_PHASE_SECONDS = _seconds(
+    "potluck_secure_aggregation_phase_seconds",
+    "Time in the phases of secure aggregation.",
+    SECURE_PHASE,
+)
+SECURE_DROPOUTS = _counter(
+    "potluck_secure_aggregation_dropouts_total",
+    "Members that dropped out of secure aggregation, by the phase they did not finish.",
+    SECURE_PHASE,
+)
+
+# Hosts -------------------------------------------------------------------------------------------
+
+_GPU = Label(name="gpu", about="its number on this machine")
+_WITH_GPU = "on machines with an NVIDIA GPU and the package nvidia-ml-py"
+
+ATTENDING = _gauge(
+    "potluck_host_attending", "Whether this host is connected to its coordinator.", of=_HOST
+)
+RECONNECTS = _counter(
+    "potluck_host_reconnects_total", "Times the control stream was opened again.", of=_HOST
+)
+HOST_CLIENTS = _gauge("potluck_host_clients", "Clients this host answers for.", of=_HOST)
+INSTRUCTIONS = _gauge(
+    "potluck_host_instructions",
+    "Instructions under way, by stage; queued ones wait for the device.",
+    Label(name="stage", values=tuple(Stage)),
+    of=_HOST,
+)
+WORK = _counter(
+    "potluck_host_work_total",
+    "Instructions that ended; dropped: nobody waited for them any more.",
+    Label(name="work", values=tuple(Work)),
+    outcome(WorkOutcome),
+    of=_HOST,
+)
+WORK_FAILURES = _counter(
+    "potluck_host_failures_total", "Instructions that failed, by reason.", REASON, of=_HOST
+)
+TRAINING_SECONDS = _seconds(
+    "potluck_host_training_seconds", "Local trainings, without moving files.", of=_HOST
+)
+TRAINING_SPEED = _gauge(
+    "potluck_host_training_samples_per_second",
+    "Speed of the newest training, to one significant digit, so that it doesn't tell how many "
+    "samples a client has.",
+    of=_HOST,
+    condition="once a client was trained",
+)
+TRAINING_LOSS = _gauge(
+    "potluck_host_training_loss",
+    "Mean loss over the last pass of the newest training.",
+    of=_HOST,
+    condition="once a client was trained",
+)
+HOST_BYTES = _counter(
+    "potluck_host_transfer_bytes_total",
+    "Bytes of models (down) and updates (up) moved.",
+    DIRECTION,
+    unit="bytes",
+    of=_HOST,
+)
+HOST_RETRIES = _counter(
+    "potluck_host_transfers_retried_total", "Transfers begun again.", DIRECTION, of=_HOST
+)
+GPU_USED = _gauge(
+    "potluck_host_gpu_memory_used_bytes",
+    "Memory in use on a GPU, by whomever.",
+    _GPU,
+    unit="bytes",
+    of=_HOST,
+    condition=_WITH_GPU,
+)
+GPU_SIZE = _gauge(
+    "potluck_host_gpu_memory_size_bytes",
+    "Memory of a GPU.",
+    _GPU,
+    unit="bytes",
+    of=_HOST,
+    condition=_WITH_GPU,
+)
+GPU_UTILISATION = _gauge(
+    "potluck_host_gpu_utilisation_ratio",
+    "Share of the time in which a GPU was busy, by whomever.",
+    _GPU,
+    of=_HOST,
+    condition=_WITH_GPU,
+)
+DISCLOSURES = _counter(
+    "potluck_host_disclosures_total",
+    "Requests for a profile, by what a client did: made a new release, repeated an old one, "
+    "refused.",
+    SIGNAL,
+    outcome(DisclosureOutcome),
+    of=_HOST,
+)
+HOST_PRIVACY_SPENT = _gauge(
+    "potluck_host_privacy_spent_epsilon",
+    "The largest sum of ε that a client of this host has spent.",
+    of=_HOST,
+)
+HOST_PRIVACY_BUDGET = _gauge(
+    "potluck_host_privacy_budget_epsilon", "What a client of this host may spend.", of=_HOST
+)
+
+METRICS: tuple[Metric, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order above."""
+
+
+def metrics_of(party: Party) -> tuple[Metric, ...]:
+    """The metrics a party has."""
+    return tuple(metric for metric in METRICS if party in metric.parties)

@@ -1,0 +1,151 @@
+"""Counts what `definitions.py` defines, in a registry of its own: no global state."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from potluck.common.metrics.definitions import BUILD_INFO, Kind, Metric, metrics_of
+from potluck.common.metrics.metric_labels import Party
+from potluck.common.net.protocol import SOFTWARE_VERSION
+
+_Family = Counter | Gauge | Histogram
+
+
+class Instruments:
+    """The metrics of one process. Thread-safe.
+
+    Counters and histograms whose labels are known beforehand begin at 0; a gauge is there once it
+    was set.
+    """
+
+    def __init__(self, party: Party) -> None:
+        self._registry = CollectorRegistry()
+        self._metrics: Mapping[Metric, _Family] = {
+            metric: _made(metric, self._registry) for metric in metrics_of(party)
+        }
+        # By name: a metric's own hash is that of its help text and all else.
+        self._set: set[tuple[str, tuple[str, ...]]] = set()
+        self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
+        self._refreshers: list[Callable[[], None]] = []
+        # Memory, CPU seconds, open files, start of the process: names as everywhere else.
+        ProcessCollector(registry=self._registry)
+        self.set(
+            BUILD_INFO, 1, party=party, version=SOFTWARE_VERSION, python=platform.python_version()
+        )
+
+    def count(self, metric: Metric, by: float = 1.0, **labels: str) -> None:
+        """A counter grows."""
+        family = self._labelled(metric, labels)
+        assert isinstance(family, Counter)  # noqa: S101  # a mistake in the code, not at run time
+        family.inc(by)
+
+    def set(self, metric: Metric, value: float | None, **labels: str) -> None:
+        """A gauge has a new value; None takes it away."""
+        if value is None:
+            self.forget(metric, **labels)
+            return
+        family = self._labelled(metric, labels)
+        assert isinstance(family, Gauge)  # noqa: S101
+        family.set(value)
+        self._set.add((metric.name, tuple(labels[label.name] for label in metric.labels)))
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        """A histogram gets one more value."""
+        family = self._labelled(metric, labels)
+        assert isinstance(family, Histogram)  # noqa: S101
+        family.observe(max(value, 0.0))
+
+    def forget(self, metric: Metric, **labels: str) -> None:
+        """Take away every series of a gauge that has these labels."""
+        names = [label.name for label in metric.labels]
+        for key in list(self._set):
+            values = key[1]
+            if (
+                key[0] == metric.name
+                and labels.items() <= dict(zip(names, values, strict=True)).items()
+            ):
+                self._set.discard(key)
+                if values:
+                    self._metrics[metric].remove(*values)
+        self._children.clear()
+
+    def refresh_with(self, refresh: Callable[[], None]) -> None:
+        """Have `refresh` called whenever somebody looks, in any thread; it must be quick."""
+        self._refreshers.append(refresh)
+
+    def exposition(self) -> bytes:
+        """Everything, in the text format of Prometheus."""
+        for refresh in self._refreshers:
+            refresh()
+        return generate_latest(_Shown(self._registry, self._unset))
+
+    def _labelled(self, metric: Metric, labels: Mapping[str, str]) -> _Family:
+        key = (metric.name, tuple(labels.items()))
+        child = self._children.get(key)
+        if child is None:
+            family = self._metrics[metric]
+            child = family.labels(**labels) if metric.labels else family
+            self._children[key] = child
+        return child
+
+    def _unset(self) -> frozenset[str]:
+        """Gauges that nobody has set yet; they would show 0."""
+        known = {name for name, _ in tuple(self._set)}
+        return frozenset(
+            metric.name
+            for metric in self._metrics
+            if metric.kind is Kind.GAUGE and metric.name not in known
+        )
+
+
+class _Shown(Collector):
+    """What is shown of a registry: no gauges without a value, no times of creation."""
+
+    def __init__(self, registry: CollectorRegistry, hidden: Callable[[], frozenset[str]]) -> None:
+        self._registry = registry
+        self._hidden = hidden
+
+    def collect(self) -> Iterator[Family]:
+        """The families with their samples."""
+        hidden = self._hidden()
+        for family in self._registry.collect():
+            if family.name in hidden:
+                continue
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
+            yield family
+
+
+def _made(metric: Metric, registry: CollectorRegistry) -> _Family:
+    names = [label.name for label in metric.labels]
+    if metric.kind is Kind.GAUGE:
+        return Gauge(metric.name, metric.help, names, registry=registry)
+    family: _Family
+    if metric.kind is Kind.COUNTER:
+        family = Counter(metric.name, metric.help, names, registry=registry)
+    else:
+        family = Histogram(
+            metric.name, metric.help, names, registry=registry, buckets=metric.buckets
+        )
+    if names:
+        for values in _combinations(metric):
+            family.labels(*values)
+    return family
+
+
+def _combinations(metric: Metric) -> Iterable[tuple[str, ...]]:
+    return product(*(label.values for label in metric.labels))

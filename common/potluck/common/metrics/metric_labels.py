@@ -1,0 +1,165 @@
+"""What metrics are labelled with: every value that a label may have.
+
+No label has a value that depends on how many clients or hosts there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET
+from potluck.common.errors import REASONS
+from potluck.common.tensors.encoding import Encoding
+
+LATEST_RUNS = 8
+"""So many runs have series of their own, those begun last."""
+
+OTHER = "OTHER"
+"""Stands for every reason that this release does not know: reasons come from others."""
+
+HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
+"""Of all samples together (g), and the mean of the clients' own (c): class imbalance, attribute
+imbalance, spurious correlation."""
+
+
+class Party(StrEnum):
+    """Who has a metric."""
+
+    COORDINATOR = "coordinator"
+    HOST = "host"
+
+
+class Direction(StrEnum):
+    """Which way a file goes."""
+
+    DOWN = "down"
+    UP = "up"
+
+
+class RoundPhase(StrEnum):
+    """The parts of a round, in order."""
+
+    SELECT = "select"
+    ASK = "ask"
+    BROADCAST = "broadcast"
+    TRAIN = "train"
+    COLLECT = "collect"
+    REDUCE = "reduce"
+    EVALUATE = "evaluate"
+    COMMIT = "commit"
+
+
+class AttemptOutcome(StrEnum):
+    """What became of an attempt at a round."""
+
+    COMMITTED = "committed"
+    QUORUM_MISSED = "quorum_missed"
+    ABANDONED = "abandoned"
+
+
+class RunOutcome(StrEnum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class MemberOutcome(StrEnum):
+    """What became of a selected client; SELECTED is the sum of all others."""
+
+    SELECTED = "selected"
+    ANSWERED = "answered"
+    LATE = "late"
+    LOST = "lost"
+    FAILED = "failed"
+    SPARED = "spared"
+    ABANDONED = "abandoned"
+
+
+class TransferOutcome(StrEnum):
+    """How an attempt to move a file ended."""
+
+    COMPLETED = "completed"
+    BROKEN = "broken"
+
+
+class ProfileOutcome(StrEnum):
+    """What became of the coordinator's request for a profile."""
+
+    RECEIVED = "received"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+class DisclosureOutcome(StrEnum):
+    """What a client did when asked for a profile."""
+
+    MADE = "made"
+    REPEATED = "repeated"
+    REFUSED = "refused"
+
+
+class Work(StrEnum):
+    """What a host is told to do."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    DISCLOSE = "disclose"
+
+
+class WorkOutcome(StrEnum):
+    """How it ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+class Stage(StrEnum):
+    """How far a host is with an instruction."""
+
+    QUEUED = "queued"
+    DOWNLOADING = "downloading"
+    COMPUTING = "computing"
+    UPLOADING = "uploading"
+
+
+class Target(StrEnum):
+    """What a cohort's labels are held against."""
+
+    BALANCED = "balanced"
+    FEDERATION = "federation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A label. values: all it may have; their series are there from the start. about: what it
+    says, where its values are not known beforehand."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    about: str = ""
+
+
+RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last")
+DIRECTION = Label(name="direction", values=tuple(Direction))
+MASKED = "masked"
+"""Where an encoding is named: words of a secure sum, whatever they stand for."""
+ENCODING = Label(name="encoding", values=(*Encoding, MASKED))
+REASON = Label(name="reason", values=(*REASONS, OTHER))
+SECURE_PHASE = Label(
+    name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")
+)
+SIGNAL = Label(name="signal", values=(INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET))
+
+
+def outcome(of: type[StrEnum]) -> Label:
+    """The label `outcome` with the values of an enumeration."""
+    return Label(name="outcome", values=tuple(of))
+
+
+def known_reason(reason: str) -> str:
+    """A reason that may stand in a label: one of this release, or OTHER."""
+    return reason if reason in REASONS else OTHER

@@ -1,0 +1,169 @@
+"""The metrics address of a process: /metrics, /healthz and /readyz over HTTP.
+
+Plain HTTP without authentication, as Prometheus and container engines expect it, hence on the
+loopback interface unless told otherwise. Nothing but GET and HEAD of three paths is understood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from potluck.common.errors import ConfigurationError, UnreachableError
+from potluck.common.metrics.instruments import Instruments
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LOOPBACK = "127.0.0.1"
+_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]*):)?(?P<port>[0-9]{1,5})")
+_REQUEST = re.compile(rb"(?P<method>[A-Z]+) (?P<path>/[^ ?]*)(?:\?[^ ]*)? HTTP/1\.[01]\r\n")
+_LARGEST_REQUEST = 8192
+_REQUEST_SECONDS = 10.0
+_MOST_CONNECTIONS = 32
+
+Ready = Callable[[], str]
+"""Why the process is not ready yet; empty if it is. Called on the event loop."""
+
+
+@dataclass
+class Readiness:
+    """A `Ready` that is told. reason: why the process is not ready; empty if it is."""
+
+    reason: str = ""
+    interruption: str = ""
+
+    def interrupt(self, why: str) -> None:
+        """It is not ready for a while; with "" it is again."""
+        self.interruption = why
+
+    def __call__(self) -> str:
+        """The reason."""
+        return self.reason or self.interruption
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; a port alone is on the loopback interface.
+
+    Raises ConfigurationError.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match["port"]) > 65_535:
+        raise ConfigurationError(
+            f"metrics address {address[:120]!r} is not HOST:PORT; write 9464, 127.0.0.1:9464 or "
+            "0.0.0.0:9464",
+            address=address[:120],
+        )
+    return (match["host"] or _LOOPBACK).strip("[]"), int(match["port"])
+
+
+def _checked(address: str) -> str:
+    if address:
+        try:
+            parse_address(address)
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+    return address
+
+
+MetricsAddress = Annotated[str, AfterValidator(_checked)]
+"""A setting that names the metrics address; empty for none."""
+
+
+@contextlib.asynccontextmanager
+async def monitoring(
+    address: str, instruments: Instruments, ready: Ready = lambda: ""
+) -> AsyncIterator[str]:
+    """Serve the metrics address while the context lasts; where it is, HOST:PORT.
+
+    Nothing is served where `address` is empty. Raises ConfigurationError for a malformed address,
+    UnreachableError for one that can't be listened on.
+    """
+    if not address:
+        yield ""
+        return
+    host, port = parse_address(address)
+    server = _Server(instruments, ready)
+    try:
+        listener = await asyncio.start_server(
+            server.serve, host, port, limit=_LARGEST_REQUEST, reuse_address=True
+        )
+    except OSError as error:
+        raise UnreachableError(
+            f"can't serve metrics on {address}: {error.strerror or error}; choose another "
+            "`metrics_address` or --metrics-address",
+            address=address,
+        ) from error
+    try:
+        bound = listener.sockets[0].getsockname()
+        yield f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+    finally:
+        listener.close()
+        server.close()
+
+
+class _Server:
+    """Answers one request per connection."""
+
+    def __init__(self, instruments: Instruments, ready: Ready) -> None:
+        self._instruments = instruments
+        self._ready = ready
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # asyncio runs it in one
+        self._connections.add(task)
+        try:
+            if len(self._connections) <= _MOST_CONNECTIONS:
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    await self._answer(reader, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, or never meant to ask
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        match = _REQUEST.match(head)
+        if match is None:
+            status, kind, body = _text(HTTPStatus.BAD_REQUEST, "not a request")
+        elif match["method"] not in (b"GET", b"HEAD"):
+            status, kind, body = _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
+        else:
+            status, kind, body = await self._page(match["path"])
+        writer.write(
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        )
+        if match is None or match["method"] != b"HEAD":
+            writer.write(body)
+        await writer.drain()
+
+    async def _page(self, path: bytes) -> tuple[HTTPStatus, str, bytes]:
+        if path == b"/metrics":
+            body = await asyncio.to_thread(self._instruments.exposition)
+            return HTTPStatus.OK, CONTENT_TYPE, body
+        if path == b"/healthz":
+            return _text(HTTPStatus.OK, "ok")  # the event loop runs, or nobody would answer
+        if path == b"/readyz":
+            reason = self._ready()
+            return _text(
+                HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok"
+            )
+        return _text(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+
+
+def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, str, bytes]:
+    return status, "text/plain; charset=utf-8", f"{text}\n".encode()

@@ -1,0 +1,24 @@
+"""Metrics that every process has, whichever party it is."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from potluck.common.metrics.definitions import CERTIFICATE_EXPIRY, DISK_FREE, DISK_SIZE
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.net.tls import TlsFiles
+
+
+def show_disk(instruments: Instruments, folder: Path) -> None:
+    """Free space and size of the disk that a folder is on."""
+    with suppress(OSError):
+        usage = shutil.disk_usage(folder)
+        instruments.set(DISK_FREE, usage.free)
+        instruments.set(DISK_SIZE, usage.total)
+
+
+def show_certificate(instruments: Instruments, tls: TlsFiles) -> None:
+    """When the certificate in use expires. Raises what `TlsFiles.load` raises."""
+    instruments.set(CERTIFICATE_EXPIRY, tls.load().expires.timestamp())

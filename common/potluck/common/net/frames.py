@@ -1,0 +1,113 @@
+"""Frames of files on the wire, encoded and decoded without copying their bytes more than once.
+
+`CoordinatorServiceFetchModelResponse`, `OperatorServiceFetchModelResponse` and
+`SubmitUpdateRequest` have one shape: field 1 holds a frame, whose field 2 is a chunk of bytes.
+Nearly every message is such a chunk. Protobuf would copy it three times on the way out and twice
+on the way in; here it is joined to its few bytes of framing on the way out, and a view of the
+received message on the way in. Everything else goes through protobuf.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from potluck.common.errors import ProtocolError
+from potluck.common.net.protocol import CHUNK_BYTES
+
+_FRAME_TAG = 0x0A  # field 1, length-delimited
+_CHUNK_TAG = 0x12  # field 2, length-delimited
+
+MessageType = TypeVar("MessageType", bound=Message)
+
+
+def encode_chunk(chunk: bytes | memoryview) -> bytes:
+    """The message whose frame holds this chunk, as it is on the wire. Copies the chunk once."""
+    inner = bytes((_CHUNK_TAG,)) + _varint(len(chunk))
+    return b"".join((bytes((_FRAME_TAG,)), _varint(len(inner) + len(chunk)), inner, chunk))
+
+
+def chunk_of(message: bytes) -> memoryview | None:
+    """The chunk in a message, a view of it; None if the message is anything but one chunk."""
+    if not message or message[0] != _FRAME_TAG:
+        return None
+    begin, length = _read_varint(message, 1)
+    if begin + length != len(message) or length == 0 or message[begin] != _CHUNK_TAG:
+        return None
+    begin, length = _read_varint(message, begin + 1)
+    if begin + length != len(message):
+        return None
+    return memoryview(message)[begin:]
+
+
+def file_messages(path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """A file from `offset` on as encoded chunks; each copied once, from the page cache."""
+    with path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size <= offset:
+            return  # an empty file can't be mapped
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+            for begin in range(offset, len(mapping), chunk_bytes):
+                with memoryview(mapping)[begin : begin + chunk_bytes] as chunk:
+                    yield encode_chunk(chunk)
+
+
+class FrameDecoder(Generic[MessageType]):
+    """A gRPC deserializer: chunks as views, every other message parsed.
+
+    gRPC takes any object from a deserializer. A message that can't be parsed becomes None, as an
+    exception in a deserializer would end the call without a reason.
+    """
+
+    def __init__(self, message: type[MessageType]) -> None:
+        self._message = message
+
+    def __call__(self, text: bytes) -> memoryview | MessageType | None:
+        """A chunk, another message, or None for neither."""
+        chunk = chunk_of(text)
+        if chunk is not None:
+            return chunk
+        try:
+            return self._message.FromString(text)
+        except DecodeError:
+            return None
+
+
+def encode_frame(message: Message | bytes) -> bytes:
+    """A gRPC serializer: chunks come encoded by `encode_chunk`, other messages do not."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def require(message: MessageType | memoryview | None, what: str) -> MessageType:
+    """`message`, if it is neither a chunk nor garbage. Raises ProtocolError naming `what`."""
+    if message is None or isinstance(message, memoryview):
+        got = "bytes that are no message" if message is None else "a chunk"
+        raise ProtocolError(f"{what} was expected on the stream, not {got}")
+    return message
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(text: bytes, at: int) -> tuple[int, int]:
+    """Where the number that begins at `at` ends, and its value; (-1, 0) if it is not one."""
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(text):
+            return -1, 0
+        byte = text[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return at, value
+    return -1, 0

@@ -1,0 +1,163 @@
+"""Keys on disk, and the request to certify one: what is done on the machine that will use the key.
+
+A request (PKCS #10) holds the public key and the identity asked for; the key itself never leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from potluck.common.errors import ConfigurationError, IdentityError, StorageError
+from potluck.common.net.identity import SCHEME, Identity, parse_identity
+
+KEY_MODE = 0o600
+PUBLIC_MODE = 0o644
+MAXIMUM_REQUEST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a signing request asks for, once its signature has been checked."""
+
+    identity: Identity
+    public_key: ec.EllipticCurvePublicKey
+
+
+def write_whole(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that appears whole under its name, and is never readable to more than `mode`."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A key as it stands in a file."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """SHA-256 of a public key, for two people to compare by another way."""
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def make_request(folder: Path, identity: Identity) -> tuple[Path, Path, str]:
+    """Make NAME.key in `folder`, and NAME.csr, the request to certify it as `identity`.
+
+    A key that is there is kept, so asking again is harmless. Paths of both, and the key's
+    fingerprint. Raises ConfigurationError for a key file that holds no such key, StorageError when
+    the disk refuses.
+    """
+    key_path, request_path = folder / f"{identity.name}.key", folder / f"{identity.name}.csr"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not key_path.exists():
+            made = ec.generate_private_key(ec.SECP256R1())
+            write_whole(key_path, private_pem(made), KEY_MODE)
+        key = load_key(key_path)
+        request = (
+            x509.CertificateSigningRequestBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)]))
+            .add_extension(
+                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri())]),
+                critical=False,
+            )
+            .sign(key, hashes.SHA256())
+        )
+        write_whole(request_path, request.public_bytes(Encoding.PEM), PUBLIC_MODE)
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or folder} can't be written ({error.strerror}); choose another folder"
+        ) from error
+    return key_path, request_path, key_fingerprint(key.public_key())
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The P-256 key in a file. Raises ConfigurationError."""
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(f"key {path} can't be read ({error.strerror})") from error
+    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no unencrypted private key in PEM form") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not _is_p256(key.public_key()):
+        raise ConfigurationError(f"{path} is no P-256 key, the only kind that grpcio takes")
+    return key
+
+
+def read_request(path: Path) -> Request:
+    """What the request in a file asks for. Raises ConfigurationError, or IdentityError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAXIMUM_REQUEST_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"request {path} can't be read ({error.strerror})") from error
+    if len(data) > MAXIMUM_REQUEST_BYTES:
+        raise ConfigurationError(
+            f"{path} has more than {MAXIMUM_REQUEST_BYTES} bytes, so it is no signing request"
+        )
+    try:
+        return parse_request(data)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} is no signing request that can be used: {error}; make one with "
+            "`potluck-client enroll`"
+        ) from error
+
+
+def parse_request(pem: bytes) -> Request:
+    """A request from its PEM text.
+
+    Raises ValueError for a malformed one, IdentityError for an identity that is not allowed.
+    """
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        genuine, key = request.is_signature_valid, request.public_key()
+        names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.ExtensionNotFound,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+    ) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_p256(key):
+        raise ValueError("its key is no P-256 key")
+    if not genuine:
+        raise ValueError("it is not signed with the key that it holds")
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
+    if len(ours) != 1:
+        raise IdentityError(f"the request holds {len(ours)} Potluck identities instead of one")
+    return Request(identity=parse_identity(ours[0]), public_key=key)
+
+
+def _is_p256(key: ec.EllipticCurvePublicKey) -> bool:
+    return isinstance(key.curve, ec.SECP256R1)

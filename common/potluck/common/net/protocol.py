@@ -1,0 +1,33 @@
+"""Numbers both sides of the wire agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "protocol": 1,  # messages on the control stream
+        "framing": 2,  # files on their way: their frames and digests
+        "encoding": 1,  # tensors in files, whole, as deltas and quantised
+        "secure-sum": 1,  # messages of secure sums, and masked updates
+    }
+)
+"""What both sides must do alike, each with the version that this software does. A change that the
+other side must know of raises one of these numbers, or adds a line: hello and welcome carry them
+all (`version_agreement.py`), and nothing else compares them before hosts are selected."""
+
+PROTOCOL_VERSION: Final = VERSIONS["protocol"]
+FRAMING_VERSION: Final = VERSIONS["framing"]
+SECURE_SUM_VERSION: Final = VERSIONS["secure-sum"]
+
+CHUNK_BYTES = 1 << 20
+"""Size of a chunk of a file on the wire; gRPC refuses messages over 4 MiB."""
+
+LEAST_CHUNK_BYTES = 16 << 10
+"""On links that break again and again. A chunk that did not arrive whole did not arrive."""
+
+MAXIMUM_MESSAGE_BYTES = 4 << 20
+
+SOFTWARE_VERSION = "0.1.0"

@@ -1,0 +1,259 @@
+"""Mutual TLS: certificate files, what must hold before they are used, and gRPC credentials.
+
+Both sides always present a certificate of the federation's TLS authority. Only the coordinator's
+is good for serving, and only hosts' and operators' are good for dialling (extended key usage); the
+TLS stack checks that on either side, so a host can't pose as the coordinator, whatever names its
+certificate holds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+from pydantic import BaseModel, ConfigDict, Field
+
+from potluck.common.errors import ConfigurationError, IdentityError
+from potluck.common.net.identity import (
+    Identity,
+    Role,
+    identity_from_certificate,
+    parse_certificates,
+)
+from potluck.common.net.protocol import MAXIMUM_MESSAGE_BYTES
+
+Options = tuple[tuple[str, int | str], ...]
+
+_BOTH_SIDES: Options = (
+    ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
+    # A peer that went silent (cable, partition, frozen machine) is found within 13 s.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # What in fact counts for an unanswered ping in grpcio 1.85, a minute by default. The answer may
+    # queue behind a full window of data: 4 MiB in 8 s, so links from 0.5 MiB/s on stay alive.
+    ("grpc.http2.ping_timeout_ms", 8_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A fixed window is as fast as gRPC's probing one and holds a third of its memory at the worst.
+    ("grpc.http2.bdp_probe", 0),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH_SIDES,
+    # Accept the pings above, which are more frequent than gRPC's default allows.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # No compressed messages: 4 MiB of them could hold gigabytes. 1: identity alone.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Without this, a second coordinator shares the port with the first instead of failing.
+    ("grpc.so_reuseport", 0),
+    # What may wait unread for each host that uploads; 1 MiB in flight fills 100 Mbit/s at 80 ms.
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+)
+
+CHANNEL_OPTIONS: Options = (
+    *_BOTH_SIDES,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # In spite of its name, how long one attempt to connect may take (20 s by default).
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    # Models come down one at a time, so a host can afford more in flight.
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+)
+
+_ISSUE_REMEDY = "make one with `potluck pki issue`"
+
+
+class TlsFiles(BaseModel):
+    """The three files that each party of a federation needs to connect."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    certificate: Path = Field(description="says who we are; made by `potluck pki issue`")
+    key: Path = Field(
+        description="proves that the certificate is ours; keep it readable to us only"
+    )
+    authority: Path = Field(
+        description="whose certificates we trust: the federation's authority.pem"
+    )
+
+    def load(
+        self, expected_role: Role | None = None, *, now: datetime | None = None
+    ) -> TlsMaterial:
+        """Read and check the files, as of `now` (the clock's time by default).
+
+        Raises ConfigurationError, naming the file, when one is missing or unreadable, when the
+        certificate is not valid now, does not belong to the key, or comes from another authority;
+        IdentityError when it holds no identity or another role than `expected_role`.
+        """
+        now = now or datetime.now(UTC)
+        authority_pem = _read(
+            self.authority, "authority", "copy authority.pem of the federation here"
+        )
+        certificate_pem = _read(self.certificate, "certificate", _ISSUE_REMEDY)
+        key_pem = _read(self.key, "key", _ISSUE_REMEDY)
+        authorities = _certificates(self.authority, authority_pem)
+        certificate = _certificates(self.certificate, certificate_pem)[0]
+        _check_period(self.certificate, certificate, now, remedy=_ISSUE_REMEDY)
+        issuer = _issuer(certificate, authorities)
+        if issuer is None:
+            raise ConfigurationError(
+                f"{self.certificate} is the certificate of another CA than {self.authority}; "
+                "issue it from the same authority folder with `potluck pki issue`",
+                certificate=self.certificate,
+                authority=self.authority,
+            )
+        _check_period(self.authority, issuer, now, remedy="make a new one with `potluck pki init`")
+        _check_key(self, certificate, key_pem)
+        identity = identity_from_certificate(certificate)
+        if expected_role is not None and identity.role is not expected_role:
+            raise IdentityError(
+                f"{self.certificate} is for the role {identity.role}, but {expected_role} is "
+                f"needed here; make one with `potluck pki issue FOLDER {expected_role}`",
+                certificate=self.certificate,
+                role=identity.role,
+                expected=expected_role,
+            )
+        return TlsMaterial(
+            identity=identity,
+            certificate=certificate_pem,
+            key=key_pem,
+            authority=authority_pem,
+            expires=certificate.not_valid_after_utc,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsMaterial:
+    """Checked PEM bytes of one party, and who it is."""
+
+    identity: Identity
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    authority: bytes = field(repr=False)
+    expires: datetime
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """The coordinator's credentials: clients must present a certificate of the same authority.
+
+    Raises what `TlsFiles.load` raises.
+    """
+    material = files.load(Role.COORDINATOR)
+    return grpc.ssl_server_credentials(
+        [(material.key, material.certificate)],
+        root_certificates=material.authority,
+        require_client_auth=True,
+    )
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """A host's or operator's credentials, for `grpc.secure_channel` or its aio sister.
+
+    Raises what `TlsFiles.load` raises, and IdentityError for the coordinator's certificate.
+    """
+    material = files.load()
+    if material.identity.role is Role.COORDINATOR:
+        raise IdentityError(
+            f"{files.certificate} is for the role coordinator, which never dials; use one "
+            "made by `potluck pki issue FOLDER host` or `… operator`",
+            certificate=files.certificate,
+        )
+    return grpc.ssl_channel_credentials(
+        root_certificates=material.authority,
+        private_key=material.key,
+        certificate_chain=material.certificate,
+    )
+
+
+def channel(address: str, files: TlsFiles, *, server_name: str | None = None) -> grpc.aio.Channel:
+    """A channel to the coordinator at `address`, HOST:PORT; connects when first used.
+
+    The coordinator's certificate must hold HOST, or `server_name` where it is given (a tunnel, a
+    load balancer). Raises ConfigurationError for an address without a port, and what
+    `channel_credentials` raises.
+    """
+    if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:
+        raise ConfigurationError(
+            f"address {address[:120]!r} is not HOST:PORT; write it like coordinator:7443",
+            address=address[:120],
+        )
+    options = CHANNEL_OPTIONS
+    if server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, channel_credentials(files), options=options)
+
+
+def _read(path: Path, what: str, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        cause = error.strerror or type(error).__name__
+        raise ConfigurationError(
+            f"TLS {what} {path} can't be read ({cause}); {remedy}", path=path, cause=cause
+        ) from error
+
+
+def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return parse_certificates(pem)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} is no certificate in PEM form; {_ISSUE_REMEDY}", path=path
+        ) from error
+
+
+def _check_period(path: Path, certificate: x509.Certificate, now: datetime, *, remedy: str) -> None:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        raise ConfigurationError(
+            f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; {remedy}", path=path, expired=end
+        )
+    if now < begin:
+        raise ConfigurationError(
+            f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC; set this machine's clock",
+            path=path,
+            valid_from=begin,
+        )
+
+
+def _issuer(
+    certificate: x509.Certificate, authorities: list[x509.Certificate]
+) -> x509.Certificate | None:
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+            continue
+        return authority
+    return None
+
+
+def _check_key(files: TlsFiles, certificate: x509.Certificate, key_pem: bytes) -> None:
+    try:
+        key = load_pem_private_key(key_pem, password=None)
+    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{files.key} is no unencrypted private key in PEM form; {_ISSUE_REMEDY}",
+            key=files.key,
+        ) from error
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise ConfigurationError(
+            f"{files.key} is not the key of {files.certificate}; copy both from where "
+            "`potluck pki issue` wrote them",
+            key=files.key,
+            certificate=files.certificate,
+        )

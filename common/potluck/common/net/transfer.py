@@ -1,0 +1,201 @@
+"""Files arriving: received, resumed, and verified once they are whole.
+
+A file being received is `PATH.part`; it gets its name only when its length and digest are what
+was announced. A broken transfer leaves the part behind, and the next one may go on from there.
+While a spare file is written over it is `PATH.over`: only when the transfer breaks is it cut to
+what arrived. A process that is killed leaves an `.over`, of which nothing is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from potluck.common.errors import (
+    DigestMismatchError,
+    ProtocolError,
+    TooLargeError,
+    TruncatedError,
+)
+from potluck.common.interruptible import interruption
+from potluck.common.net.protocol import CHUNK_BYTES
+from potluck.common.net.shielded import to_the_end
+from potluck.common.tensors.digest import hasher
+
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
+
+
+def check_digest(text: str) -> str:
+    """`text` if it may be a BLAKE3 digest, in lower-case hexadecimal. Raises ProtocolError."""
+    if _BLAKE3.fullmatch(text) is None:
+        raise ProtocolError(
+            f"a BLAKE3 digest is 64 lower-case hexadecimal digits, not {text[:80]!r}",
+            blake3=text[:80],
+        )
+    return text
+
+
+class FileReceiver:
+    """Writes an announced file to disk and verifies it.
+
+    Not thread-safe. `close` may be called at any time; the part is kept so that a later
+    transfer can resume. Bytes are hashed when all are there and not as they come: whoever takes
+    them from the network has no time for it, and `finish` may run in a thread (`verified`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        blake3: str,
+        size: int,
+        offset: int,
+        maximum: int,
+        over: Path | None = None,
+    ) -> None:
+        """Begin, or go on at `offset`.
+
+        `over`: a file to be written over; deleted where there is a part to go on with.
+
+        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is
+        no part that reaches to `offset`.
+        """
+        if size > maximum:
+            raise TooLargeError(
+                f"a file of {size} bytes is announced, at most {maximum} are accepted; "
+                "see maximum_model_bytes",
+                size=size,
+                maximum=maximum,
+            )
+        if offset > size:
+            raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes")
+        self._path = path
+        self._part = part_path(path)
+        self._blake3 = check_digest(blake3)
+        self._size = size
+        self._received = offset
+        self._writing = self._part
+        if over is not None and offset:
+            over.unlink(missing_ok=True)
+        elif over is not None:
+            self._part.unlink(missing_ok=True)
+            self._writing = path.with_name(path.name + ".over")
+            over.replace(self._writing)
+        flags = os.O_RDWR | os.O_CREAT | (0 if offset or over is not None else os.O_TRUNC)
+        self._file = os.fdopen(os.open(self._writing, flags, 0o600), "r+b", buffering=0)
+        try:
+            if offset:
+                self._resume(offset)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _resume(self, offset: int) -> None:
+        held = os.fstat(self._file.fileno()).st_size
+        if held < offset:
+            raise ProtocolError(
+                f"the transfer is to go on at {offset}, but only {held} bytes are here",
+                offset=offset,
+                held=held,
+            )
+        self._file.truncate(offset)
+        self._file.seek(offset)
+
+    @property
+    def received(self) -> int:
+        """Bytes of the file that are on disk."""
+        return self._received
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Take the next bytes. Raises TooLargeError if they go beyond the announced size."""
+        if not chunk:
+            raise ProtocolError("an empty chunk; a stream of them would never end")
+        if self._received + len(chunk) > self._size:
+            raise TooLargeError(
+                f"more than the {self._size} bytes announced were sent", size=self._size
+            )
+        view = memoryview(chunk)
+        while view:
+            view = view[self._file.write(view) :]
+        self._received += len(chunk)
+
+    def finish(self, blake3: str, *, see: Callable[[memoryview], None] | None = None) -> Path:
+        """Verify length and digest and give the file its name. Reads the whole file.
+
+        `see` is shown its bytes in order, in pieces it must not keep. Raises TruncatedError (the
+        part is kept) or DigestMismatchError (the part is deleted: the file must be sent again from
+        its start).
+        """
+        if self._received != self._size:
+            raise TruncatedError(
+                f"{self._received} of {self._size} bytes arrived; send the rest",
+                received=self._received,
+                size=self._size,
+            )
+        actual = self._digest(see)
+        if actual != self._blake3 or check_digest(blake3) != self._blake3:
+            self._writing.unlink(missing_ok=True)
+            raise DigestMismatchError(
+                f"the file announced as {self._blake3[:12]}… has BLAKE3 digest {actual[:12]}…; "
+                "send it again from its start",
+                announced=self._blake3,
+                actual=actual,
+            )
+        self._cut()
+        self._file.close()
+        self._writing.replace(self._path)
+        return self._path
+
+    def _digest(self, see: Callable[[memoryview], None] | None) -> str:
+        digest, check = hasher(), interruption()
+        if not self._size:
+            return digest.hexdigest()  # an empty file can't be mapped
+        with (
+            mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_READ) as mapping,
+            memoryview(mapping) as whole,
+        ):
+            for begin in range(0, self._size, CHUNK_BYTES):
+                check()
+                with whole[begin : begin + CHUNK_BYTES] as piece:
+                    digest.update(piece)
+                    if see is not None:
+                        see(piece)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Stop; what has arrived stays as the part."""
+        if self._file.closed:
+            return
+        with self._file:
+            if self._writing != self._part:
+                self._cut()
+                with contextlib.suppress(FileNotFoundError):  # the digest was wrong
+                    self._writing.replace(self._part)
+
+    def _cut(self) -> None:
+        """Of a spare file that was longer, keep what arrived."""
+        if os.fstat(self._file.fileno()).st_size > self._received:
+            self._file.truncate(self._received)
+
+
+async def verified(receiver: FileReceiver, blake3: str) -> Path:
+    """`FileReceiver.finish` in a thread; when this ends, the receiver may be closed."""
+    return await to_the_end(asyncio.to_thread(receiver.finish, blake3))
+
+
+def part_path(path: Path) -> Path:
+    """Where an incomplete file waits."""
+    return path.with_name(path.name + ".part")
+
+
+def held_bytes(path: Path) -> int:
+    """How much of a file's part is here."""
+    try:
+        return part_path(path).stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,147 @@
+"""What every command of Potluck does with errors: one line for people, an exit code for programs.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | could not be done; standard error says why (nothing if the reader of the output went away) |
+| 2 | the command line is wrong |
+| 130 | interrupted from the keyboard |
+| 143 | asked to end (SIGTERM), where a command handles that itself |
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+
+from potluck.common.errors import PotluckError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.plain_text import plain, without_passwords
+from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
+
+FAILED = 1
+USAGE = 2
+TERMINATED = 143
+
+TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
+"""Set to 1, every error comes with its traceback."""
+
+
+PLAIN = "potluck.plain"
+"""What becomes of characters that a terminal or file can't show: something like them, as wide."""
+
+_LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
+
+
+def version_option(program: str) -> Any:
+    """`--version` of a program."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{program} {SOFTWARE_VERSION}")
+            raise typer.Exit
+
+    return typer.Option(
+        "--version", help="Print the version and end.", callback=show, is_eager=True
+    )
+
+
+def run_command_line(app: Callable[..., Any], *, program: str) -> NoReturn:
+    """Run a typer app with the process's arguments, then exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
+    sys.exit(exit_code_of(lambda: app(prog_name=program, standalone_mode=False), program=program))
+
+
+def exit_code_of(command: Callable[[], Any], *, program: str) -> int:
+    """Run `command`; its exit code, after one line on standard error if it failed.
+
+    An integer that it returns is the exit code.
+    """
+    try:
+        result = command()
+        sys.stdout.flush()
+    except Exception as error:
+        return _explain(error, program)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end].translate(_LIKE)
+    shown = "".join(map(_ascii, unknown))
+    return shown, error.end
+
+
+def _ascii(character: str) -> str:
+    if character.isascii():
+        return character
+    return "*" if "\u2800" <= character <= "\u28ff" else "?"  # spinners are made of Braille
+
+
+codecs.register_error(PLAIN, _plainly)
+
+
+def _explain(error: Exception, program: str) -> int:
+    cause = _first_cause(error)
+    if isinstance(cause, BrokenPipeError):
+        _detach_output()
+        return FAILED
+    if isinstance(cause, typer.Abort):
+        return INTERRUPTED
+    if isinstance(cause, typer.Exit):
+        return cause.exit_code
+    if isinstance(cause, typer.TyperException):
+        return _explain_usage(cause, program)
+    if os.environ.get(TRACEBACK_VARIABLE) == "1":
+        traceback.print_exception(error)
+    if isinstance(cause, PotluckError):
+        _say(program, cause.message)
+    elif isinstance(cause, OSError) and cause.strerror:
+        where = "" if cause.filename is None else f" ({cause.filename})"
+        _say(program, f"{cause.strerror}{where}")
+    else:
+        name = type(cause).__name__
+        _say(program, f"unexpected {name}: {cause}; for the traceback set {TRACEBACK_VARIABLE}=1")
+    return FAILED
+
+
+def _explain_usage(error: typer.TyperException, program: str) -> int:
+    context = getattr(error, "ctx", None)
+    message = error.format_message().replace("Value error, ", "")
+    if context is None:
+        _say(program, message)
+    elif type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)  # noqa: T201  # the help text itself
+    else:
+        _say(program, f"{message.rstrip('.')}; see `{context.command_path} --help`")
+    return error.exit_code
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _say(program: str, message: str) -> None:
+    line = " ".join(plain(without_passwords(message)).split())
+    print(f"{program}: {line}", file=sys.stderr)  # noqa: T201  # this is where errors are shown
+
+
+def _detach_output() -> None:
+    """Let Python's own flush at exit go nowhere instead of failing a second time."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,237 @@
+"""Configuration files: TOML read into frozen pydantic models, with one clear line per mistake.
+
+Every field carries a description that is the reason for it; `annotated_example` turns a model
+into the commented file that `potluck-server config` and its siblings print.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.configuration_errors import explain, nested
+
+
+class Settings(BaseModel):
+    """A table of a configuration file: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    kind: ClassVar[str] = ""
+    """What a file of it is called; empty for a table within another."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
+        """Python takes true for 1 and 1 for true; whoever writes one for the other is mistaken."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        wanted = _leaves(annotation)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if {int, float} & wanted and bool not in wanted and any(type(v) is bool for v in values):
+            raise ValueError("must be a number, not true or false")
+        if wanted == {bool} and type(value) in (int, float):
+            raise ValueError("must be true or false")
+        return value
+
+
+def _leaves(annotation: object) -> set[object]:
+    """The types that an annotation is made of."""
+    arguments = get_args(annotation)
+    if not arguments:
+        return {annotation} - {type(None)}
+    return set[object]().union(*map(_leaves, arguments))
+
+
+RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
+"""`json_schema_extra` of a table where what is not set is what something else recommends."""
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+ModelType = TypeVar("ModelType", bound=BaseModel)
+
+
+def parse(
+    model: type[SettingsType],
+    text: str,
+    *,
+    source: str,
+    overrides: Mapping[str, object] | None = None,
+) -> SettingsType:
+    """A configuration from TOML text; `source` names it in errors.
+
+    `overrides` are values for top-level fields that win over the text; None means unset.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    return validate(model, values, source=source)
+
+
+def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:
+    """A configuration from plain values; `source` names them in errors."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        text = explain(model, error, values, kind=model.kind)
+        raise ConfigurationError(f"{source}: {text}", source=source) from None
+
+
+def decode(data: bytes, *, source: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark. Raises ConfigurationError."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:64]:
+        raise ConfigurationError(
+            f"{source}: UTF-16 text, or no text at all; save it as UTF-8 (in PowerShell: "
+            "| Out-File -Encoding utf8)",
+            source=source,
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{source}: not UTF-8 text (byte {error.start}); save it as UTF-8", source=source
+        ) from None
+
+
+def load(
+    model: type[SettingsType],
+    path: Path,
+    *,
+    environment_prefix: str,
+    overrides: Mapping[str, object] | None = None,
+) -> SettingsType:
+    """A configuration file; flags (`overrides`) win over environment, environment over the file.
+
+    The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths
+    in the file are relative to the file's folder.
+    """
+    try:
+        text = decode(path.read_bytes(), source=str(path))
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't read the configuration file {path}: {error.strerror}", path=path
+        ) from None
+    merged = environment(model, environment_prefix) | {
+        key: value for key, value in (overrides or {}).items() if value is not None
+    }
+    settings = parse(model, text, source=str(path), overrides=merged)
+    return _anchor(settings, path.resolve().parent, skip=merged)
+
+
+def environment(model: type[Settings], prefix: str) -> dict[str, str]:
+    """Values of the model's top-level fields found in the environment."""
+    names = {name: f"{prefix}_{name.upper()}" for name in model.model_fields}
+    return {name: os.environ[key] for name, key in names.items() if key in os.environ}
+
+
+def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> ModelType:
+    """The same settings with relative paths taken from `folder`."""
+    changed: dict[str, Any] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if name in skip:
+            continue
+        if isinstance(value, Path) and not value.is_absolute():
+            changed[name] = folder / value
+        elif isinstance(value, BaseModel):
+            changed[name] = _anchor(value, folder, {})
+        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            changed[name] = tuple(_anchor(item, folder, {}) for item in value)
+    return settings.model_copy(update=changed) if changed else settings
+
+
+def annotated_example(
+    model: type[Settings],
+    examples: Mapping[str, str] | None = None,
+    tables: Mapping[str, type[Settings]] | None = None,
+) -> str:
+    """A commented TOML file for a model: every field with its reason and its default.
+
+    `examples` gives the TOML values of required fields, by dotted name; optional ones without a
+    default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
+    and optional tables without an example. A tuple of tables is shown with one of them. `tables`
+    says what may stand in a table whose field takes anything; it counts as `RECOMMENDED`.
+    """
+    lines: list[str] = []
+    _annotate(model, None, "", examples or {}, tables or {}, lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _annotate(
+    model: type[BaseModel],
+    defaults: BaseModel | None,
+    prefix: str,
+    examples: Mapping[str, str],
+    open_tables: Mapping[str, type[Settings]],
+    lines: list[str],
+    *,
+    commented: bool = False,
+) -> None:
+    tables: list[str] = []
+    mark = "# " if commented else ""
+    for name, field in model.model_fields.items():
+        default = _default(name, field, defaults)
+        if nested(field) is not None or isinstance(default, dict):
+            tables.append(name)  # TOML wants a table's own keys before its sub-tables
+            continue
+        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        assignment = _assignment(name, default, examples.get(f"{prefix}{name}"))
+        lines += [assignment if assignment.startswith("#") else mark + assignment, ""]
+    for name in tables:
+        field = model.model_fields[name]
+        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        several = get_origin(field.annotation) is tuple
+        described = open_tables.get(f"{prefix}{name}")
+        table, default = described or nested(field), _default(name, field, defaults)
+        shown = any(key.startswith(f"{prefix}{name}.") for key in examples)
+        absent = table is not None and default is None and not field.is_required() and not shown
+        header = f"[[{prefix}{name}]]" if several else f"[{prefix}{name}]"
+        lines += [f"# {header}" if absent else header]
+        if table is None:
+            lines.append("")
+            continue
+        inner = default if isinstance(default, BaseModel) else None
+        commented = absent or described is not None or field.json_schema_extra == RECOMMENDED
+        _annotate(
+            table, inner, f"{prefix}{name}.", examples, open_tables, lines, commented=commented
+        )
+
+
+def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> object:
+    if defaults is not None:
+        return getattr(defaults, name)
+    if field.is_required():
+        return None
+    return field.get_default(call_default_factory=True, validated_data={})
+
+
+def _assignment(name: str, default: object, example: str | None) -> str:
+    if example is not None:
+        return f"{name} = {example}"
+    return f"# {name} =" if default is None else f"{name} = {_toml(default)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,129 @@
+"""Tensors that travel beside a model's weights, both ways (control variates, for example).
+
+An auxiliary has a name, and for every floating-point tensor of the model one of the same name and
+shape, always float32: no encoding of weights touches it. In a file such a tensor is called
+`auxiliary/NAME/TENSOR`. Down they are a file of their own; up they lie in the update's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError
+from potluck.common.tensors.encoding import Encoding, encoded_layout
+from potluck.common.tensors.flat import check_float32
+from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.tensor_files import (
+    NamedTensors,
+    Tensors,
+    block_is_within_bounds,
+    first_out_of_bounds,
+    out_of_bounds,
+)
+
+PREFIX: Final = "auxiliary/"
+
+Auxiliaries = Mapping[str, Mapping[str, NDArray[Any]]]
+"""Arrays by tensor, by auxiliary."""
+
+
+def auxiliary_layout(layout: Layout) -> Layout:
+    """The tensors that each auxiliary of a model has."""
+    check_float32(layout)
+    return Layout.place([(t.name, "F32", t.shape) for t in layout.tensors if t.floating])
+
+
+def auxiliaries_layout(layout: Layout, names: Iterable[str]) -> Layout:
+    """The layout of a file that holds just these auxiliaries."""
+    return Layout.place(_specifications(layout, names))
+
+
+def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> Layout:
+    """The layout of an update that carries these auxiliaries.
+
+    Raises LayoutError where the model itself has a tensor whose name begins with `auxiliary/`.
+    """
+    encoded = encoded_layout(layout, encoding)
+    extra = _specifications(layout, names)
+    if not extra:
+        return encoded
+    for tensor in encoded.tensors:
+        if tensor.name.startswith(PREFIX):
+            raise LayoutError(
+                f"model tensor {quoted(tensor.name)} has a name that auxiliary tensors need; "
+                "rename it",
+                tensor=quoted(tensor.name),
+            )
+    return Layout.place([*((t.name, t.dtype, t.shape) for t in encoded.tensors), *extra])
+
+
+def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
+    """Auxiliaries as the arrays of a file."""
+    return {
+        f"{PREFIX}{name}/{tensor}": array
+        for name, arrays in sorted(auxiliaries.items())
+        for tensor, array in arrays.items()
+    }
+
+
+def weights_of(file: Tensors) -> Tensors:
+    """An update without its auxiliaries; views."""
+    kept = [t for t in file.layout.tensors if not t.name.startswith(PREFIX)]
+    if len(kept) == len(file.layout.tensors):
+        return file
+    return NamedTensors(
+        layout=Layout(tuple(kept)), arrays={t.name: file.arrays[t.name] for t in kept}
+    )
+
+
+def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
+    """One auxiliary of a file, in the order of the model `layout`; views.
+
+    Raises LayoutError unless it has all its tensors, in float32 and of the model's shapes.
+    """
+    wanted = auxiliary_layout(layout)
+    start = f"{PREFIX}{name}/"
+    specifications = [
+        (tensor.name.removeprefix(start), tensor.dtype, tensor.shape)
+        for tensor in file.layout.tensors
+        if tensor.name.startswith(start)
+    ]
+    Layout.place(specifications).check_matches(
+        wanted, what=f"auxiliary {quoted(name)}:", whose="model"
+    )
+    arrays = {tensor.name: file.arrays[start + tensor.name] for tensor in wanted.tensors}
+    return NamedTensors(layout=wanted, arrays=arrays)
+
+
+def check_auxiliary_numbers(file: Tensors) -> None:
+    """Raise NotFiniteError or OutOfBoundsError naming the first auxiliary tensor that does not hold
+    numbers within bounds only."""
+    for tensor in file.layout.tensors:
+        if not tensor.name.startswith(PREFIX):
+            continue
+        flat = file.arrays[tensor.name].reshape(-1)
+        for begin in range(0, flat.size, _BLOCK_ELEMENTS):
+            block = flat[begin : begin + _BLOCK_ELEMENTS]
+            if not block_is_within_bounds(block):
+                raise out_of_bounds(tensor.name, float(block[first_out_of_bounds(block)]))
+
+
+_BLOCK_ELEMENTS: Final = 2**16
+
+
+def zero_auxiliary(layout: Layout) -> dict[str, NDArray[np.float32]]:
+    """An auxiliary of zeros."""
+    return {t.name: np.zeros(t.shape, np.float32) for t in layout.tensors if t.floating}
+
+
+def _specifications(layout: Layout, names: Iterable[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [
+        (f"{PREFIX}{name}/{tensor.name}", "F32", tensor.shape)
+        for name in sorted(names)
+        for tensor in layout.tensors
+        if tensor.floating
+    ]

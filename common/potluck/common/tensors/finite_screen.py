@@ -1,0 +1,48 @@
+"""A look at a file's numbers while it is verified, as each piece is in the processor's cache then.
+
+Nothing is believed of the file: all after its header, whose length is in its first eight bytes, is
+taken for float32 words, and they are compared. A file whose words are all numbers within bounds
+holds no other in any float32 tensor that begins at a multiple of four bytes, if it is a tensor file
+at all; of another file nothing is known, as a tensor of integers may look like NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from potluck.common.tensors.tensor_files import block_is_within_bounds
+
+WORD_BYTES: Final = 4
+_LENGTH_BYTES: Final = 8
+
+
+class FiniteScreen:
+    """Sees a tensor file's bytes in order, in pieces of any size, the first of 8 bytes at least."""
+
+    def __init__(self) -> None:
+        self._clean = True
+        self._header_left: int | None = None
+
+    def see(self, piece: bytes | memoryview) -> None:
+        """The next piece. Only the last may end within a word, else nothing is known."""
+        if not self._clean:
+            return
+        if self._header_left is None:
+            length = int.from_bytes(piece[:_LENGTH_BYTES], "little")
+            self._header_left = _LENGTH_BYTES + length
+            if len(piece) < _LENGTH_BYTES or self._header_left % WORD_BYTES:
+                self._clean = False
+                return
+        skipped = min(self._header_left, len(piece))
+        self._header_left -= skipped
+        words, rest = divmod(len(piece) - skipped, WORD_BYTES)
+        found = np.frombuffer(piece, np.float32, count=words, offset=skipped)
+        # After a piece that ends within a word the words of the next are no longer the file's.
+        self._clean = rest == 0 and block_is_within_bounds(found)
+
+    @property
+    def clean(self) -> bool:
+        """Whether every float32 word so far was a number within bounds."""
+        return self._clean

@@ -1,0 +1,165 @@
+"""Tensor files written piece by piece, in any order and from several threads.
+
+What makes a model block by block writes each block to where it belongs, and so needs no memory for
+the whole of it. Only then is the file hashed: its pages are in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import StorageError
+from potluck.common.interruptible import interruption
+from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.layout import DTYPES, Layout
+from potluck.common.tensors.tensor_files import FileDigest
+
+_PIECE_BYTES: Final = 2**20
+
+
+class TensorDraft:
+    """A tensor file under way. All of it must be put before its arrays or its digest are asked for.
+
+    `put` and `put_flat` are thread-safe; pieces must not overlap.
+    """
+
+    def __init__(self, path: Path, layout: Layout, *, over: Path | None = None) -> None:
+        """Begin the file at `path`. `over`: a spare file in the same file system to be written
+        over. Raises StorageError."""
+        self.path = path
+        self.layout = layout
+        self._data = len(layout.header)
+        self._runs = list(_runs(layout))
+        self._arrays: Mapping[str, NDArray[Any]] | None = None
+        with self._disk():
+            if over is not None:
+                over.replace(path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
+            self._file.truncate(layout.file_bytes)
+        self._write(0, np.frombuffer(layout.header, np.uint8))
+
+    def put(self, name: str, begin: int, block: NDArray[Any]) -> None:
+        """Elements of a tensor from `begin` on. Raises StorageError."""
+        tensor = self.layout.by_name[name]
+        self._write(self._data + tensor.begin + begin * DTYPES[tensor.dtype].itemsize, block)
+
+    def put_flat(self, begin: int, block: NDArray[Any]) -> None:
+        """Elements of the floating-point vector (`potluck.common.tensors.flat`) from `begin` on.
+
+        Raises StorageError.
+        """
+        index = bisect_right(self._runs, begin, key=lambda run: run[0]) - 1
+        position = 0
+        while position < block.size:
+            first, end, place, itemsize = self._runs[index]
+            some = block[position : position + end - begin]
+            self._write(self._data + place + (begin - first) * itemsize, some)
+            begin, position, index = end, position + some.size, index + 1
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The tensors, mapped: what is written to them is written to the file."""
+        if self._arrays is None:
+            mapping = mmap.mmap(self._file.fileno(), self.layout.file_bytes)
+            self._arrays = MappingProxyType(
+                {
+                    tensor.name: np.frombuffer(
+                        mapping,
+                        DTYPES[tensor.dtype],
+                        count=tensor.elements,
+                        offset=self._data + tensor.begin if tensor.elements else 0,
+                    ).reshape(tensor.shape)
+                    for tensor in self.layout.tensors
+                }
+            )
+        return self._arrays
+
+    def holds(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether these arrays are the file's own, so that it need not be written again."""
+        own = self._arrays
+        return own is not None and all(arrays.get(name) is array for name, array in own.items())
+
+    def finish(self, *, sync: bool = False) -> FileDigest:
+        """Digest and length of the file; it is still at `path`. Raises StorageError."""
+        digest, check = hasher(), interruption()
+        size = self.layout.file_bytes
+        with self._disk():
+            with (
+                mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) as mapping,
+                memoryview(mapping) as whole,
+            ):
+                for begin in range(0, size, _PIECE_BYTES):
+                    check()
+                    with whole[begin : begin + _PIECE_BYTES] as piece:
+                        digest.update(piece)
+            if sync:
+                os.fsync(self._file.fileno())
+        return FileDigest(blake3=digest.hexdigest(), size=size)
+
+    def close(self) -> None:
+        """Nothing more is put. The file stays where it is; the arrays stay as long as their
+        users."""
+        self._arrays = None
+        self._file.close()
+
+    def _write(self, place: int, block: NDArray[Any]) -> None:
+        piece = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        with self._disk():
+            while piece:
+                written = os.pwrite(self._file.fileno(), piece, place)
+                piece, place = piece[written:], place + written
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"can't write tensor file {self.path} of {self.layout.file_bytes} bytes: "
+                f"{error.strerror}",
+                path=self.path,
+                errno=error.errno,
+            ) from error
+
+
+@contextlib.contextmanager
+def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator[TensorDraft]:
+    """A draft that becomes the file `path` when the block ends; gone if it raises.
+
+    `over`: a spare file to be written over. Raises StorageError.
+    """
+    draft = TensorDraft(path.with_name(f".{path.name[:100]}.draft"), layout, over=over)
+    try:
+        yield draft
+        draft.path.replace(path)
+    finally:
+        draft.close()
+        draft.path.unlink(missing_ok=True)
+
+
+def _runs(layout: Layout) -> Iterator[tuple[int, int, int, int]]:
+    """The floating-point vector's stretches that lie in one piece in a file: begin and end in
+    elements, place in the data, bytes of an element."""
+    begin = end = place = itemsize = 0
+    for tensor in layout.tensors:
+        if not tensor.floating or not tensor.elements:
+            continue
+        size = DTYPES[tensor.dtype].itemsize
+        if size != itemsize or place + (end - begin) * itemsize != tensor.begin:
+            if end > begin:
+                yield begin, end, place, itemsize
+            begin, place, itemsize = end, tensor.begin, size
+        end += tensor.elements
+    if end > begin:
+        yield begin, end, place, itemsize

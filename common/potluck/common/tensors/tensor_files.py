@@ -1,0 +1,355 @@
+"""Tensor files: safetensors read by mapping them and written by streaming, without copies.
+
+Reading maps the file: an array is a view of the page cache, and its pages are the kernel's to
+drop. Writing hands each array's own memory to `write`, hashing on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import (
+    LayoutError,
+    NotFiniteError,
+    OutOfBoundsError,
+    StorageError,
+    UpdateError,
+)
+from potluck.common.interruptible import interruption
+from potluck.common.tensors.digest import digest_of_file, hasher
+from potluck.common.tensors.layout import (
+    DTYPES,
+    LENGTH_BYTES,
+    Layout,
+    TensorSpec,
+    parse_header,
+    quoted,
+)
+
+__all__ = [
+    "LARGEST_VALUE",
+    "FileDigest",
+    "Layout",
+    "NamedTensors",
+    "TensorFile",
+    "TensorSpec",
+    "Tensors",
+    "block_is_finite",
+    "block_is_within_bounds",
+    "check_finite",
+    "file_digest",
+    "first_out_of_bounds",
+    "not_finite",
+    "open_tensors",
+    "out_of_bounds",
+    "write_tensors",
+]
+
+MAXIMUM_HEADER_BYTES: Final = 4 * 2**20
+LARGEST_VALUE: Final = 2.0**64
+"""No number of an update reaches it: its square is beyond float32, so nothing could be computed
+with it, and sums of smaller ones over any cohort are finite."""
+
+_PIECE_BYTES: Final = 2**20
+_BLOCK_ELEMENTS: Final = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDigest:
+    """What identifies a file: BLAKE3 digest (64 lower-case hexadecimal digits), bytes."""
+
+    blake3: str
+    size: int
+
+
+class Tensors(Protocol):
+    """Named arrays and how they are laid out."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+        ...
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The tensors by name."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTensors:
+    """Arrays in memory, or views of some of a file's."""
+
+    layout: Layout
+    arrays: Mapping[str, NDArray[Any]]
+
+
+class TensorFile:
+    """A mapped tensor file; `arrays` are read-only views of it, in the file's order.
+
+    The file must not be changed or shortened while it is mapped. Closing drops the arrays; the
+    mapping goes when the last view somebody still holds does.
+    """
+
+    def __init__(self, path: Path, layout: Layout, mapping: mmap.mmap) -> None:
+        self.path = path
+        self.layout = layout
+        self._mapping = mapping
+        data = mapping.size() - layout.data_bytes
+        self._arrays: Mapping[str, NDArray[Any]] = MappingProxyType(
+            {tensor.name: _view(mapping, tensor, data) for tensor in layout.tensors}
+        )
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The tensors by name; bfloat16 appears as its bits in uint16."""
+        return self._arrays
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every tensor begins at a multiple of its elements' size in the file."""
+        data = self._mapping.size() - self.layout.data_bytes
+        return all((data + t.begin) % DTYPES[t.dtype].itemsize == 0 for t in self.layout.tensors)
+
+    def close(self) -> None:
+        """Drop the arrays; may be called twice."""
+        self._arrays = MappingProxyType({})
+        with contextlib.suppress(BufferError):  # somebody still holds a view
+            self._mapping.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_tensors(
+    path: Path,
+    *,
+    expected: Layout | None = None,
+    maximum_header_bytes: int = MAXIMUM_HEADER_BYTES,
+) -> TensorFile:
+    """Map a tensor file read-only.
+
+    `expected`: the names, types and shapes it must have; pass it for whatever a stranger sent,
+    since it also bounds the header by what such a file needs. `maximum_header_bytes` bounds it
+    otherwise (4 MiB describe about 40,000 tensors). Raises LayoutError if the file has other
+    tensors or is no tensor file, StorageError if it can't be read.
+    """
+    if expected is not None:
+        # Another writer may space its JSON differently, but not without limit.
+        maximum_header_bytes = 2 * len(expected.header) + 4096
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            layout = _read_layout(file, size, expected, maximum_header_bytes)
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise StorageError(
+            f"can't read tensor file {path}: {error.strerror}", path=path, errno=error.errno
+        ) from error
+    return TensorFile(path, layout, mapping)
+
+
+def write_tensors(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    layout: Layout | None = None,
+    sync: bool = False,
+    over: Path | None = None,
+) -> FileDigest:
+    """Write a tensor file under a temporary name, then give it its own.
+
+    `layout`: how the arrays are to lie, by default `Layout.of(arrays)`; needed for bfloat16.
+    `sync`: return only when file and name are on disk. `over`: a spare file in the same file
+    system to be written over. Contiguous arrays are not copied. Raises LayoutError if an array does
+    not fit the layout, StorageError if the disk refuses.
+    """
+    if layout is None:
+        layout = Layout.of(arrays)
+    _check_fit(arrays, layout)
+    digest, check = hasher(), interruption()
+    temporary: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+        temporary = Path(name)
+        if over is not None:
+            os.close(descriptor)
+            over.replace(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for piece in _pieces(arrays, layout):
+                check()
+                digest.update(piece)
+                _write_all(file, piece)
+            if over is not None:
+                file.truncate()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        temporary = None
+        if sync:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(
+            f"can't write tensor file {path} of {layout.file_bytes} bytes: {error.strerror}",
+            path=path,
+            errno=error.errno,
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return FileDigest(blake3=digest.hexdigest(), size=layout.file_bytes)
+
+
+def file_digest(path: Path) -> FileDigest:
+    """Digest and length of a file. Raises StorageError if it can't be read."""
+    try:
+        digest, size = digest_of_file(path)
+    except OSError as error:
+        raise StorageError(
+            f"can't read {path}: {error.strerror}", path=path, errno=error.errno
+        ) from error
+    return FileDigest(blake3=digest, size=size)
+
+
+def check_finite(file: TensorFile) -> None:
+    """Raise NotFiniteError naming the first floating-point tensor that holds NaN or infinity."""
+    for tensor in file.layout.tensors:
+        if not tensor.floating:
+            continue
+        flat = file.arrays[tensor.name].reshape(-1)
+        for begin in range(0, flat.size, _BLOCK_ELEMENTS):
+            if not _block_is_finite(flat[begin : begin + _BLOCK_ELEMENTS], tensor.dtype):
+                raise not_finite(tensor.name)
+
+
+def not_finite(name: str) -> NotFiniteError:
+    """The error that says which tensor is not finite."""
+    return NotFiniteError(
+        f"tensor {quoted(name)} holds NaN or infinity; lower the learning rate or clip gradients",
+        tensor=quoted(name),
+    )
+
+
+def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
+    """Whether no element is NaN or infinite; fast where the sum is finite, always exact."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
+        return bool(np.isfinite(block.sum()) or np.isfinite(block).all())
+
+
+def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
+    """Whether all elements are numbers that an update may hold: between ±`LARGEST_VALUE`."""
+    # A NaN becomes the least and the largest, and compares to nothing.
+    return not block.size or bool(block.min() > -LARGEST_VALUE and block.max() < LARGEST_VALUE)
+
+
+def out_of_bounds(name: str, value: float) -> UpdateError:
+    """The error that says which tensor holds a value that no update may hold."""
+    if not math.isfinite(value):
+        return not_finite(name)
+    return OutOfBoundsError(
+        f"tensor {quoted(name)} holds {value:.3g}; an update's numbers are below "
+        f"{LARGEST_VALUE:.3g}: lower the learning rate or clip gradients",
+        tensor=quoted(name),
+    )
+
+
+def first_out_of_bounds(block: NDArray[np.floating[Any]]) -> int:
+    """Where the first element is that no update may hold; there must be one."""
+    return int(np.argmin(np.abs(block) < LARGEST_VALUE))
+
+
+def _block_is_finite(block: NDArray[Any], dtype: str) -> bool:
+    if dtype == "BF16":
+        return not bool((np.bitwise_and(block, 0x7F80) == 0x7F80).any())
+    return block_is_finite(block)
+
+
+def _read_layout(
+    file: FileIO, size: int, expected: Layout | None, maximum_header_bytes: int
+) -> Layout:
+    prefix = file.read(LENGTH_BYTES)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < LENGTH_BYTES or length > size - LENGTH_BYTES:
+        raise LayoutError(f"a file of {size} bytes is too short for the tensors it announces")
+    if length > maximum_header_bytes:
+        raise LayoutError(
+            f"a tensor file's header of {length} bytes is announced, "
+            f"at most {maximum_header_bytes} are accepted"
+        )
+    text = file.read(length)
+    if expected is not None and prefix + text == expected.header:
+        layout = expected
+    else:
+        layout = parse_header(text)
+        if expected is not None:
+            layout.check_matches(expected)
+    held = size - LENGTH_BYTES - length
+    if held != layout.data_bytes:
+        raise LayoutError(
+            f"a tensor file holds {held} bytes of data, its header describes {layout.data_bytes}"
+        )
+    return layout
+
+
+def _view(mapping: mmap.mmap, tensor: TensorSpec, data: int) -> NDArray[Any]:
+    dtype = DTYPES[tensor.dtype]
+    if tensor.begin == tensor.end:
+        empty = np.empty(tensor.shape, dtype)
+        empty.flags.writeable = False
+        return empty
+    flat = np.frombuffer(mapping, dtype, count=tensor.elements, offset=data + tensor.begin)
+    return flat.reshape(tensor.shape)
+
+
+def _check_fit(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
+    if arrays.keys() != layout.by_name.keys():
+        missing = sorted(arrays.keys() ^ layout.by_name.keys())
+        raise LayoutError(f"arrays and layout differ in tensor {quoted(missing[0])}")
+    for tensor in layout.tensors:
+        array = arrays[tensor.name]
+        if array.shape != tensor.shape or array.dtype != DTYPES[tensor.dtype]:
+            raise LayoutError(
+                f"tensor {quoted(tensor.name)} is {array.dtype} {array.shape}, "
+                f"its layout says {tensor.dtype} {tensor.shape}",
+                tensor=quoted(tensor.name),
+            )
+
+
+def _pieces(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Iterable[memoryview]:
+    yield memoryview(layout.header)
+    for tensor in sorted(layout.tensors, key=lambda t: (t.begin, t.end)):
+        flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
+        # A piece is written while it is still in the cache from being hashed.
+        for begin in range(0, flat.size, _PIECE_BYTES):
+            yield flat[begin : begin + _PIECE_BYTES].data
+
+
+def _write_all(file: FileIO, piece: memoryview) -> None:
+    while piece:
+        piece = piece[file.write(piece) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

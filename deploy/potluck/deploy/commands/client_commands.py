@@ -1,0 +1,91 @@
+"""`potluck clients`, with `quarantine` and `readmit`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.commands.run_commands import AsJson, print_line, table_console
+from potluck.deploy.operator.json_view import client_values, to_line
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.view.listings import attendance_line, client_lines, clients_table
+
+_MOST_IN_TABLE = 2000
+"""A table of so many clients takes a second to lay out."""
+
+ClientName = Annotated[
+    str, typer.Argument(metavar="ID", help="The client's id.", show_default=False)
+]
+
+
+class _ListByDefault(TyperGroup):
+    """`potluck clients` alone, or with options only, is `potluck clients list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
+    """List all clients the coordinator has met.
+
+    Their host, whether they attend, how often they were selected, and how often their update
+    became part of a model.
+
+    ```console
+    potluck clients
+    ```
+    """
+    found = await client.list_clients()
+    if as_json:
+        print_line(to_line({"clients": [client_values(entry) for entry in found]}))
+    elif found:
+        if len(found) <= _MOST_IN_TABLE:
+            table_console().print(clients_table(found, datetime.now(UTC)))
+        else:
+            for line in client_lines(found, datetime.now(UTC)):
+                print_line(line)
+        print_line(attendance_line(found))
+    else:
+        print_line("no client has attended yet; start hosts with `potluck-client --config FILE`")
+
+
+async def quarantine(
+    client: OperatorClient,
+    client_id: ClientName,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why, one line for people.", show_default=False)
+    ],
+) -> None:
+    """Never select a client any more, in no run, from the next selection on.
+
+    A round it is in goes on with it. It may attend, and be met for the first time, in quarantine.
+
+        potluck clients quarantine client-3 --reason "label counts contradict its updates"
+    """
+    await client.set_quarantine(client_id, reason)
+    print_line(f"{client_id} is in quarantine: {reason}")
+
+
+async def readmit(client: OperatorClient, client_id: ClientName) -> None:
+    """Let a client in quarantine be selected again.
+
+    potluck clients readmit client-3
+    """
+    await client.set_quarantine(client_id, None)
+    print_line(f"{client_id} may be selected again")
+
+
+app = typer.Typer(
+    cls=_ListByDefault,
+    rich_markup_mode="markdown",
+    help="List all clients the coordinator has met; put some into quarantine.",
+)
+app.command("list")(operator_command(list_clients))
+app.command("quarantine")(operator_command(quarantine))
+app.command("readmit")(operator_command(readmit))

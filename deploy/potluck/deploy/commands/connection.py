@@ -1,0 +1,81 @@
+"""Commands that talk to a coordinator: the options they share, and their event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
+
+import typer
+
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
+
+P = ParamSpec("P")
+
+_PANEL = "Connection"
+
+
+def _option(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=_PANEL)
+
+
+_OPTIONS: dict[str, Any] = {
+    "coordinator": Annotated[
+        str | None, _option("--coordinator", "HOST:PORT", "Where the coordinator listens.")
+    ],
+    "certificate": Annotated[
+        Path | None, _option("--certificate", "FILE", "The operator's certificate.")
+    ],
+    "key": Annotated[Path | None, _option("--key", "FILE", "Its private key.")],
+    "authority": Annotated[
+        Path | None, _option("--authority", "FILE", "The federation's authority.pem.")
+    ],
+    "server_name": Annotated[
+        str | None,
+        _option("--server-name", "NAME", "Name in the coordinator's certificate, if not HOST."),
+    ],
+    "config": Annotated[
+        Path | None, _option("--config", "FILE", "An operator.toml; see `potluck config operator`.")
+    ],
+}
+
+
+def operator_command(
+    command: Callable[Concatenate[OperatorClient, P], Awaitable[None]],
+) -> Callable[..., None]:
+    """A command line's function from a coroutine that wants an `OperatorClient` first.
+
+    It gains the connection options, and runs the coroutine in an event loop of its own.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        flags: dict[str, Any] = {name: kwargs.pop(name, None) for name in _OPTIONS}
+        asyncio.run(_connected(OperatorFlags(**flags), command, *args, **kwargs))
+
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    hints = get_type_hints(command, include_extras=True)
+    # typer reads the options of a command from these two.
+    run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in own} | _OPTIONS
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # inspect honours it
+        [parameter.replace(annotation=hints[parameter.name]) for parameter in own] + shared
+    )
+    return run
+
+
+async def _connected(
+    flags: OperatorFlags,
+    command: Callable[Concatenate[OperatorClient, P], Awaitable[None]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    async with connect(load_operator_config(flags)) as client:
+        await command(client, *args, **kwargs)

@@ -1,0 +1,146 @@
+"""`potluck demo`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.commands.run_commands import Assignments
+from potluck.deploy.local.demo import run_demo
+from potluck.deploy.local.demo_files import (
+    DemoFiles,
+    DemoOptions,
+    check_demo,
+    hold,
+    new_folder,
+    reserved_port,
+    write_demo_files,
+)
+from potluck.deploy.local.demo_metrics import reserved_ports, serve_metrics
+from potluck.deploy.local.interruption import run_interruptibly
+from potluck.deploy.terminal import terminal
+from potluck.deploy.view.readable import (
+    readable_bytes,
+    readable_number,
+    readable_seconds,
+    readable_share,
+)
+from potluck.deploy.view.run_summary import RunSummary, summarise
+
+_FOLDERS = Path("potluck-demo")
+
+
+def demo(
+    task: Annotated[str, typer.Option(help="What is learned.")] = "colored-digits",
+    clients: Annotated[int, typer.Option(min=1, help="Clients of the federation.")] = 24,
+    hosts: Annotated[int, typer.Option(min=1, help="Client processes that hold them.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Clients selected in each round.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to commit.")] = 30,
+    selector: Annotated[str, typer.Option(help="Who trains.")] = "uniform",
+    strategy: Annotated[str, typer.Option(help="How updates combine.")] = "fedavg",
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same cohorts, same model.")] = 7,
+    device: Annotated[
+        str,
+        typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N."),
+    ] = "cpu",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where certificates, configurations, logs and results go; a new folder under "
+            "potluck-demo if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    assignments: Assignments = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the summary as the last line on standard output, nothing else."
+        ),
+    ] = False,
+) -> None:
+    """Make a throwaway federation on this machine, run it, show it live.
+
+    A coordinator and some client processes are started with certificates of their own, exactly as
+    they would be on many machines. The folder keeps the files, the logs, the model, a summary and
+    a plot. Ctrl-C ends all processes at any time.
+
+    ```console
+    potluck demo
+    potluck demo --rounds 5 --count 4 -o training.epochs=2
+    ```
+    """
+    options = DemoOptions(
+        task=task,
+        selector=selector,
+        strategy=strategy,
+        clients=clients,
+        hosts=hosts,
+        count=count,
+        rounds=rounds,
+        seed=seed,
+        device=device,
+        assignments=assignments or (),
+        root=True,
+    )
+    console = terminal(stderr=as_json)
+    check_demo(options)
+    place = folder or new_folder(_FOLDERS, datetime.now())
+    with (
+        hold(place),
+        reserved_port() as port,
+        reserved_ports(1 + hosts) as metrics_ports,
+    ):
+        files = write_demo_files(place, options, port)
+        prometheus = serve_metrics(files, metrics_ports)
+        console.print(
+            f"everything of this demo is in {files.folder}",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        console.print(
+            f"to graph its metrics while it runs, if you have Prometheus: "
+            f"prometheus --config.file={prometheus}",
+            style="dim", highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        view = run_interruptibly(run_demo(files, console))
+    summary = summarise(view, clients=options.clients)
+    files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
+    _plot(summary, files)
+    print_summary(console, summary, files)
+    if as_json:
+        typer.echo(summary.model_dump_json())
+
+
+def _plot(summary: RunSummary, files: DemoFiles) -> None:
+    from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
+
+    plot_run(summary, files.plot)
+
+
+def print_summary(console: Console, summary: RunSummary, files: DemoFiles) -> None:
+    """What the run came to, for people."""
+    first, last = summary.history[0], summary.history[-1]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("rounds", f"{summary.rounds} in {readable_seconds(summary.seconds)}")
+    table.add_row("accuracy", f"{readable_share(first.accuracy)} → {readable_share(last.accuracy)}")
+    if last.worst_group_accuracy is not None:
+        worst = (
+            readable_share(first.worst_group_accuracy),
+            readable_share(last.worst_group_accuracy),
+        )
+        table.add_row("worst group", f"{worst[0]} → {worst[1]}")
+    table.add_row("loss", f"{readable_number(first.loss)} → {readable_number(last.loss)}")
+    moved = f"{readable_bytes(summary.bytes_down)} down, {readable_bytes(summary.bytes_up)} up"
+    table.add_row("models moved", moved)
+    for name, path in (("model", files.model), ("summary", files.summary), ("plot", files.plot)):
+        table.add_row(name, Text(str(path)))
+    console.print()
+    console.print(table)

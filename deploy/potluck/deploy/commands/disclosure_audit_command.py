@@ -1,0 +1,157 @@
+"""`potluck audit`: what left the clients of a run, as the coordinator saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
+from potluck.deploy.operator.json_view import to_line
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.view.readable import natural_order
+from potluck.rpc.v1 import operator_pb2
+
+_SHOWN = 3
+
+
+async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
+    """Show what left the clients of a run: secure sums they went into, profiles they disclosed.
+
+    Of each sum: with how many others, on how many hosts, under which policy, at what privacy loss,
+    who refused it by which rule, and against whom it holds. Masked updates have a sum each round;
+    others are not listed: a client that trained sent one. Clients keep records of their own:
+    `potluck-client disclosures`.
+
+        potluck audit 3f9a
+    """
+    parts = await client.audit_disclosures(run_id)
+    sums = [each for part in parts for each in part.sums]
+    profiles = [each for part in parts for each in part.profiles]
+    independent = any(part.independent_root for part in parts)
+    if as_json:
+        print_line(
+            to_line(
+                {
+                    "sums": [sum_values(each) for each in sums],
+                    "profiles": [profile_values(each) for each in profiles],
+                    "sums_hold_against": holds_against(independent=independent),
+                }
+            )
+        )
+        return
+    console = table_console()
+    if sums:
+        console.print(sums_table(sums))
+        console.print(f"Sums hide single clients from {holds_against(independent=independent)}.")
+    else:
+        console.print("The run's clients are in no secure sum.")
+    console.print(clients_table(sums, profiles))
+
+
+def holds_against(*, independent: bool) -> str:
+    """From whom a sum hides its summands."""
+    if independent:
+        return "a coordinator that lies, as long as no more hosts than assumed collude with it"
+    return (
+        "an honest-but-curious coordinator only: one party keeps both roots, or has not said "
+        "otherwise with independent_root"
+    )
+
+
+def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
+    """A sum as plain values."""
+    values: dict[str, Any] = {
+        "session": each.session_id,
+        "run": each.run_id,
+        "disclosure": each.disclosure,
+        "subject": each.subject,
+        "released": each.released,
+        "clients": dict(sorted(each.hosts.items())),
+        "hosts": len(set(each.hosts.values())),
+        "least_hosts": each.least_hosts,
+        "colluding_hosts": each.colluding_hosts,
+        "quorum": each.quorum,
+        "epsilon": each.epsilon or None,
+        "refusals": dict(sorted(each.refusals.items())),
+        "round": each.round or None,
+        "attempt": each.attempt,
+        "at": each.at,
+    }
+    if not each.released:
+        values |= {"stage": each.stage, "rule": each.rule, "have": each.have, "need": each.need}
+    return values
+
+
+def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
+    """A profile's disclosure as plain values."""
+    return {
+        "client": each.client_id,
+        "signal": each.signal,
+        "data_epoch": each.data_epoch,
+        "epsilon": each.epsilon or None,
+        "at": each.at,
+    }
+
+
+def sums_table(sums: Sequence[operator_pb2.AuditedSum]) -> Table:
+    """A row for each session, oldest first."""
+    table = _table("session", "run", "policy", "of", "clients", "hosts", "ε", "outcome")
+    for each in sums:
+        table.add_row(
+            each.session_id[:8],
+            each.run_id,
+            Text(f"{each.disclosure}, ≥ {each.least_hosts} hosts"),
+            Text(each.subject + f", round {each.round}" * (each.round > 0)),
+            str(len(each.hosts)),
+            str(len(set(each.hosts.values()))),
+            f"{each.epsilon:g}" if each.epsilon else "exact",
+            Text(_outcome(each), style="green" if each.released else "yellow"),
+        )
+    return table
+
+
+def clients_table(
+    sums: Sequence[operator_pb2.AuditedSum], profiles: Sequence[operator_pb2.AuditedProfile]
+) -> Table:
+    """A row for each client: what of it is in sums, what it disclosed by itself."""
+    clients = {client for each in sums if each.released for client in each.hosts}
+    clients |= {each.client_id for each in profiles}
+    table = _table("client", "sums", "least hosts in one", "disclosed itself", "ε in all")
+    for client in sorted(clients, key=natural_order):
+        mine = [each for each in sums if each.released and client in each.hosts]
+        own = [each for each in profiles if each.client_id == client]
+        hosts = [len(set(each.hosts.values())) for each in mine]
+        epsilon = sum(each.epsilon for each in mine) + sum(each.epsilon for each in own)
+        table.add_row(
+            Text(client),
+            str(len(mine)),
+            str(min(hosts)) if hosts else "",
+            ", ".join(f"{each.signal} (epoch {each.data_epoch})" for each in own) or "nothing",
+            f"{epsilon:g}",
+        )
+    return table
+
+
+def _outcome(each: operator_pb2.AuditedSum) -> str:
+    rules = [f"{client}: {rule}" for client, rule in sorted(each.refusals.items())]
+    told = ", ".join(rules[:_SHOWN]) + f" and {len(rules) - _SHOWN} more" * (len(rules) > _SHOWN)
+    refused = f"; refused by {told}" if rules else ""
+    if each.released:
+        return f"released{refused}"
+    return f"aborted at {each.stage}: {each.rule}, {each.have} of {each.need}{refused}"
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        right = name in ("clients", "hosts", "sums", "least hosts in one", "ε in all")
+        table.add_column(name, justify="right" if right else "left")
+    return table
+
+
+COMMANDS = {"audit": operator_command(audit)}
+"""The commands by name, for typer."""

@@ -1,0 +1,152 @@
+"""`potluck doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from potluck.client.config import load_config
+from potluck.common.errors import PotluckError
+from potluck.common.process.command_line import FAILED
+from potluck.common.settings.configuration import load
+from potluck.deploy.doctor import diagnosis
+from potluck.deploy.doctor.diagnosis import Finding, Verdict
+from potluck.deploy.doctor.host_admission import admission
+from potluck.deploy.operator.json_view import to_line
+from potluck.deploy.operator.operator_client import connect
+from potluck.deploy.operator.operator_config import (
+    OperatorConfig,
+    OperatorFlags,
+    load_operator_config,
+)
+from potluck.deploy.terminal import terminal
+from potluck.server.cli import ENVIRONMENT_PREFIX as SERVER_PREFIX
+from potluck.server.config import CoordinatorConfig
+
+_ANSWER_SECONDS = 15.0
+_STYLES = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
+
+
+def doctor(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Configuration files of a coordinator or of hosts on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="An operator.toml; otherwise it is looked for as by other commands."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> int:
+    """Look for what is wrong with this machine and the federation, and say what to do.
+
+    Looks at software, certificates, clock, disk and ports; at the device of a host whose FILE is
+    given, and whether its coordinator lets it in; and, where there is an operator.toml, whether the
+    coordinator answers and how it fares.
+    Ends with 1 if something is bad.
+
+    ```console
+    potluck doctor
+    potluck doctor coordinator.toml host-0.toml
+    ```
+    """
+    findings = {"this machine": diagnosis.software()}
+    for file in files or ():
+        findings[str(file)] = _examined(file)
+    findings["the federation"] = _federation(config)
+    if as_json:
+        typer.echo(to_line(_values(findings)))
+    else:
+        _print(findings)
+    bad = any(each.verdict is Verdict.BAD for found in findings.values() for each in found)
+    return FAILED if bad else 0
+
+
+def _examined(file: Path) -> list[Finding]:
+    """A coordinator's or a host's configuration, told apart by their keys."""
+    now = datetime.now(UTC)
+    try:
+        keys = set(tomllib.loads(file.read_text()))
+        if "listen" in keys or not keys & {"coordinator", "clients"}:
+            config = load(CoordinatorConfig, file, environment_prefix=SERVER_PREFIX)
+            return list(diagnosis.coordinator_files(config, now))
+        host = load_config(file, {})
+        found = list(diagnosis.host_files(host, now))
+        usable = not any(
+            each.about == "certificate" and each.verdict is Verdict.BAD for each in found
+        )
+        return [*found, admission(host)] if usable else found
+    except (OSError, ValueError) as error:
+        return [Finding("configuration", Verdict.BAD, str(error), "see `potluck config --help`")]
+    except PotluckError as error:
+        remedy = "`potluck-server config` and `potluck-client config` print examples"
+        return [Finding("configuration", Verdict.BAD, error.message, remedy)]
+
+
+def _federation(path: Path | None) -> list[Finding]:
+    try:
+        config = load_operator_config(OperatorFlags(config=path))
+    except PotluckError as error:
+        found, _, remedy = error.message.partition("; ")
+        verdict = Verdict.DOUBTFUL if path is None else Verdict.BAD
+        return [Finding("operator", verdict, found, remedy)]
+    mine = diagnosis.certificates(config.tls, datetime.now(UTC))
+    if mine.verdict is Verdict.BAD:
+        return [mine]
+    return [mine, *asyncio.run(_asked(config))]
+
+
+async def _asked(config: OperatorConfig) -> list[Finding]:
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS), connect(config) as client:
+            described = await client.describe_coordinator()
+    except TimeoutError:
+        found = f"{config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
+        remedy = "see that the address is right and no firewall drops packets to its port"
+        return [Finding("coordinator", Verdict.BAD, found, remedy)]
+    except PotluckError as error:
+        found, _, remedy = error.message.partition("; ")
+        return [Finding("coordinator", Verdict.BAD, found, remedy or "see the coordinator's log")]
+    seconds = time.monotonic() - begun
+    return list(diagnosis.federation(described, seconds, datetime.now(UTC)))
+
+
+def _values(findings: dict[str, list[Finding]]) -> dict[str, object]:
+    return {
+        place: [
+            {"about": each.about, "verdict": each.verdict, "found": each.found}
+            | ({"remedy": each.remedy} if each.remedy else {})
+            for each in found
+        ]
+        for place, found in findings.items()
+    }
+
+
+def _print(findings: dict[str, Sequence[Finding]] | dict[str, list[Finding]]) -> None:
+    console = terminal()
+    for place, found in findings.items():
+        console.print(Text(place, style="bold"))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for each in found:
+            text = Text(each.found)
+            if each.remedy:
+                text.append(f"\n→ {each.remedy}", style="bold")
+            table.add_row(Text(each.verdict, style=_STYLES[each.verdict]), each.about, text)
+        console.print(table)

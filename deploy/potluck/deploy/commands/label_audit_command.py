@@ -1,0 +1,98 @@
+"""`potluck audit-labels`: what clients claim of their labels, held against their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
+from potluck.deploy.operator.json_view import to_line
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.view.readable import natural_order
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import LabelVerdict
+
+_COLOURS = {
+    LabelVerdict.LABEL_VERDICT_SUSPICIOUS: "red",
+    LabelVerdict.LABEL_VERDICT_CONSISTENT: "green",
+}
+
+
+async def audit_labels(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
+    """Hold the label counts that clients claim against how their updates move the output bias.
+
+    A suspicious client holds more, or less, of a class than it claims, as far as its updates tell.
+    About one honest client in a hundred is suspicious as well: look twice before
+    `potluck clients quarantine`. Works while the run is under way and after it, for runs whose
+    selector needs label counts. With --json an object per client.
+
+        potluck audit-labels 3f9a
+    """
+    audits = await client.audit_labels(run_id)
+    if as_json:
+        for audit in audits:
+            print_line(to_line(audit_values(audit)))
+    else:
+        table_console().print(audit_table(audits))
+
+
+def audit_values(audit: operator_pb2.LabelAudit) -> dict[str, Any]:
+    """The audit of a client as plain values."""
+    return {
+        "client": audit.client_id,
+        "verdict": _verdict(audit),
+        "rounds": audit.rounds,
+        "suspicions": [
+            {
+                "class": each.label,
+                "claimed": each.claimed,
+                "at_least" if each.hidden else "at_most": each.bound,
+                "rises": each.rises,
+                "probability": each.probability,
+            }
+            for each in audit.suspicions
+        ],
+    }
+
+
+def audit_table(audits: Sequence[operator_pb2.LabelAudit]) -> Table:
+    """A row for each client, suspicious ones first; why is told of the least probable class."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("client", "verdict", "rounds", "why"):
+        table.add_column(name, justify="right" if name == "rounds" else "left")
+    suspicious = LabelVerdict.LABEL_VERDICT_SUSPICIOUS
+    in_order = sorted(audits, key=lambda audit: natural_order(audit.client_id))
+    for audit in sorted(in_order, key=lambda audit: audit.verdict != suspicious):
+        table.add_row(
+            Text(audit.client_id),
+            Text(_verdict(audit), style=_COLOURS.get(audit.verdict, "yellow")),
+            str(audit.rounds),
+            Text(_why(audit)),
+        )
+    return table
+
+
+def _verdict(audit: operator_pb2.LabelAudit) -> str:
+    return LabelVerdict.Name(audit.verdict).removeprefix("LABEL_VERDICT_").lower()
+
+
+def _why(audit: operator_pb2.LabelAudit) -> str:
+    if not audit.suspicions:
+        return "" if audit.rounds else "no claim, or no update seen"
+    first, others = audit.suspicions[0], len(audit.suspicions) - 1
+    seen = (
+        f"holds at least {first.bound}: the bias rose in {first.rises} of {audit.rounds} rounds"
+        if first.hidden
+        else f"holds at most {first.bound}: the bias never rose in {audit.rounds} rounds"
+    )
+    more = f"; {others} more classes" if others > 1 else "; 1 more class" if others else ""
+    claimed = f"{first.claimed:g}"
+    return f"class {first.label}: claims {claimed}, {seen} (p = {first.probability:.1g}){more}"
+
+
+COMMANDS = {"audit-labels": operator_command(audit_labels)}
+"""The commands by name, for typer."""

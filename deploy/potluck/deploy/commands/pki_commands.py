@@ -1,0 +1,252 @@
+"""`potluck pki`: make the federation's TLS authority and the certificates of its parties."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.identity import Role
+from potluck.deploy.commands import pki_lifecycle_commands as pki_lifecycle_cli
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki import federation_root
+from potluck.deploy.pki.certificates import CertificateSummary, inspect
+from potluck.deploy.terminal import terminal
+
+app = typer.Typer(
+    name="pki",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Make the certificates by which the parties of a federation know each other.
+
+A federation has one authority, kept by the operator in a folder. Each party gets a certificate from
+it: the coordinator (with the names it is dialled by), every host (with the clients it may speak
+for), every operator. Nobody connects without one.
+
+    potluck pki init pki --federation demo
+
+    potluck pki issue pki coordinator --host localhost --host 127.0.0.1
+
+    potluck pki issue pki host lab-a --clients client-0:5
+
+    potluck pki issue pki operator ada
+
+Later: `list` shows what was issued, `renew` issues it again before it ends, `revoke` and `push` cut
+somebody off. A host whose key shall never leave its machine makes it there (`potluck-client
+enroll`), and `sign` certifies it.
+
+Give each party its own NAME.pem and NAME.key and a copy of authority.pem. authority.key stays in
+the folder: whoever has it can issue certificates.""",
+)
+
+Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
+    federation: Annotated[
+        str, typer.Option(help="The federation's name: lower-case letters, digits, '.', '_', '-'.")
+    ],
+    days: Annotated[int, typer.Option(help="Days it is valid.")] = pki.AUTHORITY_DAYS,
+    force: Force = False,
+) -> None:
+    """Make a federation's TLS authority: FOLDER/authority.pem and FOLDER/authority.key.
+
+    With --force an authority that is there already is replaced, and every certificate it has issued
+    stops working.
+    """
+    files = pki.create_authority(folder, federation, days=days, force=force)
+    console = terminal()
+    _print_written(console, files)
+    _print_next(
+        console,
+        f"potluck pki issue {folder} coordinator --host localhost --host 127.0.0.1",
+        f"potluck pki issue {folder} host NAME --clients client-0:5",
+        f"potluck pki issue {folder} operator NAME",
+    )
+
+
+@app.command()
+def issue(
+    folder: Folder,
+    role: Annotated[Role, typer.Argument(help="Whom it is for.", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The party's name; a coordinator may go without.", show_default=False),
+    ] = None,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A client the host may speak for, or a range: hospital-a, client-0:23, "
+            "silo-00:09. Repeat it, or put commas between.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host name or IP address hosts dial the coordinator by. Repeat it for more.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(help="Days it is valid.")] = pki.LEAF_DAYS,
+    force: Force = False,
+) -> None:
+    """Issue a certificate: FOLDER/NAME.pem and FOLDER/NAME.key.
+
+    potluck pki issue pki coordinator --host localhost --host 127.0.0.1
+
+    potluck pki issue pki host lab-a --clients client-0:5 --clients hospital-a
+
+    potluck pki issue pki operator ada
+    """
+    if name is None and role is not Role.COORDINATOR:
+        raise ConfigurationError(
+            f"a {role} needs a name; write `potluck pki issue {folder} {role} NAME`"
+        )
+    files = pki.issue(
+        folder,
+        role,
+        name or Role.COORDINATOR.value,
+        clients=clients or (),
+        hosts=host or (),
+        days=days,
+        force=force,
+    )
+    console = terminal()
+    _print_written(console, files)
+    _print_party_next(console, role, files)
+
+
+@app.command()
+def root(
+    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
+    federation: Annotated[str, typer.Option(help="The federation's name, as in `pki init`.")],
+    force: Force = False,
+) -> None:
+    """Make a federation root: the key that says who is a member.
+
+    It is another one than the TLS authority, which says who may connect. Keep the folder away from
+    the coordinator; only root.pub and members.json go there, into `federation_root` and `members`
+    of its configuration. Where one person holds both, signatures prove nothing against that person.
+
+    potluck pki root root --federation demo
+    """
+    files = federation_root.create_root(folder, federation, force=force)
+    console = terminal()
+    console.print(Text(f"Root of federation {federation}", style="bold green"))
+    for path in files:
+        _print_line(console, f"  {path}")
+    _print_next(console, f"potluck pki member {folder} client-0:5 --host NAME")
+
+
+@app.command()
+def member(
+    folder: Annotated[Path, typer.Argument(help="The root's folder.", show_default=False)],
+    clients: Annotated[
+        list[str], typer.Argument(help="Clients, or ranges such as client-0:5.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option(help="The host that holds them.", show_default=False)],
+    days: Annotated[int, typer.Option(help="Days the records are valid.")] = (
+        federation_root.MEMBER_DAYS
+    ),
+) -> None:
+    """Make clients members: FOLDER/members/CLIENT.key for each, and a record in members.json.
+
+    A client that has a key keeps it and gets a new record.
+
+    potluck pki member root client-0:5 --host lab-a
+    """
+    keys = federation_root.add_members(folder, clients, host, days=days)
+    console = terminal()
+    console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
+    _print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")
+    _print_line(console, '  member_key = "FOLDER WITH CLIENT.key FILES"')
+    _print_line(console, "To sum securely it needs root.pub and members.json too, from you:")
+    _print_line(console, '  federation_root = "root.pub"')
+    _print_line(console, '  members = "members.json"')
+    _print_line(console, "Give the coordinator root.pub and members.json. In its configuration:")
+    _print_line(console, f"  federation_root = {json.dumps(str(folder / 'root.pub'))}")
+    _print_line(console, f"  members = {json.dumps(str(folder / 'members.json'))}")
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A certificate, NAME.pem.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what a certificate says: whose it is, for which clients or addresses, until when."""
+    fields = _fields(inspect(file))
+    if as_json:
+        typer.echo(json.dumps(fields))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in fields.items():
+        text = ", ".join(value) if isinstance(value, list) else value
+        if text:
+            table.add_row(key.replace("_", " "), Text(text))
+    terminal().print(table)
+
+
+pki_lifecycle_cli.add_to(app)
+
+
+def _fields(summary: CertificateSummary) -> dict[str, Any]:
+    identity = summary.identity
+    return {
+        "federation": summary.federation,
+        "role": "authority" if identity is None else identity.role.value,
+        "name": None if identity is None else identity.name,
+        "clients": [] if identity is None else [str(claim) for claim in identity.claims],
+        "hosts": list(summary.hosts),
+        "valid_from": summary.not_before.isoformat(),
+        "valid_until": summary.not_after.isoformat(),
+        "serial": summary.serial,
+        "sha256": summary.sha256,
+    }
+
+
+def _print_written(console: Console, files: pki.IssuedFiles) -> None:
+    summary = inspect(files.certificate)
+    who = (
+        f"TLS authority of federation {summary.federation}"
+        if summary.identity is None
+        else f"{summary.identity.role} {summary.identity.name} of federation {summary.federation}"
+    )
+    console.print(Text(f"{who}, valid until {summary.not_after:%Y-%m-%d}", style="bold green"))
+    _print_line(console, f"  certificate  {files.certificate}")
+    _print_line(console, f"  key          {files.key}  (secret; mode 0600)")
+
+
+def _print_party_next(console: Console, role: Role, files: pki.IssuedFiles) -> None:
+    command = {
+        Role.COORDINATOR: "potluck-server --config FILE",
+        Role.HOST: "potluck-client --config FILE",
+        Role.OPERATOR: "potluck clients",
+    }[role]
+    _print_line(console, f"Give the {role} both files and {files.authority}. Its [tls] table:")
+    _print_line(console, f"  certificate = {json.dumps(str(files.certificate))}")
+    _print_line(console, f"  key = {json.dumps(str(files.key))}")
+    _print_line(console, f"  authority = {json.dumps(str(files.authority))}")
+    _print_next(console, command)
+
+
+def _print_next(console: Console, *commands: str) -> None:
+    console.print("Next:")
+    for command in commands:
+        _print_line(console, f"  {command}", style="cyan")
+
+
+def _print_line(console: Console, line: str, style: str = "") -> None:
+    # Paths and commands are for copying: never wrapped, never read as markup.
+    console.print(Text(line, style=style), soft_wrap=True)

@@ -1,0 +1,111 @@
+"""`potluck report`: who was selected in a run, and what that did to the cohorts' data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from potluck.common.errors import NotFoundError
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
+from potluck.deploy.operator.json_view import to_line
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, observe
+from potluck.deploy.view.pictures import check_picture
+from potluck.deploy.view.readable import readable_count
+
+
+async def report(
+    client: OperatorClient,
+    run_id: RunId,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE.png", help="The picture.", show_default=False),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Draw who was selected when in a run, and how even the cohorts' labels were.
+
+    Clients are grouped by what dominates their data, as far as they have disclosed it. Cohorts are
+    measured as they were selected and as they became part of the model, since lost clients may
+    spoil what a selector has planned. Works while the run is under way, too. With --json an object
+    per round says the same in numbers.
+
+        potluck report 3f9a -o report.png
+    """
+    from potluck.deploy.view.run_report import (  # matplotlib takes a second
+        report_values,
+        run_report,
+    )
+    from potluck.deploy.view.selection_plots import plot_selection
+
+    check_picture(output)
+    view = await _so_far(client, run_id)
+    classes, clients = await client.fetch_profiles(run_id)
+    found = run_report(view.rounds, classes, clients)
+    status = view.status
+    title = f"{status.task} · {status.selector} · run {status.run_id}" if status else run_id
+    plot_selection(
+        found.population,
+        found.planned,
+        output,
+        title=title,
+        included=found.realised,
+        accuracies=found.accuracies,
+    )
+    values = report_values(found)
+    if as_json:
+        for each in values:
+            print_line(to_line(each))
+        return
+    print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
+    for line in summary_lines(values):
+        print_line(line)
+
+
+def summary_lines(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Planned beside realised, as means over the rounds of `run_report.report_values`."""
+    names = {
+        "clients": "clients a round",
+        "entropy": "entropy of their labels, in bits",
+        "to_balanced": "distance to balanced classes",
+        "to_federation": "distance to the federation's mix",
+    }
+    measures = {
+        name: [[each[side].get(key) for each in values] for side in ("planned", "realised")]
+        for key, name in names.items()
+        if key in values[0]["planned"]
+    }
+    for kind in values[0]["planned"].get("types", {}):
+        measures[f"of them {kind}"] = [
+            [each[side]["types"][kind] for each in values] for side in ("planned", "realised")
+        ]
+    lines: list[str] = []
+    for name, sides in measures.items():
+        known = [[value for value in side if not math.isnan(value)] for side in sides]
+        if all(known):
+            planned, realised = (f"{sum(side) / len(side):.3g}" for side in known)
+            lines.append(f"  {name}: {planned} selected, {realised} included")
+    return lines
+
+
+async def _so_far(client: OperatorClient, run_id: str) -> RunView:
+    """The rounds that are committed by now."""
+    view = RunView()
+    async with aclosing(client.watch_run(run_id)) as events:
+        async for event in events:
+            view = observe(view, event)
+            if view.status is None:
+                raise NotFoundError(f"nothing is known of run {run_id}")
+            if len(view.committed) >= view.status.committed_rounds:
+                break
+    return view
+
+
+COMMANDS = {"report": operator_command(report)}
+"""The commands by name, for typer."""

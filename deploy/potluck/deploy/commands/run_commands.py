@@ -1,0 +1,294 @@
+"""`potluck run`, `runs`, `watch`, `stop`, `resume`, `model` and `clients`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from potluck.common.errors import ConfigurationError, NotFoundError
+from potluck.common.process.command_line import FAILED
+from potluck.common.runfile import parse_run_file
+from potluck.common.settings.configuration import decode
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.operator.json_view import status_values, to_line
+from potluck.deploy.operator.model_download import download_model
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_overrides import override
+from potluck.deploy.terminal import terminal
+from potluck.deploy.view.listings import run_table, runs_table
+from potluck.deploy.view.readable import readable_bytes
+from potluck.deploy.view.watch import display_for, follow, is_finished
+from potluck.deploy.view.watch_lines import status_line
+
+_SHOWN_ROUNDS = 100
+"""Of the rounds committed before somebody watches: programs want all, people the newest."""
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, a unique beginning of it, or a name that no other run has.",
+        show_default=False,
+    ),
+]
+RunOrNewest = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, a unique beginning of it, or a name that no other run has; the newest "
+        "run if left out.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Replace a value of the run file, for example -o rounds=5 -o training.epochs=2.",
+        show_default=False,
+    ),
+]
+
+
+async def run(
+    client: OperatorClient,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A run file; - for standard input.", show_default=False
+        ),
+    ],
+    assignments: Assignments = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run from a run file, and print its id.
+
+    The file is checked here first, then by the coordinator, which knows the plug-ins. Without
+    --watch the run goes on by itself; `potluck watch` shows it.
+
+    ```console
+    potluck config > run.toml
+    potluck run run.toml -o rounds=5 --watch
+    ```
+    """
+    text = override(_read(file), assignments or [], source=str(file))
+    parse_run_file(text, source=str(file))
+    run_id = await client.start_run(text)
+    print_line(to_line({"run": run_id}) if as_json else run_id)
+    if watch:
+        await _watch(client, run_id, as_json=as_json)
+
+
+async def watch(
+    client: OperatorClient,
+    run_id: RunOrNewest = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=0,
+            help="Begin with the newest so many rounds; 0 for all, as with --json. [default: 100]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run until it ends: its rounds, what each is doing, what went wrong.
+
+    Without a terminal every event is a plain line; with --json an object per line. A coordinator
+    that goes away is waited for. The exit code is 0 if the run finishes, 1 if it fails or is
+    stopped. Ctrl-C ends the watching, not the run.
+
+    ```console
+    potluck watch
+    potluck watch 3f9a --json
+    ```
+    """
+    run_id = run_id or await _newest_run(client)
+    await _watch(client, run_id, as_json=as_json, rounds=rounds)
+
+
+async def runs(
+    client: OperatorClient,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="One run, named as elsewhere, with all that is known of it.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all runs, newest first, or show one.
+
+    Other commands take a run's id from here, a unique beginning of it, or a name that no other
+    run has.
+
+    ```console
+    potluck runs
+    potluck runs 3f9a
+    ```
+    """
+    found = await client.list_runs() if run_id is None else [await client.find_run(run_id)]
+    if as_json:
+        print_line(to_line({"runs": [status_values(status) for status in found]}))
+    elif run_id is not None:
+        table_console().print(run_table(found[0], datetime.now(UTC)))
+    elif found:
+        console = table_console()
+        console.print(runs_table(found, datetime.now(UTC), width=console.width))
+    else:
+        print_line("no runs yet; start one with `potluck run FILE`")
+
+
+async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
+    """Stop a run: its current round is abandoned, the last committed model stays.
+
+    Prints where the run stands then.
+
+    ```console
+    potluck stop 3f9a
+    ```
+    """
+    status = await client.stop_run(run_id)
+    print_line(to_line(status_values(status)) if as_json else status_line(status))
+
+
+async def resume(
+    client: OperatorClient,
+    run_id: RunId,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped or has failed, after its last committed round.
+
+    A run that a crash or a restart of the coordinator interrupted goes on by itself.
+
+        potluck resume 3f9a --watch
+    """
+    status = await client.resume_run(run_id)
+    print_line(to_line(status_values(status)) if as_json else status_line(status))
+    if watch:
+        await _watch(client, status.run_id, as_json=as_json)
+
+
+async def model(
+    client: OperatorClient,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write it.", show_default=False
+        ),
+    ],
+    run_id: RunOrNewest = None,
+    round_number: Annotated[
+        int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
+    ] = 0,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="The very bytes that the coordinator keeps, without metadata."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
+
+    The file's metadata name the run, the round, the task and its options, so that it is known
+    where it comes from; the digest is that of the file without them (`--exact`). A broken download
+    goes on where it stopped when the command is given again.
+
+    ```console
+    potluck model -o model.safetensors
+    potluck model 3f9a --round 12 -o round-12.safetensors
+    ```
+    """
+    run_id = run_id or await _newest_run(client)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = terminal(stderr=True)
+    with Progress(
+        *columns, TransferSpeedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("model", total=None)
+        downloaded = await download_model(
+            client,
+            run_id,
+            output,
+            round_number=round_number,
+            progress=lambda here, total: bar.update(task, completed=here, total=total),
+            describe=not exact,
+        )
+    origin = downloaded.origin
+    if as_json:
+        values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
+        print_line(to_line({**values, "run": origin.run_id, "round": origin.round}))
+    else:
+        whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
+        size = readable_bytes(downloaded.size)
+        print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}")
+
+
+def print_line(line: str) -> None:
+    """One line on standard output, whole however wide the terminal is."""
+    typer.echo(line)
+
+
+async def _newest_run(client: OperatorClient) -> str:
+    newest = await client.newest_run()
+    if newest is None:
+        raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
+    return newest.run_id
+
+
+async def _watch(
+    client: OperatorClient, run_id: str, *, as_json: bool, rounds: int | None = None
+) -> None:
+    if rounds is None:
+        rounds = 0 if as_json else _SHOWN_ROUNDS
+    with display_for(terminal(), as_json=as_json) as display:
+        view = await follow(client, run_id, display, newest_rounds=rounds)
+    if not is_finished(view):
+        raise typer.Exit(FAILED)  # the display has said why
+
+
+def table_console() -> Console:
+    """A console that suits tables, also where they are piped."""
+    console = terminal()
+    # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
+    return console if console.is_terminal else terminal(width=240)
+
+
+def _read(file: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't read the run file {file}: {error.strerror}; "
+            "`potluck config > run.toml` makes one",
+            path=file,
+        ) from None
+    return decode(data, source=str(file))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": operator_command(run),
+    "watch": operator_command(watch),
+    "runs": operator_command(runs),
+    "stop": operator_command(stop),
+    "resume": operator_command(resume),
+    "model": operator_command(model),
+}
+"""The commands by name, for typer."""

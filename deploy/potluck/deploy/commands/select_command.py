@@ -1,0 +1,98 @@
+"""`potluck select`: whom a selector would choose, before anybody trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from potluck.common.settings.plugins import SELECTORS, create
+from potluck.deploy.operator.offline_selection import OfflineRound, parse_options, select_offline
+from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.deploy.terminal import terminal
+from potluck.deploy.view.pictures import check_picture
+from potluck.server.selection import Population
+
+
+def select(
+    *,
+    selector: Annotated[
+        str, typer.Option("--selector", metavar="NAME", help="Which selector.", show_default=False)
+    ],
+    profiles: Annotated[
+        Path,
+        typer.Option(
+            "--profiles", metavar="FILE", help="The clients' profiles (JSON).", show_default=False
+        ),
+    ],
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="Clients per round.", show_default=False)
+    ],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The run's seed.")] = 0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", metavar="KEY=VALUE", help="An option of the selector; repeatable."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per round, for programs.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Also draw who is selected when."),
+    ] = None,
+) -> None:
+    """Run a selector on a profile file: who would be chosen in which round, and why.
+
+    Every client is taken to be available and to finish. The same seed gives the cohorts a run with
+    these profiles would have.
+
+        potluck select --selector feddiverse --profiles profiles.json --rounds 3 --count 9
+    """
+    if plot is not None:
+        check_picture(plot)
+    chosen = create(SELECTORS, selector, parse_options(option or ()))
+    population = read_profile_file(profiles)
+    if count > len(population):
+        typer.echo(
+            f"note: --count is {count}, {profiles} has {len(population)} clients; all are selected",
+            err=True,
+        )
+    played = select_offline(chosen, population, rounds=rounds, count=count, seed=seed)
+    kept = list(played) if plot is not None or not as_json else played
+    if as_json:
+        _print_lines(kept, population)
+    else:
+        terminal().print(_table(kept, population))
+    if plot is not None:
+        from potluck.deploy.view.selection_plots import plot_selection  # matplotlib takes a second
+
+        cohorts = {played.round: played.selection.rows for played in kept}
+        plot_selection(population, cohorts, plot, title=f"{selector}: {count} clients a round")
+
+
+def _print_lines(rounds: Iterable[OfflineRound], population: Population) -> None:
+    for played in rounds:
+        reasons = dict(_chosen(played, population))
+        line = {"round": played.round, "cohort": list(reasons), "reasons": reasons}
+        typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def _table(rounds: Iterable[OfflineRound], population: Population) -> Table:
+    table = Table("round", "client", "why", box=None, pad_edge=False, header_style="bold")
+    for played in rounds:
+        number = str(played.round)
+        for client, reason in _chosen(played, population):
+            table.add_row(number, client, reason)
+            number = ""
+        table.add_section()
+    return table
+
+
+def _chosen(played: OfflineRound, population: Population) -> list[tuple[str, str]]:
+    ids = [str(population.ids[int(row)]) for row in played.selection.rows]
+    return list(zip(ids, played.selection.reasons, strict=True))

@@ -1,0 +1,268 @@
+"""What `potluck doctor` looks at, one finding each: what is so, whether it will do, what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from potluck.client.config import ClientConfig
+from potluck.common.errors import PotluckError
+from potluck.common.metrics.monitoring import parse_address
+from potluck.common.net.identity import parse_certificates
+from potluck.common.net.protocol import SOFTWARE_VERSION, VERSIONS
+from potluck.common.net.revocation import Revocations, read_revocations
+from potluck.common.net.tls import TlsFiles
+from potluck.common.net.version_agreement import differences
+from potluck.deploy.operator.run_view import falls_short, waiting_text
+from potluck.deploy.view.readable import readable_bytes, readable_seconds
+from potluck.rpc.v1 import operator_pb2
+from potluck.server.config import CoordinatorConfig
+from potluck.server.service.revocations import KEPT
+
+EXPIRES_SOON = timedelta(days=14)
+LEAST_FREE_SHARE = 0.1
+FULL_SHARE = 0.01
+FULL_BYTES = 1 << 30
+"""A disk with less than either is as good as full: models and updates are written whole."""
+_PROBE_BYTES = 1 << 16
+MOST_SKEW_SECONDS = 60.0
+LEAST_PYTHON = (3, 11)
+
+
+class Verdict(StrEnum):
+    """Whether something will do."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. remedy: what to do; empty where all is well."""
+
+    about: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def software() -> list[Finding]:
+    """This Python, and whether what Potluck needs is installed beside it."""
+    found = f"Potluck {SOFTWARE_VERSION} on Python {platform.python_version()}"
+    if sys.version_info < LEAST_PYTHON:
+        wanted = ".".join(map(str, LEAST_PYTHON))
+        return [Finding("software", Verdict.BAD, found, f"install Python {wanted} or newer")]
+    troubles = sorted(filter(None, map(_why_unmet, requires("potluck") or ())))
+    if troubles:
+        remedy = "install Potluck again, into an environment of its own"
+        return [Finding("software", Verdict.BAD, f"{found}; {', '.join(troubles)}", remedy)]
+    return [Finding("software", Verdict.GOOD, found)]
+
+
+def _why_unmet(text: str) -> str:
+    requirement = Requirement(text)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return ""
+    try:
+        here = version(requirement.name)
+    except PackageNotFoundError:
+        return f"{requirement.name} is missing"
+    met = requirement.specifier.contains(here, prereleases=True)
+    return "" if met else f"{requirement.name} is {here}, needed is {requirement.specifier}"
+
+
+def certificates(tls: TlsFiles, now: datetime) -> Finding:
+    """Whether a party's certificate, key and authority can be used, and for how long."""
+    try:
+        material = tls.load(now=now)
+    except PotluckError as error:
+        found, _, remedy = error.message.partition("; ")
+        return Finding("certificate", Verdict.BAD, found, remedy)
+    who = f"{material.identity.role} '{material.identity.name}' of {material.identity.federation}"
+    found = f"{who}, until {material.expires:%Y-%m-%d}"
+    if tls.key.stat().st_mode & 0o077:
+        return Finding(
+            "certificate",
+            Verdict.DOUBTFUL,
+            f"{found}; others may read {tls.key}",
+            f"chmod 600 {tls.key}",
+        )
+    return _expiry("certificate", found, material.expires, now)
+
+
+def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
+    """A coordinator's certificate, held against the lists that it goes by itself."""
+    if good.verdict is Verdict.BAD:
+        return good
+    revocations = Revocations()
+    try:
+        for path in (config.state_directory / KEPT, config.revoked):
+            if path is not None and path.exists():
+                revocations.add(read_revocations(path, config.tls.authority))
+        material = config.tls.load()
+        serial = parse_certificates(material.certificate)[0].serial_number
+        revocations.check(serial, f"the coordinator '{material.identity.name}'")
+    except PotluckError as error:
+        found, _, remedy = error.message.partition("; ")
+        return Finding("certificate", Verdict.BAD, found, remedy)
+    return good
+
+
+def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding:
+    if expires - now < EXPIRES_SOON:
+        return Finding(about, Verdict.DOUBTFUL, found, "renew it: `potluck pki renew`")
+    return Finding(about, Verdict.GOOD, found)
+
+
+def disk(about: str, free: int, size: int) -> Finding:
+    """Whether there is room on the disk of a state directory."""
+    found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
+    if size and free < min(FULL_BYTES, FULL_SHARE * size):
+        remedy = "make room, then `potluck resume` what has failed for want of it"
+        return Finding(about, Verdict.BAD, f"full: {found}", remedy)
+    if size and free / size < LEAST_FREE_SHARE:
+        remedy = "make room: `retention` of run files decides how many models stay"
+        return Finding(about, Verdict.DOUBTFUL, found, remedy)
+    return Finding(about, Verdict.GOOD, found)
+
+
+def state_directory(folder: Path) -> Finding:
+    """Whether there is room where a process keeps its state, and a file can be written there."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        usage = shutil.disk_usage(nearest)
+        _write_a_little(nearest)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", "make room there")
+        remedy = "set state_directory to a folder this user may write to"
+        return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", remedy)
+    found = disk("disk", usage.free, usage.total)
+    return Finding(found.about, found.verdict, f"{folder}: {found.found}", found.remedy)
+
+
+def _write_a_little(folder: Path) -> None:
+    """Write a file that has no name: what is free may be for others, of a quota, or no inode."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def port(about: str, host: str, number: int, setting: str) -> Finding:
+    """Whether a port can be listened on, or somebody does already."""
+    address = f"{host}:{number}"
+    try:
+        with socket.create_server((host, number)):
+            return Finding(about, Verdict.GOOD, f"{address} is free")
+    except OSError as error:
+        found = f"{address} can't be listened on: {error.strerror}"
+        remedy = f"if it is not our own process that does, choose another `{setting}`"
+        return Finding(about, Verdict.DOUBTFUL, found, remedy)
+
+
+def device(wanted: str) -> Finding:
+    """Whether there is what a host is to train on."""
+    from potluck.client.training.device import resolve_device  # imports torch, which takes seconds
+
+    try:
+        found = resolve_device(wanted)
+    except PotluckError as error:
+        return Finding("device", Verdict.BAD, error.message, 'set device = "auto" or "cpu"')
+    if found == "cpu":
+        if wanted == "cpu":
+            return Finding("device", Verdict.GOOD, "cpu, as configured")
+        remedy = "on a machine with a GPU install its driver and a torch with CUDA"
+        return Finding("device", Verdict.DOUBTFUL, "no GPU that torch can use; cpu it is", remedy)
+    import torch
+
+    return Finding("device", Verdict.GOOD, f"{found}: {torch.cuda.get_device_name(found)}")
+
+
+def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
+    """A coordinator's machine."""
+    yield _unless_revoked(certificates(config.tls, now), config)
+    yield state_directory(config.state_directory)
+    host, _, number = config.listen.rpartition(":")
+    yield port("port", host.strip("[]"), int(number), "listen")
+    if config.metrics_address:
+        yield port("metrics", *parse_address(config.metrics_address), "metrics_address")
+
+
+def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
+    """A host's machine."""
+    yield certificates(config.tls, now)
+    yield state_directory(config.state_directory)
+    yield device(config.device)
+    if config.metrics_address:
+        yield port("metrics", *parse_address(config.metrics_address), "metrics_address")
+
+
+def federation(
+    described: operator_pb2.DescribeCoordinatorResponse, seconds: float, now: datetime
+) -> Iterable[Finding]:
+    """A coordinator that answered, after so many seconds, at `now`."""
+    yield Finding("coordinator", Verdict.GOOD, f"answered within {readable_seconds(seconds)}")
+    yield _versions(described)
+    yield _clock(described.time.ToDatetime(tzinfo=now.tzinfo), now, seconds)
+    expires = described.certificate_expires_at.ToDatetime(tzinfo=now.tzinfo)
+    yield _expiry("its certificate", f"until {expires:%Y-%m-%d}", expires, now)
+    yield disk("its disk", described.disk_free_bytes, described.disk_size_bytes)
+    found = (
+        f"{described.hosts_attending} attending with {described.clients_attending} clients; "
+        f"{described.runs_under_way} runs under way"
+    )
+    if described.hosts_attending:
+        yield Finding("hosts", Verdict.GOOD, found)
+    else:
+        remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
+        yield Finding("hosts", Verdict.DOUBTFUL, found, remedy)
+    yield from _waiting_runs(described, now)
+
+
+def _waiting_runs(
+    described: operator_pb2.DescribeCoordinatorResponse, now: datetime
+) -> Iterable[Finding]:
+    for status in described.runs:
+        if falls_short(status):
+            found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
+            remedy = "start those hosts, or see why they can't attend: `potluck clients`"
+            yield Finding("run", Verdict.DOUBTFUL, found, remedy)
+
+
+def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
+    found = f"Potluck {described.software_version}, protocol {described.protocol_version}"
+    theirs = {"protocol": described.protocol_version, **described.versions}
+    differing = differences(theirs, VERSIONS)
+    if differing:
+        parts = ", ".join(f"{part} {there or 'none'}" for part, (there, _) in differing.items())
+        here = ", ".join(f"{part} {here or 'none'}" for part, (_, here) in differing.items())
+        found = f"Potluck {described.software_version} with {parts}; here {here}"
+        remedy = "install the same release on coordinator, hosts and here"
+        return Finding("its version", Verdict.BAD, found, remedy)
+    if described.software_version != SOFTWARE_VERSION:
+        return Finding("its version", Verdict.DOUBTFUL, found, "install the same release here")
+    return Finding("its version", Verdict.GOOD, found)
+
+
+def _clock(theirs: datetime, ours: datetime, seconds: float) -> Finding:
+    skew = (theirs - ours).total_seconds()
+    if abs(skew) <= MOST_SKEW_SECONDS + seconds:
+        return Finding("clock", Verdict.GOOD, "agrees with the coordinator's")
+    ahead = "ahead of" if skew < 0 else "behind"
+    found = f"this machine's is {readable_seconds(abs(skew))} {ahead} the coordinator's"
+    return Finding("clock", Verdict.BAD, found, "set both by NTP: certificates depend on them")

@@ -1,0 +1,361 @@
+"""The files of a throwaway federation: what an operator would write by hand for a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.common.process import folder_lock
+from potluck.common.process.folder_lock import FolderLock
+from potluck.common.runfile import parse_run_file
+from potluck.common.settings.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
+from potluck.deploy.operator.operator_config import FILE_NAME, OperatorConfig
+from potluck.deploy.operator.run_overrides import override
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.federation_root import add_members, create_root
+from potluck.deploy.view.readable import natural_order
+
+LOOPBACK = "127.0.0.1"
+_ROOT = "root"
+"""The folder of the federation root."""
+
+_SPLITTABLE = {"digits", "colored-digits"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the demo is to be."""
+
+    task: str
+    selector: str
+    strategy: str
+    clients: int
+    hosts: int
+    count: int
+    rounds: int
+    seed: int
+    device: str
+    assignments: Sequence[str] = ()
+    root: bool = False
+    """Whether the federation gets a root, so that its clients can sum securely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoFiles:
+    """Where everything of a demo lies."""
+
+    folder: Path
+    coordinator: Path
+    hosts: tuple[Path, ...]
+    operator: OperatorConfig
+    run_file: str
+
+    @property
+    def ready(self) -> Path:
+        """Written by the coordinator once it serves."""
+        return self.folder / "coordinator.ready"
+
+    @property
+    def model(self) -> Path:
+        """The last model."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def summary(self) -> Path:
+        """The summary of the run."""
+        return self.folder / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        """The picture of the run."""
+        return self.folder / "run.png"
+
+    def log(self, name: str) -> Path:
+        """Where the output of the process called `name` goes."""
+        return self.folder / f"{name}.log"
+
+
+def client_ranges(clients: int, hosts: int) -> list[range]:
+    """Clients 0 … `clients` - 1 split over hosts in contiguous ranges that differ by at most one.
+
+    Raises ConfigurationError if a host would get none.
+    """
+    if hosts > clients:
+        raise ConfigurationError(
+            f"{clients} clients can't be split over {hosts} hosts; use at most {clients} --hosts",
+            clients=clients,
+            hosts=hosts,
+        )
+    bounds = [host * clients // hosts for host in range(hosts + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
+
+
+def demo_run_file(options: DemoOptions) -> str:
+    """The run file of a demo, checked. Raises ConfigurationError."""
+    table = {
+        "name": "demo",
+        "rounds": options.rounds,
+        "count": options.count,
+        "roster": options.clients,
+        "seed": options.seed,
+        "task": {"name": options.task, **_split(options)},
+        "selector": {"name": options.selector},
+        "strategy": {"name": options.strategy},
+    }
+    text = override(tomlkit.dumps(table), options.assignments, source="the demo's run file")
+    run_file = parse_run_file(text, source="the demo's run file")
+    if run_file.count > options.clients:
+        raise ConfigurationError(
+            f"{run_file.count} clients a round can't be chosen from {options.clients}; "
+            "lower --count or raise --clients",
+            count=run_file.count,
+            clients=options.clients,
+        )
+    for group, name in (
+        (TASKS, run_file.task.name),
+        (SELECTORS, run_file.selector.name),
+        (STRATEGIES, run_file.strategy.name),
+    ):
+        if name not in installed(group):  # looked up without importing it, and torch with it
+            find(group, name)
+    return text
+
+
+def _split(options: DemoOptions) -> dict[str, int]:
+    """The built-in tasks split their images over as many clients as they are told."""
+    return {"clients": options.clients} if options.task in _SPLITTABLE else {}
+
+
+def check_demo(options: DemoOptions) -> None:
+    """Raises ConfigurationError for options of which no demo can be made."""
+    demo_run_file(options)
+    client_ranges(options.clients, options.hosts)
+
+
+def new_folder(parent: Path, now: datetime) -> Path:
+    """Make a folder named by the time, which nobody else gets, in the same second or not.
+
+    Raises StorageError.
+    """
+    name = now.strftime("%Y%m%d-%H%M%S")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                folder = parent / (name if number == 1 else f"{name}-{number}")
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise StorageError(
+            f"can't make a folder in {parent}: {error.strerror}; name another with --folder",
+            path=parent,
+        ) from error
+    raise AssertionError("numbers don't end")
+
+
+def hold(folder: Path) -> FolderLock:
+    """Make the folder of a demo, and keep others from using it meanwhile.
+
+    Raises ConfigurationError where another demo has it, StorageError where it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"can't make {folder}: {error.strerror}; name another --folder", path=folder
+        ) from error
+    return FolderLock(folder, holder="demo", remedy="name another --folder")
+
+
+def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles:
+    """Make the certificates and configuration files of a federation on this machine.
+
+    Raises ConfigurationError if the folder holds a demo already, StorageError if it can't be
+    written.
+    """
+    run_file = demo_run_file(options)
+    machines = Machines(
+        clients=options.clients, hosts=options.hosts, device=options.device, root=options.root
+    )
+    return write_federation_files(folder, run_file, machines, port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """A federation on this machine: its clients, client-0 …, split over so many hosts.
+
+    data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
+    table of that name; None for the default policy. root: whether there is a federation root; it
+    then lies beside everything else, so that it proves nothing against whoever has the folder.
+    """
+
+    clients: int
+    hosts: int
+    device: str = "cpu"
+    data: Path | None = None
+    disclosure: Mapping[str, Any] | None = None
+    root: bool = False
+
+
+def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
+    """Make the certificates and configuration files of a federation that is to run `run_file`.
+
+    Raises as `write_demo_files` does.
+    """
+    ranges = client_ranges(machines.clients, machines.hosts)
+    authority = folder / "pki"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(path.name != folder_lock.NAME for path in folder.iterdir()):
+            raise ConfigurationError(
+                f"{folder} is not empty; name another --folder, or remove it", folder=folder
+            )
+        pki.create_authority(authority, "demo")
+        address = f"{LOOPBACK}:{port}"
+        coordinator = folder / "coordinator.toml"
+        issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[LOOPBACK])
+        values = {"listen": address, "state_directory": "coordinator"}
+        if machines.root:
+            create_root(folder / _ROOT, "demo")
+            values |= {"federation_root": f"{_ROOT}/root.pub", "members": f"{_ROOT}/members.json"}
+        _write(coordinator, {**values, **_data(machines), "tls": _tls(issued)})
+        hosts = tuple(
+            _write_host(folder, f"host-{number}", clients, address, machines)
+            for number, clients in enumerate(ranges)
+        )
+        issued = pki.issue(authority, Role.OPERATOR, "operator")
+        _write(folder / FILE_NAME, {"coordinator": address, "tls": _tls(issued)})
+        (folder / "run.toml").write_text(run_file)
+    except OSError as error:
+        raise StorageError(
+            f"can't write {error.filename or folder}: {error.strerror}; name another --folder"
+        ) from error
+    tls = TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
+    return DemoFiles(
+        folder=folder,
+        coordinator=coordinator,
+        hosts=hosts,
+        operator=OperatorConfig(coordinator=address, tls=tls),
+        run_file=run_file,
+    )
+
+
+def opened_files(folder: Path, port: int) -> DemoFiles:
+    """The files of a federation that was written before, now at another port.
+
+    Raises StorageError where they can't be read or written.
+    """
+    address = f"{LOOPBACK}:{port}"
+    coordinator, operator = folder / "coordinator.toml", folder / FILE_NAME
+    hosts = tuple(sorted(folder.glob("host-*.toml"), key=lambda path: natural_order(path.name)))
+    try:
+        for path in (coordinator, operator, *hosts):
+            values = tomlkit.parse(path.read_text())
+            values["listen" if path == coordinator else "coordinator"] = address
+            partial = path.with_suffix(".partial")
+            partial.write_text(tomlkit.dumps(values))
+            partial.replace(path)
+        run_file = (folder / "run.toml").read_text()
+        tls = tomllib.loads(operator.read_text())["tls"]
+    except OSError as error:
+        raise StorageError(
+            f"can't write {error.filename or folder}: {error.strerror}", path=folder
+        ) from error
+    return DemoFiles(
+        folder=folder,
+        coordinator=coordinator,
+        hosts=hosts,
+        operator=OperatorConfig(
+            coordinator=address, tls=TlsFiles(**{name: folder / path for name, path in tls.items()})
+        ),
+        run_file=run_file,
+    )
+
+
+def _write_host(folder: Path, name: str, clients: range, address: str, machines: Machines) -> Path:
+    ids = f"client-{clients[0]}:{clients[-1]}" if len(clients) > 1 else f"client-{clients[0]}"
+    issued = pki.issue(folder / "pki", Role.HOST, name, clients=[ids])
+    path = folder / f"{name}.toml"
+    values = {
+        "coordinator": address,
+        "clients": [ids],
+        "state_directory": name,
+        "device": machines.device,
+        **_membership(folder, ids, name, machines),
+        **_data(machines),
+        "tls": _tls(issued),
+    }
+    if machines.disclosure is not None:
+        values["disclosure"] = dict(machines.disclosure)
+    _write(path, values)
+    return path
+
+
+def _membership(folder: Path, ids: str, host: str, machines: Machines) -> dict[str, str]:
+    """The members that a host holds, enrolled; nothing where there is no root."""
+    if not machines.root:
+        return {}
+    add_members(folder / _ROOT, [ids], host)
+    files = {"member_key": "members", "members": "members.json", "federation_root": "root.pub"}
+    return {key: f"{_ROOT}/{file}" for key, file in files.items()}
+
+
+def _data(machines: Machines) -> dict[str, str]:
+    return {} if machines.data is None else {"data_directory": str(machines.data.resolve())}
+
+
+def _tls(issued: pki.IssuedFiles) -> dict[str, str]:
+    """Paths relative to the configuration file, so that the folder may be moved."""
+    return {
+        name: f"pki/{path.name}"
+        for name, path in (
+            ("certificate", issued.certificate),
+            ("key", issued.key),
+            ("authority", issued.authority),
+        )
+    }
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(tomlkit.dumps(values))
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback interface that nobody else is given meanwhile.
+
+    So the hosts know the coordinator's address before it listens, and all can start at once. On
+    Linux a socket that is bound but does not listen keeps the port from others without being in
+    the way of a listener with SO_REUSEADDR, such as gRPC's; elsewhere the port is let go at once.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
+
+
+def program(name: str) -> str:
+    """The console script `name` of this very installation. Raises ConfigurationError."""
+    path = Path(sys.executable).with_name(name)
+    if not os.access(path, os.X_OK):
+        raise ConfigurationError(
+            f"{name} is not installed beside {sys.executable}; install potluck there", path=path
+        )
+    return str(path)

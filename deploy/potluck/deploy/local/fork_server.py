@@ -1,0 +1,175 @@
+"""A process that has imported everything and forks others.
+
+It is run as `python -m potluck.deploy.local.fork_server FD LABEL`, by `forked_processes.py`.
+Importing torch takes each process seconds; a forked one has it at once, and shares its memory. FD
+is a stream socket. Requests and replies are JSON, one to a line:
+
+    {"program": "potluck-client", "arguments": [...], "log": "...", "environment": {...}}
+    {"begun": PID}                       in the order of the requests
+    {"ended": PID, "code": CODE}         128 + N if signal N ended it, as in a shell
+
+Each forked process has a session of its own. When the other end of the socket is closed, in
+whatever way, all of them get SIGTERM, and SIGKILL if they are still there after the grace period.
+LABEL is only for people who look at the list of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+GRACE_SECONDS = 5.0
+"""How long a process may take to end by itself once it has been told to."""
+
+PROGRAMS: Mapping[str, str] = {
+    "potluck-client": "potluck.client.cli",
+    "potluck-server": "potluck.server.cli",
+}
+"""What can be forked, and the module with its `main`."""
+
+_IMPORTED = (
+    "potluck.client.agent",
+    "potluck.client.training.device",
+    "potluck.server.service.serving",
+)
+_MOST_BYTES = 1 << 16
+
+
+class ForkServer:
+    """The loop of the process. One thread, so that a fork copies all there is."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._lines = b""
+        self._children: set[int] = set()
+        self._woken, waker = os.pipe()
+        self._pipe = (self._woken, waker)
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # or nobody is woken
+        signal.set_wakeup_fd(waker)
+
+    def serve(self) -> None:
+        """Fork what is asked for until the other end is closed."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    if not self._take_requests():
+                        return
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._woken, _MOST_BYTES)
+                    self._reap()
+
+    def end_all(self) -> None:
+        """End what was forked, by force if need be."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._children and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.01)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _take_requests(self) -> bool:
+        try:
+            received = self._control.recv(_MOST_BYTES)
+        except ConnectionError:
+            received = b""
+        *lines, self._lines = (self._lines + received).split(b"\n")
+        for line in lines:
+            self._fork(json.loads(line))
+        return bool(received)
+
+    def _fork(self, request: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._leave()
+            raise Forked(request)
+        self._children.add(pid)
+        self._say({"begun": pid})
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._children.discard(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._say({"ended": pid, "code": code if code >= 0 else 128 - code})
+
+    def _say(self, reply: dict[str, int]) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._control.sendall(json.dumps(reply).encode() + b"\n")
+
+    def _leave(self) -> None:
+        """In a forked process: nothing of the server is left."""
+        self._children.clear()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._selector.close()
+        self._control.close()
+        for end in self._pipe:
+            os.close(end)
+
+
+class Forked(BaseException):
+    """Raised in a forked process, to leave the server's loop."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__()
+        self.request = request
+
+
+def run(request: dict[str, Any]) -> None:
+    """Be the program that was asked for; ends with SystemExit."""
+    os.setsid()
+    with Path(request["log"]).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    program = request["program"]
+    sys.argv = [program, *request["arguments"]]
+    with contextlib.suppress(OSError):  # what `ps` and `top` show, where there is such a file
+        Path("/proc/self/comm").write_text(program)
+    importlib.import_module(PROGRAMS[program]).main()
+
+
+def main() -> None:
+    """Serve the socket that was inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this one decides
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    for module in (*PROGRAMS.values(), *_IMPORTED):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # collecting in a forked process would copy all of this memory
+    server = ForkServer(control)
+    try:
+        server.serve()
+        server.end_all()
+    except Forked as forked:
+        run(forked.request)
+
+
+if __name__ == "__main__":
+    main()

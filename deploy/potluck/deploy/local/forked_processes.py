@@ -1,0 +1,167 @@
+"""Processes that are there at once: forked from one that has imported torch (`fork_server.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from potluck.common.errors import RunError
+from potluck.deploy.local.fork_server import GRACE_SECONDS
+from potluck.deploy.local.processes import obituary
+
+AVAILABLE = sys.platform == "linux"
+"""Elsewhere libraries that the system brings may not be used after a fork."""
+
+
+class ForkedProcess:
+    """A program in a process group of its own; ends with its fork server, and that with this
+    process."""
+
+    def __init__(self, name: str, log: Path, pid: int) -> None:
+        self._name = name
+        self._log = log
+        self._pid = pid
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self._name
+
+    @property
+    def group(self) -> int:
+        """Its process group, which is its process id."""
+        return self._pid
+
+    def has_ended(self, code: int) -> None:
+        """Its fork server says so."""
+        if not self._code.done():
+            self._code.set_result(code)
+
+    async def ended(self) -> int:
+        """Wait until it ends; its exit code."""
+        return await asyncio.shield(self._code)
+
+    def obituary(self) -> RunError:
+        """Why it ended, as far as its log tells."""
+        return obituary(self._name, self._code.result() if self._code.done() else None, self._log)
+
+    async def stop(self) -> None:
+        """End it, by force if need be. May be called more than once."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._code.done():
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GRACE_SECONDS):
+                    await self.ended()
+
+
+class ForkedProcesses:
+    """The other side of a fork server: asks it for processes, hears when they end."""
+
+    def __init__(
+        self,
+        server: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        log: Path,
+    ) -> None:
+        self.server = server
+        self._writer = writer
+        self._log = log
+        self._asked: deque[asyncio.Future[int]] = deque()
+        self._processes: dict[int, ForkedProcess] = {}
+        self._ended: dict[int, int] = {}
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    @classmethod
+    async def start(cls, log: Path) -> Self:
+        """Start the fork server; its own output goes to `log`."""
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("wb") as output:
+            server = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "potluck.deploy.local.fork_server"),
+                *(str(theirs.fileno()), str(log.parent)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(server, reader, writer, log)
+
+    async def fork(
+        self, name: str, program: str, arguments: Sequence[str], *, log: Path
+    ) -> ForkedProcess:
+        """Start a program, as one of `fork_server.PROGRAMS`; `name` stands for it in messages.
+
+        Raises RunError if the fork server is gone.
+        """
+        request = {
+            "program": program,
+            "arguments": list(arguments),
+            "log": str(log),
+            "environment": dict(os.environ),
+        }
+        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        try:
+            if self._listening.done():
+                raise ConnectionResetError
+            self._asked.append(asked)
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            pid = await asked
+        except ConnectionError:
+            code = await self.server.wait()
+            raise obituary("the fork server", code, self._log) from None
+        process = self._processes[pid] = ForkedProcess(name, log, pid)
+        if pid in self._ended:
+            process.has_ended(self._ended.pop(pid))
+        return process
+
+    async def close(self) -> None:
+        """End the server and all that it forked."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(2 * GRACE_SECONDS):
+                await self.server.wait()
+        except TimeoutError:
+            self.server.kill()
+            await self.server.wait()
+        await self._listening
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(ConnectionResetError())
+        for process in self._processes.values():
+            if not self._writer.is_closing():  # the server is gone, and nobody ends what is left
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.group, signal.SIGKILL)
+            process.has_ended(128 + signal.SIGKILL)
+
+    def _hear(self, reply: dict[str, int]) -> None:
+        if "begun" in reply:
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_result(reply["begun"])
+            return
+        pid = reply["ended"]
+        if pid in self._processes:
+            self._processes.pop(pid).has_ended(reply["code"])
+        else:
+            self._ended[pid] = reply["code"]

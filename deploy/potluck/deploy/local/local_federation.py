@@ -1,0 +1,118 @@
+"""A federation of real processes on this machine, for demos, experiments, tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Self
+
+from potluck.common.errors import RunError
+from potluck.deploy.local.demo_files import DemoFiles, program
+from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
+from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_all
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+
+START_SECONDS = 120.0
+"""How long the coordinator may take to serve; importing torch is most of it."""
+
+LOOK_SECONDS = 0.03
+"""How often is looked whether it does."""
+
+
+class LocalFederation:
+    """The processes of a federation, one coordinator and some hosts; leaves none behind.
+
+    Use it as an asynchronous context manager; nothing is started before you say so.
+    """
+
+    def __init__(self, files: DemoFiles) -> None:
+        self.files = files
+        self.coordinator: LocalProcess | None = None
+        self.hosts: dict[int, LocalProcess] = {}
+        self._processes: list[LocalProcess] = []
+        self._forked: ForkedProcesses | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await stop_all(self._processes)
+        if self._forked is not None:
+            await self._forked.close()
+
+    @property
+    def processes(self) -> tuple[LocalProcess, ...]:
+        """All that were started, whether they still run or not."""
+        return tuple(self._processes)
+
+    async def start_coordinator(self) -> LocalProcess:
+        """Start the coordinator; see `until_ready`."""
+        self.files.ready.unlink(missing_ok=True)
+        arguments = ["--config", str(self.files.coordinator), "--ready-file", str(self.files.ready)]
+        self.coordinator = await self._start(
+            "the coordinator", "potluck-server", arguments, "coordinator"
+        )
+        return self.coordinator
+
+    async def start_host(self, number: int) -> LocalProcess:
+        """Start a host."""
+        path = self.files.hosts[number]
+        arguments = ["--config", str(path)]
+        self.hosts[number] = await self._start(path.stem, "potluck-client", arguments, path.stem)
+        return self.hosts[number]
+
+    async def start(self) -> None:
+        """Start them all at once and wait until the coordinator serves."""
+        await self.start_coordinator()
+        for number in range(len(self.files.hosts)):
+            await self.start_host(number)
+        await self.until_ready()
+
+    async def _start(self, name: str, command: str, arguments: list[str], log: str) -> LocalProcess:
+        path = self.files.log(log)
+        process: LocalProcess
+        if AVAILABLE:
+            if self._forked is None:
+                self._forked = await ForkedProcesses.start(self.files.log("fork-server"))
+            process = await self._forked.fork(name, command, arguments, log=path)
+        else:
+            process = await TetheredProcess.start(name, [program(command), *arguments], log=path)
+        self._processes.append(process)
+        return process
+
+    async def until_ready(self) -> int:
+        """Wait until the coordinator serves; its process id. Raises RunError if it does not."""
+        if self.coordinator is None:
+            raise RunError("the coordinator has not been started")
+        ended = asyncio.create_task(self.coordinator.ended())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not self.files.ready.exists():
+                    if ended.done():
+                        raise self.coordinator.obituary()
+                    await asyncio.wait({ended}, timeout=LOOK_SECONDS)
+        except TimeoutError:
+            raise RunError(
+                f"the coordinator does not serve after {START_SECONDS:.0f} s; "
+                f"see {self.files.log('coordinator')}"
+            ) from None
+        finally:
+            ended.cancel()
+        return int(json.loads(self.files.ready.read_text())["pid"])
+
+    @contextlib.asynccontextmanager
+    async def operator(self) -> AsyncIterator[OperatorClient]:
+        """A connection to the coordinator."""
+        async with connect(self.files.operator) as client:
+            yield client
+
+
+async def kill(process: LocalProcess) -> None:
+    """End a process the hard way, as a crash would: SIGKILL, and wait until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.group, signal.SIGKILL)
+    await process.ended()

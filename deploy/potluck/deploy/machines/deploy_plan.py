@@ -1,0 +1,104 @@
+"""From what is to be and what is, to what must be done. Pure: nothing here talks to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from potluck.deploy.machines.desired_state import DesiredContainer
+
+
+class Kind(StrEnum):
+    """What a step does."""
+
+    PUT_IMAGE = "put image"
+    CREATE = "create"
+    REPLACE = "replace"
+    RECONFIGURE = "reconfigure"
+    REFRESH = "refresh certificates"
+    START = "start"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A thing to do. subject: an image, or a container's name. why: for people."""
+
+    kind: Kind
+    subject: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservedContainer:
+    """A container of ours as it is. The digests are empty where it has none."""
+
+    name: str
+    party: str
+    digest: str
+    image: str
+    running: bool
+    state: str
+    configuration_digest: str = ""
+    tls_digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """A machine as it is. images: a fingerprint of each image asked for that is there."""
+
+    containers: Mapping[str, ObservedContainer]
+    images: Mapping[str, str]
+    foreign: frozenset[str] = frozenset()
+    """Names, among those wanted, of containers that are not this federation's."""
+
+
+def plan(
+    desired: Sequence[DesiredContainer], observed: Observed, images: Mapping[str, str]
+) -> list[Step]:
+    """The steps for one machine, in order; none if it is as it is to be.
+
+    images: the fingerprint that each image is to have; without one, whatever is there will do.
+    """
+    steps: list[Step] = []
+    for image in dict.fromkeys(one.image for one in desired):
+        wanted, found = images.get(image), observed.images.get(image)
+        if found is None:
+            steps.append(Step(kind=Kind.PUT_IMAGE, subject=image, why="it is not there"))
+        elif wanted is not None and wanted != found:
+            steps.append(Step(kind=Kind.PUT_IMAGE, subject=image, why="another one is there"))
+    for one in desired:
+        step = _step_for(one, observed, images.get(one.image) or observed.images.get(one.image))
+        steps += [] if step is None else [step]
+    names = {one.name for one in desired}
+    steps += [
+        Step(kind=Kind.REMOVE, subject=name, why="the inventory no longer names it")
+        for name in sorted(observed.containers)
+        if name not in names
+    ]
+    return steps
+
+
+def _step_for(one: DesiredContainer, observed: Observed, image: str | None) -> Step | None:
+    found = observed.containers.get(one.name)
+
+    def step(kind: Kind, why: str) -> Step:
+        return Step(kind=kind, subject=one.name, why=why)
+
+    if found is None:
+        return step(Kind.CREATE, "it is not there")
+    if found.digest != one.digest:
+        return step(Kind.REPLACE, "the inventory asks for other options")
+    if image is None or found.image != image:
+        return step(Kind.REPLACE, "it runs another image")
+    if found.configuration_digest != one.configuration_digest:
+        return step(Kind.RECONFIGURE, "its configuration differs")
+    if found.tls_digest != one.tls_digest:
+        return step(Kind.REFRESH, "its certificates differ")
+    if not found.running:
+        return step(Kind.START, f"it is {found.state}")
+    return None

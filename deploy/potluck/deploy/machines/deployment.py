@@ -1,0 +1,185 @@
+"""An inventory brought about: what the commands of `potluck deploy` do, on each machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import docker
+from docker.errors import DockerException
+
+from potluck.common.errors import ConfigurationError
+from potluck.deploy.machines import machine_images
+from potluck.deploy.machines.deploy_plan import Step, plan
+from potluck.deploy.machines.desired_state import DesiredContainer, PartyFiles, desired_on
+from potluck.deploy.machines.docker_engine import connected, open_engine
+from potluck.deploy.machines.inventory import Inventory, MachineSettings
+from potluck.deploy.machines.machine_work import MachineWork
+from potluck.deploy.machines.party_files import issue_missing, missing, parties_on, read_files
+from potluck.deploy.machines.side_by_side import Say
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerStatus:
+    """A container, as `status` shows it. pending: what `up` would do with it, if anything."""
+
+    machine: str
+    party: str
+    state: str
+    restarts: int
+    exit_code: int
+    started: str
+    pending: str
+    last_line: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """An inventory with all that is the same for every machine.
+
+    files: of each party. images: fingerprints of those that are streamed. to_issue: parties whose
+    certificates are still to be issued.
+    """
+
+    inventory: Inventory
+    files: Mapping[str, PartyFiles]
+    images: Mapping[str, str] = field(default_factory=dict)
+    to_issue: tuple[str, ...] = ()
+
+    @classmethod
+    def prepared(
+        cls, inventory: Inventory, machines: Sequence[MachineSettings], *, issue: bool
+    ) -> Deployment:
+        """Read everything needed here, before any machine is touched.
+
+        `issue`: issue certificates that are missing; else only tell which. Raises PotluckError.
+        """
+        parties = parties_on(machines, inventory)
+        if issue:
+            issue_missing(parties, inventory)
+        lacking = {party.name for party in missing(parties, inventory.pki)}
+        files = {
+            party.name: PartyFiles(tls={})
+            if party.name in lacking
+            else read_files(party, inventory)
+            for party in parties
+        }
+        desired = [one for m in machines for one in desired_on(m, inventory, files)]
+        with _source(inventory) as source:
+            images = {
+                name: machine_images.fingerprint(machine_images.local_image(source, name))
+                for name in {one.image for one in desired}
+                if source is not None
+            }
+        return cls(inventory=inventory, files=files, images=images, to_issue=tuple(sorted(lacking)))
+
+    def desired(self, machine: MachineSettings) -> dict[str, DesiredContainer]:
+        """What is to be on a machine, by container."""
+        return {one.name: one for one in desired_on(machine, self.inventory, self.files)}
+
+    def plan(self, machine: MachineSettings, say: Say) -> list[Step]:
+        """What `up` would do on a machine."""
+        say("looking")
+        with self._working(machine, say) as work:
+            return self._plan(work)
+
+    def up(self, machine: MachineSettings, say: Say) -> list[Step]:
+        """Bring a machine to what it is to be; what was done."""
+        say("looking")
+        with self._working(machine, say) as work:
+            steps = self._plan(work)
+            work.carry_out(steps, self.desired(machine))
+            return steps
+
+    def status(self, machine: MachineSettings, say: Say) -> list[ContainerStatus]:
+        """How a machine's containers are."""
+        say("looking")
+        with self._working(machine, say) as work:
+            pending = {step.subject: str(step) for step in self._plan(work)}
+            found = {str(container.name): container for container in work.containers()}
+            desired = self.desired(machine)
+            lines: list[ContainerStatus] = []
+            for name in [*desired, *sorted(found.keys() - desired.keys())]:
+                container = found.get(name)
+                state = container.attrs["State"] if container is not None else {}
+                running = bool(state.get("Running")) and not state.get("Restarting")
+                said = "" if container is None or running else _last_line(container.logs(tail=1))
+                lines.append(
+                    ContainerStatus(
+                        machine=machine.name,
+                        party=desired[name].party if name in desired else name,
+                        state="missing" if container is None else container.status,
+                        restarts=container.attrs.get("RestartCount", 0) if container else 0,
+                        exit_code=int(state.get("ExitCode", 0)),
+                        started=str(state.get("StartedAt", ""))[:19],
+                        pending=pending.get(name, ""),
+                        last_line=said,
+                    )
+                )
+            return lines
+
+    def restart(self, machine: MachineSettings, parties: Sequence[str], say: Say) -> list[str]:
+        """Restart containers of these parties, of all without any; the names of those."""
+        done: list[str] = []
+        with self._working(machine, say) as work:
+            for name, one in self.desired(machine).items():
+                container = {str(c.name): c for c in work.containers()}.get(name)
+                if container is not None and (not parties or one.party in parties):
+                    say(f"restarting {name}")
+                    container.restart()
+                    done.append(name)
+        return done
+
+    def _plan(self, work: MachineWork) -> list[Step]:
+        desired = list(self.desired(work.machine).values())
+        work.check_engine(desired)
+        return plan(desired, work.observe(desired), self.images)
+
+    @contextlib.contextmanager
+    def _working(self, machine: MachineSettings, say: Say) -> Iterator[MachineWork]:
+        with connected(machine) as client, _source(self.inventory) as source:
+            yield MachineWork(
+                machine=machine,
+                federation=self.inventory.federation,
+                client=client,
+                source=source,
+                say=say,
+            )
+
+
+def take_down(
+    machine: MachineSettings, inventory: Inventory, say: Say, *, keep_state: bool
+) -> list[str]:
+    """Remove from a machine what this federation made; what was removed."""
+    with connected(machine) as client:
+        work = MachineWork(
+            machine=machine, federation=inventory.federation, client=client, source=None, say=say
+        )
+        return work.remove_all(keep_state=keep_state)
+
+
+@contextlib.contextmanager
+def _source(inventory: Inventory) -> Iterator[docker.DockerClient | None]:
+    """The engine here that images are streamed from; None where they come from a registry."""
+    settings = inventory.image
+    if settings.source == "registry":
+        yield None
+        return
+    try:
+        client = open_engine(settings.engine)
+    except (DockerException, OSError) as error:
+        raise ConfigurationError(
+            f"images are to be streamed from the engine at {settings.engine}, but none answers "
+            f"there ({' '.join(str(error).split())[:200]}); start it, or set image.source = "
+            '"registry"'
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _last_line(log: bytes) -> str:
+    lines = log.decode(errors="replace").splitlines()
+    return lines[-1].strip()[:400] if lines else ""

@@ -1,0 +1,268 @@
+"""What an inventory asks for: containers with all their options, and the files in each. Pure.
+
+A container has two volumes of its own: CONFIGURATION, with its configuration file and certificates,
+which belong to root and which its user may only read, and STATE, with a folder that belongs to its
+user. Its own file system is read-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomlkit
+from docker.types import DeviceRequest, LogConfig, Mount
+
+from potluck.common.net.identity import Role
+from potluck.deploy.machines.inventory import COORDINATOR, HostSettings, Inventory, MachineSettings
+
+CONFIGURATION = "/etc/potluck"
+STATE = "/var/lib/potluck"
+STATE_FOLDER = "state"
+STATE_DIRECTORY = f"{STATE}/{STATE_FOLDER}"
+DATA = "/data"
+PORT = 7443
+"""The coordinator's port inside its container."""
+
+METRICS_PORT = 9464
+"""Where a container serves metrics."""
+
+FEDERATION_LABEL = "potluck.federation"
+PARTY_LABEL = "potluck.party"
+DIGEST_LABEL = "potluck.digest"
+CONFIGURATION_LABEL = "potluck.configuration"
+TLS_LABEL = "potluck.certificates"
+
+STOP_SECONDS = 15
+_LOGS = {"max-size": "10m", "max-file": "3"}
+_SCALE = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartyFiles:
+    """Files of a party. tls: certificate.pem, key.pem and so on; they may change without a restart.
+    others: by path below CONFIGURATION."""
+
+    tls: Files
+    others: Files = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredContainer:
+    """A container as it is to be. options: what the engine is told, without its image."""
+
+    party: str
+    name: str
+    role: Role
+    image: str
+    options: dict[str, Any]
+    user: str
+    files: PartyFiles
+
+    @property
+    def digest(self) -> str:
+        """Changes with whatever can only be changed by making the container anew."""
+        return _digest(json.dumps([self.options, self.user], sort_keys=True).encode())
+
+    @property
+    def configuration_digest(self) -> str:
+        """Changes with the files that are read once, at the start."""
+        return _digest_files(self.files.others)
+
+    @property
+    def tls_digest(self) -> str:
+        """Changes with the certificates, which are read again while it runs."""
+        return _digest_files(self.files.tls)
+
+    @property
+    def file_labels(self) -> dict[str, str]:
+        """What the marker volume says of the files once they are written."""
+        return {CONFIGURATION_LABEL: self.configuration_digest, TLS_LABEL: self.tls_digest}
+
+    @property
+    def marker(self) -> str:
+        """Name of a volume without content whose labels tell which files were written."""
+        return f"{self.name}-files"
+
+    @property
+    def volumes(self) -> tuple[str, str]:
+        """Names of its volumes: configuration and state."""
+        return f"{self.name}-configuration", f"{self.name}-state"
+
+
+def container_name(federation: str, party: str) -> str:
+    """What a party's container is called."""
+    return f"potluck-{federation}-{party}"
+
+
+def desired_on(
+    machine: MachineSettings, inventory: Inventory, files: Mapping[str, PartyFiles]
+) -> list[DesiredContainer]:
+    """The containers of a machine, the coordinator's first. `files`: by party, certificates."""
+    found: list[DesiredContainer] = []
+    coordinator = inventory.coordinator
+    if coordinator is not None and coordinator.machine == machine.name:
+        found.append(_coordinator(machine, inventory, files[COORDINATOR]))
+    found += [_host(machine, host, inventory, files[host.name]) for host in machine.hosts]
+    return found
+
+
+def _coordinator(
+    machine: MachineSettings, inventory: Inventory, files: PartyFiles
+) -> DesiredContainer:
+    settings = inventory.coordinator
+    assert settings is not None  # noqa: S101  # asked by the caller
+    shared = machine.network == "host"
+    values = {
+        "listen": f"0.0.0.0:{settings.port if shared else PORT}",
+        "state_directory": STATE_DIRECTORY,
+        "log_format": "json",
+        "revoked": f"{CONFIGURATION}/tls/revoked.pem",
+        **inventory.member_settings(None, CONFIGURATION),
+    }
+    if settings.data_directory is not None:
+        values["data_directory"] = DATA
+    options = _options(machine, inventory, COORDINATOR, settings.data_directory)
+    options |= _limits(settings.cpus, settings.memory)
+    options |= _watched(machine, "POTLUCK_SERVER", settings.metrics_port)
+    if not shared:
+        options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": settings.port}
+    return _container(
+        machine,
+        inventory,
+        party=COORDINATOR,
+        role=Role.COORDINATOR,
+        image=inventory.image.coordinator,
+        options=options,
+        values=values | settings.settings,
+        files=files,
+    )
+
+
+def _host(
+    machine: MachineSettings, host: HostSettings, inventory: Inventory, files: PartyFiles
+) -> DesiredContainer:
+    values: dict[str, Any] = {
+        "coordinator": inventory.address,
+        "clients": list(host.clients),
+        "state_directory": STATE_DIRECTORY,
+        "device": host.trains_on,
+        "log_format": "json",
+    }
+    if host.data_directory is not None:
+        values["data_directory"] = DATA
+    values |= inventory.member_settings(host, CONFIGURATION)
+    options = _options(machine, inventory, host.name, host.data_directory)
+    options |= _limits(host.cpus, host.memory)
+    if host.shared_memory is not None:
+        options["shm_size"] = _bytes(host.shared_memory)
+    if host.gpus:
+        request = DeviceRequest(device_ids=list(host.gpus), capabilities=[["gpu"]])
+        options["device_requests"] = [request]
+    options |= _watched(machine, "POTLUCK_CLIENT", host.metrics_port)
+    return _container(
+        machine,
+        inventory,
+        party=host.name,
+        role=Role.HOST,
+        image=inventory.image.client,
+        options=options,
+        values=values | host.settings,
+        files=files,
+    )
+
+
+def _container(
+    machine: MachineSettings,
+    inventory: Inventory,
+    *,
+    party: str,
+    role: Role,
+    image: str,
+    options: dict[str, Any],
+    values: dict[str, Any],
+    files: PartyFiles,
+) -> DesiredContainer:
+    program = "potluck-server" if role is Role.COORDINATOR else "potluck-client"
+    options["entrypoint"] = [program, "--config", f"{CONFIGURATION}/potluck.toml"]
+    options["command"] = []
+    names = ("certificate", "key", "authority")
+    tls = {name: f"{CONFIGURATION}/tls/{name}.pem" for name in names}
+    text = tomlkit.dumps(values | {"tls": tls}).encode()
+    return DesiredContainer(
+        party=party,
+        name=container_name(inventory.federation, party),
+        role=role,
+        image=image,
+        options=options,
+        user=machine.user,
+        files=PartyFiles(tls=files.tls, others={**files.others, "potluck.toml": text}),
+    )
+
+
+def _options(
+    machine: MachineSettings, inventory: Inventory, party: str, data: str | None
+) -> dict[str, Any]:
+    name = container_name(inventory.federation, party)
+    mounts = [
+        Mount(CONFIGURATION, f"{name}-configuration", type="volume"),
+        Mount(STATE, f"{name}-state", type="volume"),
+    ]
+    if data is not None:
+        mounts.append(Mount(DATA, data, type="bind", read_only=True))
+    return {
+        "user": machine.user,
+        "mounts": mounts,
+        "network_mode": machine.network,
+        "labels": dict(machine.labels),
+        "read_only": True,
+        "tmpfs": {"/tmp": "mode=1777"},  # noqa: S108  # inside the container
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "restart_policy": {"Name": "unless-stopped"},
+        "log_config": LogConfig(type=LogConfig.types.JSON, config=_LOGS),
+    }
+
+
+def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
+    """Where metrics are served. Images serve them, for their health check, at a port that is the
+    container's own; where containers share the machine's, none is taken unasked."""
+    variable = f"{prefix}_METRICS_ADDRESS"
+    if machine.network == "host":
+        address = "" if port is None else f"0.0.0.0:{port}"  # asked for
+        return {
+            "environment": {"HOME": STATE_DIRECTORY, variable: address},
+            "healthcheck": {"test": ["NONE"]},
+        }
+    address = f"0.0.0.0:{METRICS_PORT}"  # inside the container
+    watched: dict[str, Any] = {"environment": {"HOME": STATE_DIRECTORY, variable: address}}
+    if port is not None:
+        watched["ports"] = {f"{METRICS_PORT}/tcp": port}
+    return watched
+
+
+def _limits(cpus: float | None, memory: str | None) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    if cpus is not None:
+        limits["nano_cpus"] = int(cpus * 1e9)
+    if memory is not None:
+        limits["mem_limit"] = _bytes(memory)
+    return limits
+
+
+def _bytes(text: str) -> int:
+    return int(text[:-1]) * _SCALE[text[-1]]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _digest_files(files: Files) -> str:
+    each = [(name, hashlib.sha256(data).hexdigest()) for name, data in sorted(files.items())]
+    return _digest(json.dumps(each).encode())

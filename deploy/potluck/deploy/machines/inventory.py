@@ -1,0 +1,400 @@
+"""federation.toml: which machines there are, and what is to run on each of them.
+
+A *machine* is a Docker engine (or a Slurm partition); a *host* is a client process on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from potluck.common.errors import ConfigurationError, PotluckError
+from potluck.common.names import is_name
+from potluck.common.net.identity import expand_clients
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.settings.configuration import Settings, annotated_example, load
+from potluck.common.settings.configuration_errors import INVENTORY
+
+FILE_NAME = "federation.toml"
+ENVIRONMENT_PREFIX = "POTLUCK_DEPLOY"
+COORDINATOR = "coordinator"
+
+_HOST = r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]+\]"
+_ENGINE = re.compile(
+    rf"ssh://([A-Za-z0-9._][A-Za-z0-9._-]{{0,63}}@)?({_HOST})(:[0-9]{{1,5}})?"
+    rf"|tcp://({_HOST}):[0-9]{{1,5}}"
+    r"|unix:///[^\s]+"
+)
+_ADDRESS = re.compile(rf"({_HOST}):[0-9]{{1,5}}")
+_MEMORY = r"^[1-9][0-9]*[kmg]$"
+_IMAGE = r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$"
+
+
+class ImageSettings(Settings):
+    """Where the images come from."""
+
+    coordinator: str = Field(
+        default=f"potluck/coordinator:{SOFTWARE_VERSION}",
+        pattern=_IMAGE,
+        description="The coordinator's image.",
+    )
+    client: str = Field(
+        default=f"potluck/client:{SOFTWARE_VERSION}",
+        pattern=_IMAGE,
+        description="The hosts' image; it needs no server code.",
+    )
+    source: Literal["registry", "stream"] = Field(
+        default="stream",
+        description="stream: sent from the engine here, so that machines need no registry.\n"
+        "registry: each machine pulls it; name images by digest to be sure which.",
+    )
+    engine: str = Field(
+        default="unix:///var/run/docker.sock",
+        pattern=r"^unix:///[^\s]+$",
+        description="The engine here that holds the images to be streamed.",
+    )
+
+
+class CoordinatorSettings(Settings):
+    """Where the coordinator runs."""
+
+    machine: str = Field(description="The machine it runs on.")
+    port: int = Field(default=7443, ge=1, le=65_535, description="The machine's port it gets.")
+    names: tuple[str, ...] = Field(
+        default=(),
+        description="Further names and IP addresses in its certificate, beside `address`.",
+    )
+    cpus: float | None = Field(default=None, gt=0, description="CPUs it may use; all by default.")
+    memory: str | None = Field(
+        default=None, pattern=_MEMORY, description="Memory it may use, such as 4g."
+    )
+    data_directory: str | None = Field(
+        default=None, description="Folder there with held-out data, if the task needs it."
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="The machine's port for its metrics, over plain HTTP; none by default.",
+    )
+    settings: dict[str, Any] = Field(
+        default={},
+        description="Further settings of its configuration; see `potluck-server config`.",
+    )
+
+
+class EngineTls(Settings):
+    """What a tcp:// engine asks for."""
+
+    authority: Path = Field(description="ca.pem of the engine.")
+    certificate: Path = Field(description="The operator's certificate for the engine.")
+    key: Path = Field(description="Its key.")
+
+
+class HostSettings(Settings):
+    """A client process."""
+
+    name: str = Field(description="Its name, as in its certificate.")
+    clients: tuple[str, ...] = Field(
+        min_length=1, description="The clients it answers for: ids, or ranges such as client-0:5."
+    )
+    data_directory: str | None = Field(
+        default=None, description="Folder there with the clients' data; mounted read-only."
+    )
+    gpus: tuple[str, ...] = Field(
+        default=(),
+        description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
+        "GPUs side by side give each to a host of its own.",
+    )
+    device: str | None = Field(
+        default=None,
+        description="What it trains on; by default cuda:0, the first of its GPUs, or cpu.",
+    )
+    cpus: float | None = Field(default=None, gt=0, description="CPUs it may use; all by default.")
+    memory: str | None = Field(
+        default=None, pattern=_MEMORY, description="Memory it may use, such as 16g."
+    )
+    shared_memory: str | None = Field(
+        default=None, pattern=_MEMORY, description="Size of /dev/shm, for data loaders."
+    )
+    member_keys: Path | None = Field(
+        default=None,
+        description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
+        "that of federation_root, if there is one.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="The machine's port for its metrics, over plain HTTP; none by default.",
+    )
+    settings: dict[str, Any] = Field(
+        default={},
+        description="Further settings of its configuration; see `potluck-client config`.",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        return _party_name(name)
+
+    @field_validator("data_directory")
+    @classmethod
+    def _is_absolute(cls, folder: str | None) -> str | None:
+        return _absolute(folder)
+
+    @field_validator("gpus")
+    @classmethod
+    def _are_gpus(cls, gpus: tuple[str, ...]) -> tuple[str, ...]:
+        for gpu in gpus:
+            if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
+                raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
+        return gpus
+
+    @property
+    def trains_on(self) -> str:
+        """The device of its configuration; a container numbers the GPUs it gets from 0."""
+        return self.device or ("cuda:0" if self.gpus else "cpu")
+
+
+class SlurmSettings(Settings):
+    """How jobs are submitted to a cluster."""
+
+    directory: str = Field(
+        description="Folder that this machine and the cluster's nodes share; configuration,\n"
+        "certificates, state and logs of its hosts go there."
+    )
+    options: tuple[str, ...] = Field(
+        default=(),
+        description='Options for sbatch, such as ["--partition=gpu", "--gres=gpu:2",\n'
+        '"--time=24:00:00"].',
+    )
+    setup: tuple[str, ...] = Field(
+        default=(),
+        description="Shell commands before the hosts start, such as module load cuda or\n"
+        "source /shared/potluck/.venv/bin/activate.",
+    )
+
+    @field_validator("directory")
+    @classmethod
+    def _is_absolute(cls, folder: str) -> str:
+        return _absolute(folder) or folder
+
+    @field_validator("options")
+    @classmethod
+    def _are_options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option in options:
+            if not option.startswith("-"):
+                raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
+        return options
+
+
+class MachineSettings(Settings):
+    """A machine."""
+
+    name: str = Field(description="What it is called here.")
+    engine: str = Field(
+        description="Its Docker engine: ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT, or\n"
+        "slurm for a cluster that this machine submits to."
+    )
+    socket: str = Field(
+        default="/var/run/docker.sock", description="With ssh://, the engine's socket there."
+    )
+    ssh_options: tuple[str, ...] = Field(
+        default=(),
+        description="With ssh://, options for the ssh program, such as -i and a key's path;\n"
+        "~/.ssh/config counts as always.",
+    )
+    tls: EngineTls | None = Field(default=None, description="With tcp://, certificates for it.")
+    slurm: SlurmSettings | None = Field(
+        default=None, description="With slurm, how its hosts become one job."
+    )
+    network: Literal["bridge", "host"] = Field(
+        default="bridge",
+        description="How its containers reach the network; host where NAT is in the way.",
+    )
+    user: str = Field(
+        default="10001:10001",
+        pattern=r"^[0-9]{1,9}:[0-9]{1,9}$",
+        description="User and group that containers run as; they must be able to read the data.",
+    )
+    labels: dict[str, str] = Field(default={}, description="Labels of its containers.")
+    hosts: tuple[HostSettings, ...] = Field(default=(), description="A client process on it.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        return _party_name(name)
+
+    @field_validator("engine")
+    @classmethod
+    def _is_engine(cls, engine: str) -> str:
+        if engine != "slurm" and _ENGINE.fullmatch(engine) is None:
+            raise ValueError(
+                "must be ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT or slurm"
+            )
+        return engine
+
+    @field_validator("socket")
+    @classmethod
+    def _is_absolute(cls, socket: str) -> str:
+        return _absolute(socket) or socket
+
+    @model_validator(mode="after")
+    def _needs_tls(self) -> Self:
+        if self.engine.startswith("tcp://") and self.tls is None:
+            raise ValueError(
+                "a tcp:// engine needs its `tls` table: without TLS whoever reaches the port owns "
+                "the machine"
+            )
+        if (self.engine == "slurm") != (self.slurm is not None):
+            raise ValueError('`engine = "slurm"` and a `slurm` table go together')
+        return self
+
+
+class Inventory(Settings):
+    """The whole federation, as it is to be."""
+
+    kind = INVENTORY
+
+    federation: str = Field(description="The federation's name, as in `potluck pki init`.")
+    address: str = Field(description="Where hosts and operators reach the coordinator, HOST:PORT.")
+    pki: Path = Field(
+        default=Path("pki"),
+        description="The TLS authority's folder. Certificates that are missing there are issued.",
+    )
+    federation_root: Path | None = Field(
+        default=None,
+        description="Folder here of the federation root (`potluck pki root`), for secure sums and\n"
+        "signed profiles. The coordinator and all hosts get root.pub and members.json, each host\n"
+        "its clients' keys besides; root.key stays here.",
+    )
+    image: ImageSettings = Field(default=ImageSettings(), description="The images.")
+    coordinator: CoordinatorSettings | None = Field(
+        default=None, description="Leave this table out where the coordinator runs elsewhere."
+    )
+    machines: tuple[MachineSettings, ...] = Field(
+        description="A machine; repeat the table for each."
+    )
+
+    @field_validator("federation")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        return _party_name(name)
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, address: str) -> str:
+        if _ADDRESS.fullmatch(address) is None:
+            raise ValueError("must be HOST:PORT")
+        return address
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.machines:
+            raise ValueError("there are no [[machines]]")
+        _refuse_repeated("machine", (machine.name for machine in self.machines))
+        _refuse_repeated("host", (host.name for _, host in self.hosts()))
+        try:
+            expand_clients(text for _, host in self.hosts() for text in host.clients)
+        except PotluckError as error:
+            raise ValueError(error.message) from error
+        if any(host.name == COORDINATOR for _, host in self.hosts()):
+            raise ValueError(f"a host can't be called {COORDINATOR!r}")
+        if self.coordinator is not None:
+            found = {machine.name: machine for machine in self.machines}
+            machine = found.get(self.coordinator.machine)
+            if machine is None:
+                raise ValueError(
+                    f"coordinator.machine {self.coordinator.machine!r} is none of the machines "
+                    f"{', '.join(sorted(found))}"
+                )
+            if machine.engine == "slurm":
+                raise ValueError(
+                    "the coordinator can't be a Slurm job: it must outlive time limits; give it a "
+                    "machine with an engine, or run it under systemd"
+                )
+        return self
+
+    def member_keys_of(self, host: HostSettings) -> Path | None:
+        """The folder here with the member keys of a host's clients."""
+        if host.member_keys is None and self.federation_root is not None:
+            return self.federation_root / "members"
+        return host.member_keys
+
+    def member_settings(self, host: HostSettings | None, folder: str) -> dict[str, str]:
+        """What a host's configuration says of membership, its files being in `folder` there; the
+        coordinator's for None."""
+        values = {}
+        if self.federation_root is not None:
+            values = {"federation_root": f"{folder}/root.pub", "members": f"{folder}/members.json"}
+        if host is not None and self.member_keys_of(host) is not None:
+            values["member_key"] = f"{folder}/members"
+        return values
+
+    def hosts(self) -> Iterator[tuple[MachineSettings, HostSettings]]:
+        """All hosts, with the machine of each."""
+        for machine in self.machines:
+            for host in machine.hosts:
+                yield machine, host
+
+    def machines_named(self, names: Iterable[str], *, slurm: bool) -> list[MachineSettings]:
+        """The machines with these names, all without names: those of Slurm, or all others.
+
+        Raises ConfigurationError for a name that is none of them.
+        """
+        known = {m.name: m for m in self.machines if (m.engine == "slurm") == slurm}
+        for name in names:
+            if name not in known:
+                raise ConfigurationError(
+                    f"{name!r} is none of the machines {', '.join(sorted(known)) or '(none)'}"
+                )
+        wanted = set(names) or known.keys()
+        return [machine for name, machine in known.items() if name in wanted]
+
+
+def load_inventory(path: Path) -> Inventory:
+    """The inventory in a file. Raises ConfigurationError, with a line for what is wrong."""
+    return load(Inventory, path, environment_prefix=ENVIRONMENT_PREFIX)
+
+
+def _party_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(
+            "must be of lower-case letters, digits, '.', '_' and '-', start with a letter or "
+            "digit, and have 63 characters at most"
+        )
+    return name
+
+
+def _absolute(path: str | None) -> str | None:
+    if path is not None and (not PurePosixPath(path).is_absolute() or "\0" in path):
+        raise ValueError("must be an absolute path on that machine")
+    return path
+
+
+def _refuse_repeated(what: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{what} {name!r} comes {count} times; names must differ")
+
+
+_EXAMPLES = {
+    "federation": '"demo"',
+    "address": '"gpu-1.example.org:7443"',
+    "coordinator.machine": '"gpu-1"',
+    "machines.name": '"gpu-1"',
+    "machines.engine": '"ssh://ops@gpu-1.example.org"',
+    "machines.hosts.name": '"gpu-1-a"',
+    "machines.hosts.clients": '["client-0:5"]',
+}
+
+
+def example_inventory() -> str:
+    """The annotated example that `potluck deploy config` prints."""
+    return annotated_example(Inventory, _EXAMPLES)

@@ -1,0 +1,65 @@
+"""Files put into a container's volumes."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+
+from docker.models.containers import Container
+
+from potluck.common.errors import UnreachableError
+from potluck.deploy.machines.desired_state import (
+    CONFIGURATION,
+    STATE,
+    STATE_FOLDER,
+    DesiredContainer,
+)
+
+_FOLDER_MODE = 0o550
+_FILE_MODE = 0o440
+
+
+def write_files(container: Container, desired: DesiredContainer) -> None:
+    """Write all files of a party, and a state folder that is its user's.
+
+    Only root may change the files; the container's group may read them. Raises DockerException.
+    """
+    user, group = map(int, desired.user.split(":"))
+    files = {
+        **desired.files.others,
+        **{f"tls/{name}": data for name, data in desired.files.tls.items()},
+    }
+    _put(container, CONFIGURATION, _archive(files, group))
+    _put(container, STATE, _folder(STATE_FOLDER, user, group))
+
+
+def _archive(files: Mapping[str, bytes], group: int) -> bytes:
+    """A tar of files, with their folders before them."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for folder in sorted({name.rpartition("/")[0] for name in files if "/" in name}):
+            archive.addfile(_entry(folder, _FOLDER_MODE, 0, group, tarfile.DIRTYPE))
+        for name, data in files.items():
+            entry = _entry(name, _FILE_MODE, 0, group, tarfile.REGTYPE)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _folder(name: str, user: int, group: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(_entry(name, 0o700, user, group, tarfile.DIRTYPE))
+    return buffer.getvalue()
+
+
+def _entry(name: str, mode: int, user: int, group: int, kind: bytes) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.mode, entry.uid, entry.gid, entry.type = mode, user, group, kind
+    return entry
+
+
+def _put(container: Container, path: str, archive: bytes) -> None:
+    if not container.put_archive(path, archive):
+        raise UnreachableError(f"the engine did not take files for {container.name}")

@@ -1,0 +1,263 @@
+"""One machine's engine, looked at and brought to what it is to be. Blocking; each in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import docker
+from docker.errors import APIError, NotFound
+from docker.models.containers import Container
+from docker.models.volumes import Volume
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.deploy.machines import machine_images
+from potluck.deploy.machines.deploy_plan import Kind, Observed, ObservedContainer, Step
+from potluck.deploy.machines.desired_state import (
+    CONFIGURATION_LABEL,
+    DIGEST_LABEL,
+    FEDERATION_LABEL,
+    PARTY_LABEL,
+    STOP_SECONDS,
+    TLS_LABEL,
+    DesiredContainer,
+)
+from potluck.deploy.machines.docker_engine import ssh_command
+from potluck.deploy.machines.inventory import MachineSettings
+from potluck.deploy.machines.machine_files import write_files
+
+Say = Callable[[str], None]
+_SSH_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineWork:
+    """What is done on one machine. source: the engine here, where images are streamed from."""
+
+    machine: MachineSettings
+    federation: str
+    client: docker.DockerClient
+    source: docker.DockerClient | None
+    say: Say
+
+    # Looking ----------------------------------------------------------------------------------
+
+    def check_engine(self, desired: Sequence[DesiredContainer]) -> None:
+        """Raise ConfigurationError where the engine lacks what the containers need."""
+        information: dict[str, Any] = self.client.info()
+        if information.get("OSType") != "linux":
+            raise ConfigurationError(
+                f"the engine of {self.machine.name} runs {information.get('OSType')} containers; "
+                "Potluck's are for Linux"
+            )
+        wants_gpus = any("device_requests" in one.options for one in desired)
+        runtimes = information.get("Runtimes") or {}
+        if wants_gpus and "nvidia" not in runtimes and not information.get("CDISpecDirs"):
+            raise ConfigurationError(
+                f"hosts on {self.machine.name} are to have GPUs, but its engine has no NVIDIA "
+                f"runtime (it has {', '.join(sorted(runtimes)) or 'none'}): install "
+                "nvidia-container-toolkit there, run `nvidia-ctk runtime configure`, and restart "
+                "the engine"
+            )
+
+    def containers(self) -> list[Container]:
+        """This federation's containers."""
+        return list(
+            self.client.containers.list(
+                all=True,
+                ignore_removed=True,
+                filters={"label": f"{FEDERATION_LABEL}={self.federation}"},
+            )
+        )
+
+    def observe(self, desired: Sequence[DesiredContainer]) -> Observed:
+        """What is there. Raises ConfigurationError where a name that is wanted is taken."""
+        ours = {str(container.name): container for container in self.containers()}
+        for one in desired:
+            if one.name not in ours and self._exists(one.name):
+                raise ConfigurationError(
+                    f"{self.machine.name} has a container {one.name} that this federation did not "
+                    "make; remove or rename it"
+                )
+        images: dict[str, str] = {}
+        for name in {one.image for one in desired}:
+            found = machine_images.find_image(self.client, name)
+            if found is not None:
+                images[name] = machine_images.fingerprint(found)
+        labels = {str(v.name): v.attrs.get("Labels") or {} for v in self._volumes()}
+        observed = {
+            name: self._observe(container, labels.get(f"{name}-files", {}))
+            for name, container in ours.items()
+        }
+        return Observed(containers=observed, images=images)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.client.containers.get(name)
+        except NotFound:
+            return False
+        return True
+
+    def _volumes(self) -> list[Volume]:
+        found = {"label": f"{FEDERATION_LABEL}={self.federation}"}
+        return list(self.client.volumes.list(filters=found))
+
+    def _observe(self, container: Container, files: Mapping[str, str]) -> ObservedContainer:
+        image = machine_images.find_image(self.client, str(container.attrs["Image"]))
+        return ObservedContainer(
+            name=str(container.name),
+            party=container.labels.get(PARTY_LABEL, ""),
+            digest=container.labels.get(DIGEST_LABEL, ""),
+            image="" if image is None else machine_images.fingerprint(image),
+            running=container.status in ("running", "restarting"),
+            state=container.status,
+            configuration_digest=files.get(CONFIGURATION_LABEL, ""),
+            tls_digest=files.get(TLS_LABEL, ""),
+        )
+
+    # Doing ------------------------------------------------------------------------------------
+
+    def carry_out(self, steps: Sequence[Step], desired: Mapping[str, DesiredContainer]) -> None:
+        """Carry out a plan, step by step. What was done stays done if one fails."""
+        for step in steps:
+            self.say(str(step))
+            if step.kind is Kind.PUT_IMAGE:
+                self._put_image(step.subject)
+            elif step.kind is Kind.REMOVE:
+                self.remove(step.subject, keep_state=True)
+            else:
+                self._bring(step.kind, desired[step.subject])
+
+    def _bring(self, kind: Kind, one: DesiredContainer) -> None:
+        if kind is Kind.REPLACE:
+            self._remove_container(one.name)
+        if kind in (Kind.CREATE, Kind.REPLACE):
+            self._create(one)
+            return
+        container = self.client.containers.get(one.name)
+        if kind in (Kind.RECONFIGURE, Kind.REFRESH):
+            self._write_files(container, one)
+        if kind is Kind.RECONFIGURE:
+            container.restart(timeout=STOP_SECONDS)
+        else:
+            container.start()  # does nothing where it runs
+
+    def _create(self, one: DesiredContainer) -> None:
+        ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
+        for volume in one.volumes:
+            self._make_volume(volume, ours)
+        options = dict(one.options)
+        labels = options.pop("labels") | ours | {DIGEST_LABEL: one.digest}
+        container = self.client.containers.create(
+            one.image, name=one.name, labels=labels, **options
+        )
+        try:
+            self._write_files(container, one)
+            container.start()
+        except BaseException:
+            container.remove(force=True)  # half a container would look finished
+            raise
+
+    def _write_files(self, container: Container, one: DesiredContainer) -> None:
+        self._remove_volume(one.marker)  # until they are whole, nobody knows what is there
+        write_files(container, one)
+        ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
+        self._make_volume(one.marker, ours | one.file_labels)
+
+    def _make_volume(self, name: str, labels: dict[str, str]) -> None:
+        volume = self.client.volumes.create(name, labels=labels)
+        found = volume.attrs.get("Labels") or {}
+        if found.get(FEDERATION_LABEL) != self.federation:
+            raise ConfigurationError(
+                f"{self.machine.name} has a volume {name} that this federation did not make; "
+                "remove it"
+            )
+
+    def _put_image(self, name: str) -> None:
+        if self.source is None:
+            machine_images.pull_image(self.client, name, self.say)
+        else:
+            size = int(machine_images.local_image(self.source, name).get("Size", 0))
+            machine_images.check_room(self._free_bytes(), size, self.machine.name)
+            machine_images.stream_image(self.source, self.client, name, self.say)
+        if machine_images.find_image(self.client, name) is None:
+            raise RunError(f"{name} is not on {self.machine.name} although it was put there")
+        marker = machine_images.marker_name(self.federation, name)
+        labels = {FEDERATION_LABEL: self.federation, machine_images.MARKER_LABEL: name}
+        self._make_volume(marker, labels)
+
+    def _free_bytes(self) -> int | None:
+        """Room where the engine keeps images; None where it can't be told from here."""
+        folder = self.client.info().get("DockerRootDir")
+        if not isinstance(folder, str):
+            return None
+        if self.machine.engine.startswith("unix://"):
+            try:
+                space = os.statvfs(folder)
+            except OSError:
+                return None
+            return space.f_bavail * space.f_frsize
+        if not self.machine.engine.startswith("ssh://"):
+            return None
+        command = [*ssh_command(self.machine), "df", "-Pk", "--", folder]
+        said = subprocess.run(
+            command, capture_output=True, timeout=_SSH_SECONDS, check=False, text=True
+        ).stdout.split()
+        return int(said[-3]) << 10 if len(said) > 6 and said[-3].isdigit() else None
+
+    # Undoing ----------------------------------------------------------------------------------
+
+    def remove(self, name: str, *, keep_state: bool) -> None:
+        """Remove a container of ours and its volumes."""
+        self._remove_container(name)
+        for suffix in ("configuration", "files", *(() if keep_state else ("state",))):
+            self._remove_volume(f"{name}-{suffix}")
+
+    def remove_all(self, *, keep_state: bool) -> list[str]:
+        """Remove everything this federation made on the machine; what was removed."""
+        gone: list[str] = []
+        for container in self.containers():  # all at once; below each is waited for
+            with contextlib.suppress(APIError):  # it does not run
+                container.kill("SIGTERM")
+        for container in self.containers():
+            self.say(f"removing {container.name}")
+            self._remove_container(str(container.name))
+            gone.append(str(container.name))
+        for volume in self._volumes():
+            image = (volume.attrs.get("Labels") or {}).get(machine_images.MARKER_LABEL)
+            if image is not None:
+                self._remove_image(image)
+            elif keep_state and volume.name is not None and volume.name.endswith("-state"):
+                continue
+            self._remove_volume(str(volume.name))
+            gone.append(str(volume.name))
+        return gone
+
+    def _remove_container(self, name: str) -> None:
+        try:
+            container = self.client.containers.get(name)
+            container.stop(timeout=STOP_SECONDS)
+            container.remove(force=True)
+        except NotFound:
+            pass
+
+    def _remove_volume(self, name: str) -> None:
+        try:
+            volume = self.client.volumes.get(name)
+            if (volume.attrs.get("Labels") or {}).get(FEDERATION_LABEL) == self.federation:
+                volume.remove()
+        except NotFound:
+            pass
+
+    def _remove_image(self, name: str) -> None:
+        try:
+            self.client.images.remove(name)
+        except NotFound:
+            pass
+        except APIError as error:
+            if error.status_code != 409:  # somebody else uses it: then it is theirs as well
+                raise

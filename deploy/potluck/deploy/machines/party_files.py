@@ -1,0 +1,149 @@
+"""The certificates and keys of the parties in an inventory, from the authority's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.identity import Role, expand_clients
+from potluck.common.net.membership import read_member_file
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.machines.desired_state import PartyFiles
+from potluck.deploy.machines.inventory import COORDINATOR, HostSettings, Inventory, MachineSettings
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.certificates import inspect
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Party:
+    """Somebody who needs a certificate. names: by which a coordinator is dialled."""
+
+    name: str
+    role: Role
+    clients: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    member_keys: Path | None = None
+
+
+def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> list[Party]:
+    """The parties of machines, the coordinator first."""
+    found: list[Party] = []
+    for machine in machines:
+        settings = inventory.coordinator
+        if settings is not None and settings.machine == machine.name:
+            address = inventory.address.rpartition(":")[0].strip("[]")
+            names = tuple(dict.fromkeys([address, *settings.names]))
+            found.insert(0, Party(name=COORDINATOR, role=Role.COORDINATOR, names=names))
+        found += [_host(host, inventory) for host in machine.hosts]
+    return found
+
+
+def _host(host: HostSettings, inventory: Inventory) -> Party:
+    keys = inventory.member_keys_of(host)
+    return Party(name=host.name, role=Role.HOST, clients=host.clients, member_keys=keys)
+
+
+def missing(parties: Iterable[Party], folder: Path) -> list[Party]:
+    """Those that have no certificate yet."""
+    return [party for party in parties if not (folder / f"{party.name}.pem").exists()]
+
+
+def issue_missing(parties: Iterable[Party], inventory: Inventory) -> list[Path]:
+    """Issue the certificates that are not there; their files. Raises what `pki.issue` raises."""
+    folder = inventory.pki
+    if not (folder / f"{pki.AUTHORITY}.pem").exists():
+        pki.create_authority(folder, inventory.federation)
+    return [
+        pki.issue(
+            folder, party.role, party.name, clients=party.clients, hosts=party.names
+        ).certificate
+        for party in missing(parties, folder)
+    ]
+
+
+def read_files(party: Party, inventory: Inventory) -> PartyFiles:
+    """A party's files, checked against what the inventory says of it.
+
+    Raises ConfigurationError or IdentityError for files that are missing, expired, or of others.
+    """
+    folder = inventory.pki
+    files = TlsFiles(
+        certificate=folder / f"{party.name}.pem",
+        key=folder / f"{party.name}.key",
+        authority=folder / f"{pki.AUTHORITY}.pem",
+    )
+    if files.certificate.exists() and not files.key.exists():
+        raise ConfigurationError(
+            f"{files.key} is not here: its key was made elsewhere and stays there. Run that host "
+            "by hand or under systemd, and take it out of the inventory"
+        )
+    material = files.load(party.role)
+    if material.identity.federation != inventory.federation:
+        raise ConfigurationError(
+            f"{files.certificate} is of federation {material.identity.federation}, the inventory "
+            f"is of {inventory.federation}"
+        )
+    _check_coverage(party, files)
+    tls = {
+        "certificate.pem": material.certificate,
+        "key.pem": material.key,
+        "authority.pem": material.authority,
+    }
+    if party.role is Role.COORDINATOR:
+        tls["revoked.pem"] = _read(folder / pki.REVOKED)
+    return PartyFiles(tls=tls, others={**_root_files(party, inventory), **_member_keys(party)})
+
+
+def _check_coverage(party: Party, files: TlsFiles) -> None:
+    summary = inspect(files.certificate)
+    lacking = [name for name in party.names if name not in summary.hosts]
+    flags = "".join(f" --host {name}" for name in party.names)
+    if summary.identity is not None and party.role is Role.HOST:
+        clients = expand_clients(party.clients)
+        lacking = [each for each in clients if not summary.identity.may_speak_for(each)]
+        flags = "".join(f" --clients {text}" for text in party.clients)
+    if lacking:
+        raise ConfigurationError(
+            f"{files.certificate} does not name {lacking[0]}; issue it anew with "
+            f"`potluck pki issue {files.certificate.parent} {party.role} {party.name}{flags} "
+            "--force`"
+        )
+
+
+def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
+    """The root's public key and the members' records, which must have those of the party."""
+    folder = inventory.federation_root
+    if folder is None:
+        return {}
+    path = folder / "members.json"
+    file = read_member_file(path)
+    if file.federation != inventory.federation:
+        raise ConfigurationError(
+            f"{path} is of federation {file.federation}, the inventory is of {inventory.federation}"
+        )
+    host_of = {each.record.client: each.record.host for each in file.members}
+    for client in expand_clients(party.clients):
+        if host_of.get(client) != party.name:
+            raise ConfigurationError(
+                f"{path} has no record of client {client} on host {party.name}; make it with "
+                f"`potluck pki member {folder} {client} --host {party.name}`"
+            )
+    return {"root.pub": _read(folder / "root.pub"), "members.json": _read(path)}
+
+
+def _member_keys(party: Party) -> dict[str, bytes]:
+    if party.member_keys is None:
+        return {}
+    return {
+        f"members/{client}.key": _read(party.member_keys / f"{client}.key")
+        for client in expand_clients(party.clients)
+    }
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read ({error.strerror})") from error

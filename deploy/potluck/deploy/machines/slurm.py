@@ -1,0 +1,208 @@
+"""Hosts as jobs of a Slurm cluster: one job for each machine entry, found again by its id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources import as_file
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError, RunError, StorageError
+from potluck.common.net.key_files import write_whole
+from potluck.deploy.machines.desired_state import PartyFiles
+from potluck.deploy.machines.inventory import (
+    HostSettings,
+    Inventory,
+    MachineSettings,
+    SlurmSettings,
+)
+
+JOB = "job.json"
+SCRIPT = "hosts.sbatch"
+_COMMAND_SECONDS = 60
+_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
+
+Run = Callable[[Sequence[str], Mapping[str, str]], str]
+"""Runs a command with more environment; its output. Raises RunError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What was submitted for a machine entry. state: Slurm's word, or "gone"."""
+
+    machine: str
+    job_id: str
+    digest: str
+    state: str = ""
+    where: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state not in ("", "gone") and not self.state.startswith(_OVER)
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run one of Slurm's commands. Raises ConfigurationError, RunError."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+            env={**os.environ, **environment},
+        )
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{command[0]} is not here; run this on a machine that submits to the cluster"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"{command[0]} did not answer within {_COMMAND_SECONDS} s; see that slurmctld runs "
+            "(`scontrol ping`)"
+        ) from None
+    if done.returncode:
+        said = " ".join(done.stderr.split())[:400]
+        raise RunError(f"{command[0]} refused: {said}")
+    return done.stdout.strip()
+
+
+class SlurmMachine:
+    """A machine entry of an inventory whose hosts are one job."""
+
+    def __init__(
+        self, machine: MachineSettings, inventory: Inventory, run: Run = run_command
+    ) -> None:
+        if machine.slurm is None:
+            raise ConfigurationError(f"machine {machine.name} is none of Slurm's")
+        self._machine, self._inventory, self._run = machine, inventory, run
+        self._settings: SlurmSettings = machine.slurm
+        self.folder = Path(self._settings.directory) / inventory.federation / machine.name
+
+    def up(self, files: Mapping[str, PartyFiles]) -> tuple[Job, str]:
+        """Have the job run as the inventory asks; the job, and what was done."""
+        configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
+        command = self._submission()
+        digest = self._digest(command, files)
+        before = self.look()
+        if before is not None and before.alive:
+            if before.digest == digest:
+                return before, "nothing to do"
+            self._run(["scancel", before.job_id], {})
+        setup = "\n".join(self._settings.setup)
+        with as_file(resources.files("potluck.deploy") / SCRIPT) as script:
+            said = self._run(
+                [*command, str(script), *map(str, configurations)], {"POTLUCK_SETUP": setup}
+            )
+        job = Job(machine=self._machine.name, job_id=said.split(";")[0], digest=digest)
+        if not job.job_id.isdigit():
+            raise RunError(f"sbatch answered {said[:80]!r} instead of a job's id")
+        record = {"job_id": job.job_id, "digest": digest}
+        self._put(self.folder / JOB, json.dumps(record).encode())
+        return job, "submitted" if before is None or not before.alive else "submitted anew"
+
+    def look(self) -> Job | None:
+        """The job that was submitted, and how it is; None if there is none.
+
+        Raises ConfigurationError for a damaged record.
+        """
+        path = self.folder / JOB
+        try:
+            record = json.loads(path.read_bytes())
+            job_id, digest = str(record["job_id"]), str(record["digest"])
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{path} can't be read ({error.strerror})") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{path} is damaged; find the job with `squeue --me`, and delete the file"
+            ) from error
+        state, where = self._state(job_id)
+        return Job(
+            machine=self._machine.name, job_id=job_id, digest=digest, state=state, where=where
+        )
+
+    def down(self) -> Job | None:
+        """Cancel the job, by its id, and forget it; the job, if there was one."""
+        job = self.look()
+        if job is None:
+            return None
+        if job.alive:
+            self._run(["scancel", job.job_id], {})
+        (self.folder / JOB).unlink(missing_ok=True)
+        for host in self._machine.hosts:
+            for path in (self.folder / host.name / "tls").glob("*.pem"):
+                path.unlink()
+        return job
+
+    def _state(self, job_id: str) -> tuple[str, str]:
+        if not job_id.isdigit():
+            raise ConfigurationError(f"{self.folder / JOB} holds no job id")
+        try:
+            said = self._run(["squeue", "--noheader", "--jobs", job_id, "--format", "%T|%R"], {})
+        except RunError as error:
+            if "Invalid job id" in error.message:  # so old that Slurm has forgotten it
+                return "gone", ""
+            raise
+        state, _, where = said.partition("|")
+        return state or "gone", where
+
+    def _submission(self) -> list[str]:
+        """The command, up to the script."""
+        name = f"potluck-{self._inventory.federation}-{self._machine.name}"
+        fixed = (f"--job-name={name}", f"--output={self.folder / 'log'}", "--export=ALL")
+        return ["sbatch", "--parsable", *fixed, *self._settings.options]
+
+    def _digest(self, command: Sequence[str], files: Mapping[str, PartyFiles]) -> str:
+        said: list[list[str]] = [list(command), list(self._settings.setup)]
+        for host in self._machine.hosts:
+            said.append([host.name, self._text(host)])
+            keys = sorted(files[host.name].others.items())
+            said.append([name + hashlib.sha256(data).hexdigest() for name, data in keys])
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+    def _text(self, host: HostSettings) -> str:
+        folder = self.folder / host.name
+        values: dict[str, Any] = {
+            "coordinator": self._inventory.address,
+            "clients": list(host.clients),
+            "state_directory": str(folder / "state"),
+            "device": host.trains_on,
+            "log_format": "json",
+        }
+        if host.data_directory is not None:
+            values["data_directory"] = host.data_directory
+        values |= self._inventory.member_settings(host, str(folder))
+        names = ("certificate", "key", "authority")
+        tls = {name: str(folder / "tls" / f"{name}.pem") for name in names}
+        return tomlkit.dumps(values | host.settings | {"tls": tls})
+
+    def _write(self, host: HostSettings, party: PartyFiles) -> Path:
+        folder = self.folder / host.name
+        for name, data in party.others.items():
+            self._put(folder / name, data)
+        for name, data in party.tls.items():
+            self._put(folder / "tls" / name, data)
+        path = folder / "potluck.toml"
+        self._put(path, self._text(host).encode())
+        return path
+
+    def _put(self, path: Path, data: bytes) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(path, data, 0o600)
+        except OSError as error:
+            raise StorageError(
+                f"{error.filename or path} can't be written ({error.strerror}); "
+                "`slurm.directory` must be a folder that this machine shares with the cluster"
+            ) from error

@@ -1,0 +1,147 @@
+"""What `--json` prints: plain values with the protocol's own names; null where nothing is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from potluck.deploy.operator.run_view import member_state_name, metric_values, run_state_name
+from potluck.rpc.v1 import operator_pb2
+
+
+def to_line(value: Mapping[str, Any]) -> str:
+    """One line of JSON in ASCII; NaN and infinities, which JSON lacks, become null."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
+    """A run as a whole."""
+    return {
+        "run": status.run_id,
+        "name": status.name,
+        "state": run_state_name(status.state),
+        "reason": status.reason,
+        "committed_rounds": status.committed_rounds,
+        "rounds": status.rounds,
+        "task": status.task,
+        "selector": status.selector,
+        "strategy": status.strategy,
+        "count": status.count,
+        "seed": status.seed,
+        "created_at": _moment(status, "created_at"),
+        "model_blake3": status.model_blake3 or None,
+        "waiting": _waiting_values(status.waiting) if status.HasField("waiting") else None,
+        "left_out": status.left_out or None,
+    }
+
+
+def _waiting_values(waiting: operator_pb2.Waiting) -> dict[str, Any]:
+    return {
+        "what": waiting.what,
+        "until": _moment(waiting, "until"),
+        "clients": waiting.clients,
+        "clients_needed": waiting.clients_needed,
+        "hosts": waiting.hosts,
+        "hosts_needed": waiting.hosts_needed,
+        "away": list(waiting.away),
+        "away_count": waiting.away_count,
+    }
+
+
+def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
+    """A client as the coordinator knows it."""
+    return {
+        "client": client.client_id,
+        "host": client.host_id,
+        "attending": client.attending,
+        "last_seen": _moment(client, "last_seen"),
+        "device": client.device,
+        "selected": client.selected,
+        "included": client.included,
+        "quarantine": client.quarantine_reason if client.quarantined else None,
+        "left_out": dict(client.left_out),
+    }
+
+
+def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
+    """A committed round."""
+    return {
+        "round": committed.round,
+        "members": [_member_values(member) for member in committed.members],
+        **metric_values(committed.metrics),
+        "seconds": committed.seconds,
+        "bytes_down": committed.bytes_down,
+        "bytes_up": committed.bytes_up,
+        "model_blake3": committed.model_blake3,
+    }
+
+
+def event_values(event: operator_pb2.WatchRunResponse) -> dict[str, Any]:
+    """An event of a watched run; `event` says which."""
+    match event.WhichOneof("event"):
+        case "status":
+            return {"event": "status", **status_values(event.status)}
+        case "committed":
+            return {"event": "committed", **round_values(event.committed)}
+        case "progress":
+            return {"event": "progress", **_progress_values(event.progress)}
+        case "notice":
+            return {
+                "event": "notice",
+                "at": _moment(event.notice, "at"),
+                "warning": event.notice.warning,
+                "text": event.notice.text,
+            }
+        case _:
+            return {"event": "unknown"}
+
+
+def _progress_values(progress: operator_pb2.RoundProgress) -> dict[str, Any]:
+    return {
+        "round": progress.round,
+        "attempt": progress.attempt,
+        "phase": progress.phase,
+        "members": [_member_values(member) for member in progress.members],
+        "seconds": progress.seconds,
+    }
+
+
+def _member_values(member: operator_pb2.Member) -> dict[str, Any]:
+    return {
+        "client": member.client_id,
+        "host": member.host_id,
+        "state": member_state_name(member.state),
+        "reason": member.reason,
+        "trouble": member.trouble,
+        "fraction": member.fraction,
+        "samples": member.samples,
+        "seconds": member.seconds,
+    }
+
+
+def _moment(
+    message: operator_pb2.RunStatus
+    | operator_pb2.ClientStatus
+    | operator_pb2.Notice
+    | operator_pb2.Waiting,
+    name: str,
+) -> str | None:
+    if name not in {descriptor.name for descriptor, _ in message.ListFields()}:
+        return None
+    stamp: Timestamp = getattr(message, name)
+    return stamp.ToDatetime(tzinfo=UTC).isoformat()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

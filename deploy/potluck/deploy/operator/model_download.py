@@ -1,0 +1,159 @@
+"""Downloads of a run's model: verified, and going on where an earlier one stopped.
+
+What has arrived of FILE lies beside it as `.FILE.BLAKE3.part`, so that only bytes of the same model
+are ever continued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.common.errors import (
+    ConfigurationError,
+    ProtocolError,
+    TransferError,
+    TruncatedError,
+    UnreachableError,
+)
+from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
+from potluck.deploy.operator.model_metadata import metadata_of, write_metadata
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
+
+ATTEMPTS = 5
+_LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
+_DIGEST_DIGITS = 64
+
+Progress = Callable[[int, int], None]
+"""Called with bytes here and bytes in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadedModel:
+    """A complete, verified file. blake3: the digest of the file that the coordinator keeps.
+
+    origin: where it comes from; empty where the coordinator did not say.
+    """
+
+    path: Path
+    blake3: str
+    size: int
+    origin: operator_pb2.ModelOrigin
+
+
+async def download_model(
+    client: OperatorClient,
+    run_id: str,
+    path: Path,
+    *,
+    round_number: int = 0,
+    progress: Progress | None = None,
+    describe: bool = False,
+) -> DownloadedModel:
+    """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
+
+    describe: whether to write where it comes from into the file; see `model_metadata`.
+
+    A broken transfer is taken up again, up to `ATTEMPTS` times; the part stays for the next call.
+    Raises ConfigurationError if `path` can't be written, and what `OperatorClient` raises.
+    """
+    _check_target(path)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return await _receive(client, run_id, path, round_number, progress, describe)
+        except (TransferError, UnreachableError):
+            if attempt == ATTEMPTS or not _partial_files(path):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _check_target(path: Path) -> None:
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise ConfigurationError(
+            f"can't write {path}: name a file in a folder that exists", path=path
+        )
+
+
+async def _receive(
+    client: OperatorClient,
+    run_id: str,
+    path: Path,
+    round_number: int,
+    progress: Progress | None,
+    describe: bool,
+) -> DownloadedModel:
+    held = _partial_files(path)
+    blake3 = next(iter(held), "")
+    offset = held_bytes(held[blake3]) if blake3 else 0
+    answers = client.fetch_model(run_id, round_number=round_number, blake3=blake3, offset=offset)
+    async with aclosing(answers):
+        first = await anext(answers, None)
+        if first is None or first.frame.WhichOneof("part") != "header":
+            raise ProtocolError("the coordinator sent a model that does not begin with its header")
+        header, origin = first.frame.header, first.origin
+        target = _hidden(path, check_digest(header.blake3))
+        receiver = FileReceiver(
+            target,
+            blake3=header.blake3,
+            size=header.size,
+            offset=header.offset,
+            maximum=_LARGEST_FILE,
+        )
+        try:
+            async for answer in answers:
+                if _take(receiver, answer.frame):
+                    await verified(receiver, answer.frame.trailer.blake3)
+                    break
+                if progress is not None:
+                    progress(receiver.received, header.size)
+            else:
+                raise TruncatedError(
+                    f"{receiver.received} of {header.size} bytes of the model arrived; "
+                    "try again, the download goes on there"
+                )
+        finally:
+            receiver.close()
+    size = header.size
+    if describe and origin.run_id:
+        size = await asyncio.to_thread(write_metadata, target, metadata_of(origin, header.blake3))
+    target.replace(path)
+    for leftover in _partial_files(path).values():
+        part_path(leftover).unlink(missing_ok=True)
+    return DownloadedModel(path=path, blake3=header.blake3, size=size, origin=origin)
+
+
+def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
+    """Whether this frame ends the file."""
+    match frame.WhichOneof("part"):
+        case "chunk":
+            receiver.write(frame.chunk)
+            return False
+        case "trailer":
+            return True
+        case other:
+            raise ProtocolError(f"the coordinator sent {other or 'nothing'} in the midst of a file")
+
+
+def _hidden(path: Path, blake3: str) -> Path:
+    return path.with_name(f".{path.name}.{blake3}")
+
+
+def _partial_files(path: Path) -> dict[str, Path]:
+    """The files of which a part is here, by BLAKE3 digest, the latest first."""
+    start, end = f".{path.name}.", ".part"
+    parts = [
+        part
+        for part in path.absolute().parent.iterdir()
+        if part.name.startswith(start)
+        and part.name.endswith(end)
+        and len(part.name) == len(start) + _DIGEST_DIGITS + len(end)
+    ]
+    parts.sort(key=lambda part: part.stat().st_mtime, reverse=True)
+    return {
+        part.name[len(start) : -len(end)]: part.with_name(part.name.removesuffix(end))
+        for part in parts
+    }

@@ -1,0 +1,69 @@
+"""What a model file says of itself: the run, the task, the round.
+
+It stands in the file's safetensors header under `__metadata__`, where programs that load the file
+leave it alone. The coordinator's own files have none: they are named by their digests, and equal
+models shall have equal names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from potluck.common.errors import LayoutError, StorageError
+from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
+from potluck.rpc.v1 import operator_pb2
+
+_TABLES = ("task", "model", "selector", "strategy", "objective", "training")
+_MOST_HEADER_BYTES = 100_000_000  # as the library behind the format has it
+
+
+def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]:
+    """Keys and texts for a model file; tables of the run file are JSON.
+
+    blake3: the digest of the file without metadata, by which the coordinator knows the model.
+    """
+    metadata = {
+        "run": origin.run_id,
+        "name": origin.name,
+        "round": str(origin.round),
+        "blake3": blake3,
+    }
+    values = tomllib.loads(origin.run_file)
+    metadata["seed"] = str(values.get("seed", 0))
+    metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}
+    return {f"potluck.{name}": text for name, text in metadata.items()}
+
+
+def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
+    """Write metadata into the header of a safetensors file, leaving its tensors; its size then.
+
+    Raises LayoutError for another file, StorageError; the file has not changed then.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with path.open("rb") as source, new.open("wb") as target:
+            length = int.from_bytes(source.read(LENGTH_BYTES), "little")
+            if length > min(_MOST_HEADER_BYTES, path.stat().st_size):
+                raise LayoutError(f"{path} is no safetensors file", path=path)
+            header = json.loads(source.read(length))
+            header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
+            text = json.dumps(header, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % ALIGNMENT)
+            target.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+            size = target.tell()
+        new.replace(path)
+        return size
+    except (ValueError, AttributeError, TypeError):
+        raise LayoutError(f"{path} is no safetensors file", path=path) from None
+    except OSError as error:
+        raise StorageError(f"can't write {new}: {error.strerror}", path=new) from error
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,247 @@
+"""The operator's side of `OperatorService`: calls with deadlines, errors with remedies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from potluck.common.errors import PotluckError, ProtocolError, UnreachableError
+from potluck.common.net.connection_errors import connection_error
+from potluck.common.net.tls import TlsFiles, channel
+from potluck.common.plain_text import make_plain
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceStub
+
+if TYPE_CHECKING:  # exists for type checkers only
+    from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+
+PAGE_SIZE = 1000
+"""Runs or clients asked for in one call."""
+CALL_SECONDS = 30.0
+"""Deadline of a call with one answer; starting a run builds its model first."""
+
+STALL_SECONDS = 60.0
+"""A download that brings nothing for so long is broken."""
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer", bound=Message)
+
+
+class OperatorClient:
+    """A connection to one coordinator. Every method raises PotluckError, UnreachableError when
+    the coordinator can't be reached or has gone away."""
+
+    def __init__(self, connection: grpc.aio.Channel, address: str, tls: TlsFiles) -> None:
+        self._address = address
+        self._tls = tls
+        self._stub: OperatorServiceAsyncStub = OperatorServiceStub(connection)
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens, HOST:PORT."""
+        return self._address
+
+    async def start_run(self, run_file: str) -> str:
+        """Start a run from the text of a run file; its id."""
+        request = operator_pb2.StartRunRequest(run_file=run_file)
+        return (await self._call(self._stub.StartRun(request, timeout=CALL_SECONDS))).run_id
+
+    async def list_runs(self) -> list[operator_pb2.RunStatus]:
+        """All runs, newest first."""
+        runs: list[operator_pb2.RunStatus] = []
+        token = ""
+        while True:
+            request = operator_pb2.ListRunsRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
+            runs += answer.runs
+            token = answer.next_page_token
+            if not token:
+                return runs
+
+    async def newest_run(self) -> operator_pb2.RunStatus | None:
+        """The run that was started last; None where there is none."""
+        # Two at least: a run that pre-trains for another is not shown.
+        request = operator_pb2.ListRunsRequest(page_size=2)
+        answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
+        return answer.runs[0] if answer.runs else None
+
+    async def list_clients(self) -> list[operator_pb2.ClientStatus]:
+        """All clients the coordinator has met, sorted by id."""
+        clients: list[operator_pb2.ClientStatus] = []
+        token = ""
+        while True:
+            request = operator_pb2.ListClientsRequest(page_size=PAGE_SIZE, page_token=token)
+            answer = await self._call(self._stub.ListClients(request, timeout=CALL_SECONDS))
+            clients += answer.clients
+            token = answer.next_page_token
+            if not token:
+                return sorted(clients, key=lambda client: client.client_id)
+
+    async def describe_coordinator(self) -> operator_pb2.DescribeCoordinatorResponse:
+        """What the coordinator is and how it fares."""
+        request = operator_pb2.DescribeCoordinatorRequest()
+        return await self._call(self._stub.DescribeCoordinator(request, timeout=CALL_SECONDS))
+
+    async def set_quarantine(self, client_id: str, reason: str | None) -> None:
+        """Forbid selecting a client, or allow it again where there is no reason."""
+        request = operator_pb2.SetQuarantineRequest(
+            client_id=client_id, quarantined=reason is not None, reason=reason or ""
+        )
+        await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
+
+    async def install_revocations(self, revocation_list: bytes) -> tuple[int, int]:
+        """Send the authority's revocation list; how many it revokes, and how many were new."""
+        request = operator_pb2.InstallRevocationsRequest(revocation_list=revocation_list)
+        call = self._stub.InstallRevocations(request, timeout=CALL_SECONDS)
+        answer = await self._call(call)
+        return answer.revoked, answer.new
+
+    async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
+        """Classes of a run's task, and what its clients have disclosed, in roster order."""
+        call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))
+        answers = await self._all(call, "profiles")
+        classes = answers[0].classes if answers else 0
+        return classes, [client for answer in answers for client in answer.clients]
+
+    async def audit_labels(self, run_id: str) -> list[operator_pb2.LabelAudit]:
+        """What a run's clients claim of their labels, held against their updates."""
+        call = self._stub.AuditLabels(operator_pb2.AuditLabelsRequest(run_id=run_id))
+        answers = await self._all(call, "audits")
+        return [audit for answer in answers for audit in answer.audits]
+
+    async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
+        """What left a run's clients, in several parts."""
+        request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
+        return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
+
+    async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Stop a run; where it stands then."""
+        request = operator_pb2.StopRunRequest(run_id=run_id)
+        return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
+
+    async def resume_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Go on with a stopped or failed run; where it stands then."""
+        request = operator_pb2.ResumeRunRequest(run_id=run_id)
+        return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
+
+    async def watch_run(
+        self, run_id: str, *, after_round: int = 0, newest_rounds: int = 0
+    ) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
+        """What happens in a run: its committed rounds first, then events until it ends.
+
+        Of those rounds only the ones after `after_round`, and of these the newest so many where
+        `newest_rounds` is not 0.
+        """
+        request = operator_pb2.WatchRunRequest(
+            run_id=run_id, after_round=after_round, newest_rounds=newest_rounds
+        )
+        call = self._stub.WatchRun(request)
+        try:
+            async for event in call:
+                yield _plain(event)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def find_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Where a run stands; `run_id` as everywhere an id, a beginning of one, or a name."""
+        async with aclosing(self.watch_run(run_id)) as events:
+            async for event in events:
+                return event.status  # which comes first
+        raise ProtocolError(f"the coordinator at {self._address} said nothing of run {run_id}")
+
+    async def fetch_model(
+        self, run_id: str, *, round_number: int, blake3: str, offset: int
+    ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
+        """A run's model in frames, the first with where it comes from.
+
+        `round_number` 0 stands for the last committed round. `offset` bytes of the file with digest
+        `blake3` are here already. The stream's header says what file comes and from where.
+        """
+        request = operator_pb2.OperatorServiceFetchModelRequest(
+            run_id=run_id, round=round_number, blake3=blake3, offset=offset
+        )
+        call = self._stub.FetchModel(request)
+        frames = aiter(call)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(STALL_SECONDS):
+                        answer = await anext(frames)
+                except StopAsyncIteration:
+                    return
+                yield _plain(answer) if answer.HasField("origin") else answer
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
+                "try again, the download goes on where it stopped"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def _all(
+        self, call: grpc.aio.UnaryStreamCall[Request, Answer], what: str
+    ) -> list[Answer]:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                return [_plain(answer) async for answer in call]
+        except TimeoutError:
+            raise UnreachableError(
+                f"the coordinator at {self._address} did not send all {what} within "
+                f"{STALL_SECONDS:.0f} s; see its log"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+        finally:
+            call.cancel()
+
+    async def _call(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return _plain(await call)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: grpc.aio.AioRpcError) -> PotluckError:
+        translated = connection_error(error, self._address, self._tls)
+        if not isinstance(translated, UnreachableError):
+            return translated
+        detail = " ".join((error.details() or "no details").split())
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            text = (
+                f"can't reach the coordinator at {self._address}: {detail}; check that "
+                "potluck-server runs there, or name another with --coordinator HOST:PORT"
+            )
+            return UnreachableError(text, address=self._address)
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = (
+                f"the coordinator at {self._address} did not answer within {CALL_SECONDS:.0f} s; "
+                "see its log"
+            )
+            return UnreachableError(text, address=self._address)
+        text = f"the coordinator at {self._address} failed: {detail} ({error.code().name})"
+        return PotluckError(text, address=self._address)
+
+
+def _plain(answer: Answer) -> Answer:
+    """What a coordinator says ends on the operator's terminal."""
+    make_plain(answer)
+    return answer
+
+
+@asynccontextmanager
+async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
+    """A client of the coordinator that `config` names; connects when first used."""
+    async with channel(
+        config.coordinator, config.tls, server_name=config.server_name
+    ) as connection:
+        yield OperatorClient(connection, config.coordinator, config.tls)

@@ -1,0 +1,122 @@
+"""Where the `potluck` command finds its coordinator: flags, environment, operator.toml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.tls import TlsFiles
+from potluck.common.settings.configuration import (
+    Settings,
+    annotated_example,
+    environment,
+    load,
+    validate,
+)
+from potluck.common.settings.configuration_errors import OPERATOR
+
+ENVIRONMENT_PREFIX = "POTLUCK"
+FILE_NAME = "operator.toml"
+
+_TLS_FIELDS = ("certificate", "key", "authority")
+_EXAMPLES = {
+    "coordinator": '"127.0.0.1:7443"',
+    "tls.certificate": '"pki/operator.pem"',
+    "tls.key": '"pki/operator.key"',
+    "tls.authority": '"pki/authority.pem"',
+}
+
+
+class OperatorConfig(Settings):
+    """operator.toml."""
+
+    kind = OPERATOR
+
+    coordinator: str = Field(description="Where the coordinator listens, HOST:PORT.")
+    server_name: str | None = Field(
+        default=None,
+        description="Name to expect in the coordinator's certificate instead of HOST; for tunnels.",
+    )
+    tls: TlsFiles = Field(description="Who the operator is, made by `potluck pki issue`.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorFlags:
+    """What the command line says; None where it says nothing."""
+
+    coordinator: str | None = None
+    server_name: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    config: Path | None = None
+
+
+def default_files() -> list[Path]:
+    """Where operator.toml is looked for, in this order."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [Path(FILE_NAME), base / "potluck" / FILE_NAME]
+
+
+def load_operator_config(
+    flags: OperatorFlags, candidates: Sequence[Path] | None = None
+) -> OperatorConfig:
+    """The configuration from flags, the environment (POTLUCK_*) and a file, in this order.
+
+    `candidates` are the files to look for when no flag or variable names one; the first that
+    exists is read, and none need exist. Raises ConfigurationError.
+    """
+    values = _from_environment_and_flags(flags)
+    path = flags.config or _environment_path("config")
+    if path is None:
+        candidates = default_files() if candidates is None else candidates
+        path = next((candidate for candidate in candidates if candidate.exists()), None)
+    if path is None:
+        return _without_file(values, candidates or [])
+    tls = {name: values.pop(name) for name in _TLS_FIELDS if name in values}
+    if len(tls) == len(_TLS_FIELDS):
+        values["tls"] = tls
+        return load(OperatorConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=values)
+    config = load(OperatorConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=values)
+    return config.model_copy(update={"tls": config.tls.model_copy(update=tls)})
+
+
+def _from_environment_and_flags(flags: OperatorFlags) -> dict[str, Any]:
+    values: dict[str, Any] = dict(environment(OperatorConfig, ENVIRONMENT_PREFIX))
+    for name in _TLS_FIELDS:
+        path = getattr(flags, name) or _environment_path(name)
+        if path is not None:
+            values[name] = path
+    for name in ("coordinator", "server_name"):
+        if getattr(flags, name) is not None:
+            values[name] = getattr(flags, name)
+    return values
+
+
+def _environment_path(name: str) -> Path | None:
+    text = os.environ.get(f"{ENVIRONMENT_PREFIX}_{name.upper()}")
+    return Path(text) if text else None
+
+
+def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> OperatorConfig:
+    missing = [name for name in ("coordinator", *_TLS_FIELDS) if name not in values]
+    if missing:
+        flags = ", ".join(f"--{name}" for name in missing)
+        places = " and ".join(str(path) for path in looked_for)
+        raise ConfigurationError(
+            f"don't know how to reach the coordinator: there is no {places}; write one "
+            f"(`potluck config operator > {FILE_NAME}`) or give {flags}"
+        )
+    values["tls"] = {name: values.pop(name) for name in _TLS_FIELDS}
+    return validate(OperatorConfig, values, source="the command line and the environment")
+
+
+def example_operator_config() -> str:
+    """The annotated example that `potluck config operator` prints."""
+    return annotated_example(OperatorConfig, _EXAMPLES)

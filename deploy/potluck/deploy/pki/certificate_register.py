@@ -1,0 +1,253 @@
+"""What an authority has issued, and what became of it: listing, renewing, revoking, signing.
+
+issued/SERIAL.pem   every certificate it issued
+revoked.pem         the revocation list, for the coordinator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.net.identity import ClientClaim, Identity, Role, exceeding, parse_claims
+from potluck.common.net.key_files import (
+    KEY_MODE,
+    PUBLIC_MODE,
+    private_pem,
+    read_request,
+    write_whole,
+)
+from potluck.common.net.revocation import RevocationList, read_revocations
+from potluck.deploy.pki.authority import (
+    AUTHORITY,
+    LEAF_DAYS,
+    REGISTER,
+    REVOKED,
+    certify,
+    check_request,
+    load_authority,
+)
+from potluck.deploy.pki.certificates import CertificateSummary, inspect, read_certificate
+from potluck.deploy.pki.revocation_list import sign_revocations
+
+SOON = timedelta(days=30)
+"""A certificate that ends within this should be renewed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Issued:
+    """A certificate of the register."""
+
+    summary: CertificateSummary
+    identity: Identity
+    revoked: datetime | None
+
+    def state(self, now: datetime) -> str:
+        """ "revoked", "expired", "not yet valid", "expires soon" or "valid"."""
+        if self.revoked is not None:
+            return "revoked"
+        if now > self.summary.not_after:
+            return "expired"
+        if now < self.summary.not_before:
+            return "not yet valid"
+        return "expires soon" if self.summary.not_after - now < SOON else "valid"
+
+
+def issued(folder: Path) -> list[Issued]:
+    """All certificates of an authority, oldest first.
+
+    Those beside the register count as well: they may be older than it. Raises ConfigurationError
+    or IdentityError for a folder without an authority, or a damaged file.
+    """
+    revoked = _revocations(folder).revoked
+    found: dict[str, Issued] = {}
+    beside = [path for path in folder.glob("*.pem") if path.name != REVOKED]
+    for path in [*sorted(folder.glob(f"{REGISTER}/*.pem")), *sorted(beside)]:
+        summary = inspect(path)
+        if summary.identity is not None:
+            since = revoked.get(int(summary.serial, 16))
+            one = Issued(summary=summary, identity=summary.identity, revoked=since)
+            found.setdefault(summary.serial, one)
+    return sorted(found.values(), key=_age)
+
+
+def _age(one: Issued) -> tuple[datetime, int]:
+    """Certificates know whole seconds only; of two in one second the file tells which came last."""
+    return one.summary.not_before, one.summary.path.stat().st_mtime_ns
+
+
+def find(folder: Path, name_or_serial: str) -> list[Issued]:
+    """The certificates of a party, or the one with a serial number (hexadecimal).
+
+    Raises ConfigurationError where there is none.
+    """
+    everything = issued(folder)
+    found = [one for one in everything if one.identity.name == name_or_serial]
+    found = found or [one for one in everything if one.summary.serial == name_or_serial.lower()]
+    if not found:
+        names = sorted({one.identity.name for one in everything})
+        raise ConfigurationError(
+            f"{folder} has issued no certificate to {name_or_serial!r}, nor one with that serial "
+            f"number; it has issued some to {', '.join(names) or 'nobody'}"
+        )
+    return found
+
+
+def renew(
+    folder: Path,
+    name: str,
+    *,
+    days: int = LEAF_DAYS,
+    new_key: bool = False,
+    now: datetime | None = None,
+) -> tuple[Path, Issued]:
+    """Issue a party's newest certificate again; the file written and the certificate replaced.
+
+    It keeps identity, addresses and, without `new_key`, the key: then only NAME.pem changes, and
+    works for keys that were made elsewhere. Raises ConfigurationError where it was revoked.
+    """
+    authority = load_authority(folder)
+    old = find(folder, name)[-1]
+    if old.revoked is not None:
+        raise ConfigurationError(
+            f"the newest certificate of {old.identity.name} was revoked on {old.revoked:%Y-%m-%d}; "
+            "issue a new one with `potluck pki issue … --force` if it is to come back"
+        )
+    target = folder / f"{old.identity.name}.pem"
+    made = ec.generate_private_key(ec.SECP256R1()) if new_key else None
+    key = _key_of(old.summary.path) if made is None else made.public_key()
+    certificate = certify(authority, old.identity, key, hosts=old.summary.hosts, days=days, now=now)
+    if made is not None:
+        _write(target.with_suffix(".key"), private_pem(made), KEY_MODE)
+    _write(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+    return target, old
+
+
+def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) -> Identity:
+    """Whom a signing request makes whom: as what, and for which clients, the operator says.
+
+    Without `clients`, it is granted what the party's newest certificate says. Raises
+    ConfigurationError or IdentityError for a request that asks for more, for another role or
+    federation, or that is malformed.
+    """
+    asked = read_request(request).identity
+    federation = load_authority(folder).federation
+    if asked.federation != federation:
+        raise ConfigurationError(
+            f"{request} asks for federation {asked.federation}; the authority in {folder} is that "
+            f"of {federation}"
+        )
+    if asked.role is not role:
+        raise ConfigurationError(
+            f"{request} asks for the role {asked.role}, not {role}; if that is meant, say "
+            f"--role {asked.role}"
+        )
+    claims = parse_claims(clients) if clients else _granted_before(folder, asked)
+    more = ", ".join(map(str, exceeding(asked.claims, claims)))
+    if more:
+        granted = ", ".join(map(str, claims)) or "nobody"
+        raise ConfigurationError(
+            f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; say with "
+            "--clients what it is to speak for, all that it asks or more, or have it ask for less"
+        )
+    return Identity(federation=federation, role=role, name=asked.name, claims=claims)
+
+
+def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
+    """What a party's newest certificate lets it speak for; nothing if it was revoked."""
+    for newest in [one for one in issued(folder) if one.identity.name == asked.name][-1:]:
+        if newest.identity.role is asked.role and newest.revoked is None:
+            return newest.identity.claims
+    return ()
+
+
+def sign(
+    folder: Path,
+    request: Path,
+    *,
+    role: Role = Role.HOST,
+    clients: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    days: int = LEAF_DAYS,
+    force: bool = False,
+    now: datetime | None = None,
+) -> Path:
+    """Certify the key of a signing request; the file written, NAME.pem beside the authority.
+
+    Raises what `grant` raises, and ConfigurationError for a name that has a certificate already
+    where `force` is not set.
+    """
+    authority = load_authority(folder)
+    identity = grant(folder, request, role, clients)
+    check_request(identity, hosts)
+    target = folder / f"{identity.name}.pem"
+    if target.exists() and not force:
+        raise ConfigurationError(f"{target} exists; add --force to replace it", path=target)
+    key = read_request(request).public_key
+    certificate = certify(authority, identity, key, hosts=hosts, days=days, now=now)
+    _write(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+    return target
+
+
+def revoke(
+    folder: Path, name_or_serial: str, *, superseded: bool = False, now: datetime | None = None
+) -> list[Issued]:
+    """Revoke a party's certificates, or one by its serial number; those newly revoked.
+
+    `superseded`: spare the newest. Writes FOLDER/revoked.pem. Raises ConfigurationError.
+    """
+    authority = load_authority(folder)
+    chosen = find(folder, name_or_serial)
+    if superseded:
+        chosen = chosen[:-1]
+    new = [one for one in chosen if one.revoked is None]
+    before = _revocations(folder)
+    since = (now or datetime.now(UTC)).replace(microsecond=0)
+    revoked = before.revoked | {int(one.summary.serial, 16): since for one in new}
+    if new or not (folder / REVOKED).exists():
+        made = sign_revocations(
+            authority.certificate, authority.key, revoked, number=before.number + 1, now=since
+        )
+        _write(folder / REVOKED, made, PUBLIC_MODE)
+    return new
+
+
+def _revocations(folder: Path) -> RevocationList:
+    path = folder / REVOKED
+    authority = folder / f"{AUTHORITY}.pem"
+    if not authority.exists():
+        raise ConfigurationError(
+            f"there is no authority in {folder}; make one with "
+            f"`potluck pki init {folder} --federation NAME`",
+            folder=folder,
+        )
+    return read_revocations(path, authority) if path.exists() else RevocationList()
+
+
+def expires_in(folder: Path, now: datetime) -> dict[str, timedelta]:
+    """How long each party's newest certificate still lasts, by name; negative if it is over.
+
+    Revoked ones are left out. Raises what `issued` raises.
+    """
+    newest = {one.identity.name: one for one in issued(folder) if one.revoked is None}
+    return {name: one.summary.not_after - now for name, one in sorted(newest.items())}
+
+
+def _key_of(path: Path) -> ec.EllipticCurvePublicKey:
+    key = read_certificate(path).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigurationError(f"{path} is no P-256 certificate, the only kind grpcio takes")
+    return key
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    try:
+        write_whole(path, data, mode)
+    except OSError as error:
+        raise StorageError(f"{path} can't be written ({error.strerror})") from error

@@ -1,0 +1,80 @@
+"""What a certificate file says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
+
+from potluck.common.errors import ConfigurationError, IdentityError
+from potluck.common.names import is_name
+from potluck.common.net.identity import Identity, identity_from_certificate, parse_certificates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateSummary:
+    """What a certificate file says. `identity` is None for an authority."""
+
+    path: Path
+    federation: str
+    identity: Identity | None
+    hosts: tuple[str, ...]
+    serial: str
+    sha256: str
+    not_before: datetime
+    not_after: datetime
+
+
+def inspect(path: Path) -> CertificateSummary:
+    """What the certificate at `path` says; ConfigurationError or IdentityError if not ours."""
+    certificate = read_certificate(path)
+    authority = is_authority(certificate)
+    identity = None if authority else identity_from_certificate(certificate)
+    hosts: tuple[str, ...] = ()
+    if identity is not None:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = names.get_values_for_type(x509.IPAddress)
+        hosts = (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
+    return CertificateSummary(
+        path=path,
+        federation=federation_of(path, certificate) if identity is None else identity.federation,
+        identity=identity,
+        hosts=hosts,
+        serial=f"{certificate.serial_number:x}",
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The first certificate in a file. Raises ConfigurationError."""
+    try:
+        return parse_certificates(path.read_bytes())[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"certificate {path} can't be read ({error.strerror})", path=path
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no certificate in PEM form", path=path) from error
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether it may issue others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def federation_of(path: Path, certificate: x509.Certificate) -> str:
+    """The federation of an authority. Raises IdentityError if it is no federation's."""
+    found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    name = str(found[0].value) if len(found) == 1 else ""
+    if not is_name(name):
+        raise IdentityError(f"{path} is not the authority of a Potluck federation", path=path)
+    return name

@@ -1,0 +1,79 @@
+"""The certificates of the federation in `docker-compose.yml`: `python -m` this, in a one-shot.
+
+Each party's go into a volume of its own: nobody sees another's key, and only the one-shot ever
+sees the authority's. What is there stays; what is missing is made.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+from potluck.common.net.identity import Role
+from potluck.common.process.command_line import exit_code_of
+from potluck.deploy.pki import authority as pki
+
+FEDERATION = "compose"
+HOSTS = {"host-0": "client-0:7", "host-1": "client-8:15", "host-2": "client-16:23"}
+COORDINATOR_NAMES = ("coordinator", "localhost", "127.0.0.1")
+
+
+def make_certificates(folder: Path) -> list[str]:
+    """Make what is missing in the party's folders of `folder`; the parties that got some.
+
+    Raises as `pki.issue` does.
+    """
+    authority = folder / "authority"
+    if not (authority / "authority.key").exists():
+        pki.create_authority(authority, FEDERATION)
+    made = []
+    for party, role in {
+        "coordinator": Role.COORDINATOR,
+        "operator": Role.OPERATOR,
+        **dict.fromkeys(HOSTS, Role.HOST),
+    }.items():
+        if not (folder / party / "key.pem").exists():
+            _hand_over(authority, folder / party, role)
+            made.append(party)
+    _make_password(folder / "grafana" / "admin-password")
+    return made
+
+
+def _hand_over(authority: Path, volume: Path, role: Role) -> None:
+    party = volume.name
+    issued = pki.issue(
+        authority,
+        role,
+        party,
+        clients=[HOSTS[party]] if role is Role.HOST else (),
+        hosts=COORDINATOR_NAMES if role is Role.COORDINATOR else (),
+        force=True,
+    )
+    for name, source in (
+        ("authority.pem", issued.authority),
+        ("certificate.pem", issued.certificate),
+        ("key.pem", issued.key),  # last: where it is, all is
+    ):
+        target = volume / name
+        target.touch(mode=0o600)
+        target.write_bytes(source.read_bytes())
+    issued.key.unlink()
+
+
+def _make_password(path: Path) -> None:
+    """Grafana's, which runs as another user and reads nothing but this."""
+    if not path.exists():
+        path.write_text(secrets.token_urlsafe(24))
+        path.chmod(0o444)
+        path.parent.chmod(0o755)
+
+
+def main() -> None:
+    """Say what was made."""
+    for party in make_certificates(Path("/pki")):
+        print(f"made the certificate of {party}", flush=True)  # noqa: T201  # its only output
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main, program="potluck.deploy.pki.compose_certificates"))

@@ -1,0 +1,142 @@
+"""Tables of runs and of clients, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich.cells import cell_len, set_cell_size
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.operator.run_view import run_state_name, waiting_text
+from potluck.deploy.view.readable import natural_order, readable_age, readable_count
+from potluck.rpc.v1 import operator_pb2
+
+_NARROW = 110
+"""Columns of a terminal below which there is no room for all that is known of a run."""
+
+
+_CLIENT_COLUMNS = ("client", "host", "state", "heard of", "device", "selected", "included")
+_CLIENT_NUMBERS = {"selected", "included"}
+
+
+def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: int) -> Table:
+    """All runs, as they come; a line each, so that long reasons are cut off."""
+    details = ("task", "selector", "strategy") if width >= _NARROW else ()
+    columns = ("run", "name", "state", "rounds", *details, "started", "why")
+    table = _table(columns, right={"rounds"})
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # so that only reasons are cut
+    for status in runs:
+        described = (status.task, status.selector, status.strategy) if details else ()
+        table.add_row(
+            *_texts(
+                status.run_id,
+                status.name,
+                run_state_name(status.state),
+                f"{status.committed_rounds}/{status.rounds}",
+                *described,
+                readable_age(status.created_at.ToDatetime(tzinfo=UTC), now),
+            ),
+            Text(" ".join(_why(status, now).split()), no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
+    """A run with all that is known of it."""
+    started = status.created_at.ToDatetime(tzinfo=UTC)
+    rows = {
+        "run": status.run_id,
+        "name": status.name,
+        "state": run_state_name(status.state),
+        "why": _why(status, now),
+        "rounds": f"{status.committed_rounds} of {status.rounds} committed",
+        "task": status.task,
+        "selector": f"{status.selector}, {readable_count(status.count, 'client')} a round",
+        "strategy": status.strategy,
+        "seed": str(status.seed),
+        "started": f"{readable_age(started, now)} ({started:%Y-%m-%d %H:%M} UTC)",
+        "model": status.model_blake3,
+    }
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(value))
+    return table
+
+
+def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
+    waits = status.HasField("waiting")
+    why = waiting_text(status.waiting, now) if waits else status.reason
+    return "; ".join(filter(None, [why, status.left_out]))
+
+
+def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
+    """All clients, by id."""
+    table = _table(_CLIENT_COLUMNS, right=_CLIENT_NUMBERS)
+    for cells in _client_rows(clients, now):
+        table.add_row(*cells)
+    return table
+
+
+def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Iterator[str]:
+    """The same as plain lines, for so many clients that nobody waits for a table."""
+    rows = [[cell.plain for cell in cells] for cells in _client_rows(clients, now)]
+    rows.insert(0, list(_CLIENT_COLUMNS))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    right = [name in _CLIENT_NUMBERS for name in _CLIENT_COLUMNS]
+    for row in rows:
+        padded = [
+            " " * (width - cell_len(cell)) + cell if is_right else set_cell_size(cell, width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        yield "  ".join(padded).rstrip()
+
+
+def _client_rows(
+    clients: Sequence[operator_pb2.ClientStatus], now: datetime
+) -> Iterator[list[Text]]:
+    for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
+        state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        if client.left_out:
+            whys = [f"left out of run {run}: {why}" for run, why in client.left_out.items()]
+            state = Text("; ".join(whys), style="yellow")
+        if client.quarantined:
+            state = Text(f"in quarantine: {client.quarantine_reason}", style="red")
+        client_id, host_id, heard, device, selected, included = _texts(
+            client.client_id,
+            client.host_id,
+            readable_age(client.last_seen.ToDatetime(tzinfo=UTC), now),
+            client.device,
+            str(client.selected),
+            str(client.included),
+        )
+        yield [client_id, host_id, state, heard, device, selected, included]
+
+
+def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
+    """How many hosts and clients attend, as the dashboards count them, and who does not."""
+    attending = [client for client in clients if client.attending]
+    hosts = len({client.host_id for client in attending})
+    away = len(clients) - len(attending)
+    quarantined = sum(client.quarantined for client in clients)
+    return (
+        f"{readable_count(hosts, 'host')} with {readable_count(len(attending), 'client')} "
+        f"attending, {away} away, {quarantined} in quarantine"
+    )
+
+
+def _table(columns: Sequence[str], *, right: set[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
+
+
+def _texts(*cells: str) -> list[Text]:
+    """Names come from others: never read as markup."""
+    return [Text(cell) for cell in cells]

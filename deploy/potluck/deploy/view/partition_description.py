@@ -1,0 +1,118 @@
+"""How heterogeneous a task's partition is: each client's counts, and the six metrics of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from potluck.client.training.signals import interaction_matrix, label_counts
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.heterogeneity import federated_heterogeneity, triplet
+from potluck.common.names import ClientId
+from potluck.common.settings import plugins
+from potluck.common.task import Task
+
+Share = float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientDescription:
+    """A client's training samples. interaction_matrix: None where the task knows no attributes.
+
+    triplet: (CI, AI, SC); AI and SC are None where the task knows no attributes.
+    """
+
+    id: str
+    samples: int
+    label_counts: list[int]
+    interaction_matrix: list[list[int]] | None
+    triplet: tuple[Share, Share, Share]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """See `FederatedHeterogeneity`; what attributes would tell is None where there are none."""
+
+    gci: float
+    gai: Share
+    gsc: Share
+    cci: float
+    cai: Share
+    csc: Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A task's partition."""
+
+    task: str
+    classes: int
+    metrics: Metrics
+    clients: list[ClientDescription]
+
+
+def describe_task(
+    name: str, options: Mapping[str, Any], data_directory: Path | None
+) -> Description:
+    """Load all clients' samples of a task and count them.
+
+    Raises PluginError for an unknown task or option, ConfigurationError where the task does not
+    say how many clients it has, and what the task raises.
+    """
+    task = cast(Task, plugins.create(plugins.TASKS, name, options))
+    number = getattr(task, "clients", None)
+    if not isinstance(number, int):
+        raise ConfigurationError(
+            f"task {name} does not say how many clients it has: it needs an attribute `clients`, "
+            "and data for client-0, client-1 …",
+            task=name,
+        )
+    with_attributes = task.groups == 2 * task.classes
+    clients = [
+        _describe(task, ClientId(f"client-{part}"), data_directory, with_attributes=with_attributes)
+        for part in range(number)
+    ]
+    return Description(
+        task=name,
+        classes=task.classes,
+        metrics=_metrics(clients, with_attributes=with_attributes),
+        clients=clients,
+    )
+
+
+def _describe(
+    task: Task, client: ClientId, data_directory: Path | None, *, with_attributes: bool
+) -> ClientDescription:
+    examples = task.client_data(client, data_directory).train
+    counts = label_counts(examples, task.classes)
+    matrix = None
+    if with_attributes:
+        matrix = interaction_matrix(examples, task.classes, task.groups)
+    ci, ai, sc = triplet(matrix or _one_attribute(counts))
+    return ClientDescription(
+        id=client,
+        samples=len(examples),
+        label_counts=counts,
+        interaction_matrix=matrix,
+        triplet=(ci, ai, sc) if matrix else (ci, None, None),
+    )
+
+
+def _metrics(clients: Sequence[ClientDescription], *, with_attributes: bool) -> Metrics:
+    matrices = [
+        client.interaction_matrix or _one_attribute(client.label_counts) for client in clients
+    ]
+    found = federated_heterogeneity(np.array(matrices))
+    if with_attributes:
+        return Metrics(
+            gci=found.gci, gai=found.gai, gsc=found.gsc, cci=found.cci, cai=found.cai, csc=found.csc
+        )
+    return Metrics(gci=found.gci, gai=None, gsc=None, cci=found.cci, cai=None, csc=None)
+
+
+def _one_attribute(counts: Sequence[int]) -> list[list[int]]:
+    return [[count, 0] for count in counts]

@@ -1,0 +1,159 @@
+"""A picture of a run: its metrics by round, and who trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from potluck.deploy.view.pictures import write_picture
+from potluck.deploy.view.readable import (
+    natural_order,
+    readable_bytes,
+    readable_count,
+    readable_number,
+    readable_seconds,
+    readable_share,
+)
+from potluck.deploy.view.run_summary import RoundSummary, RunSummary
+
+_ACCURACY = "#1b7f5c"
+_WORST_GROUP = "#c2417c"
+_LOSS = "#3566a8"
+_INK = "#333333"
+_GREY = "#666666"
+_FAINT = "#dddddd"
+_MOST_NAMED_CLIENTS = 40
+
+
+def plot_run(summary: RunSummary, path: Path) -> None:
+    """Write the picture of a run with at least one round as a PNG."""
+    clients = clients_of(summary)
+    named = len(clients) <= _MOST_NAMED_CLIENTS
+    raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
+    figure = Figure(figsize=(9.0, 4.6 + raster_height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(h_pad=0.09)  # type: ignore[union-attr,call-arg]  # set above
+    shares, loss, raster = figure.subplots(3, 1, height_ratios=[2.6, 1.4, raster_height])
+    _plot_shares(shares, summary.history)
+    _plot_loss(loss, summary.history)
+    _plot_raster(raster, summary.history, clients, named=named)
+    for axes in (shares, loss, raster):
+        _dress(axes, summary.rounds)
+    for axes in (shares, loss):
+        axes.tick_params(labelbottom=False)
+        axes.spines["bottom"].set_visible(False)
+    raster.set_xlabel("round", color=_INK)
+    figure.suptitle(
+        f"{summary.task} · {summary.selector} · {summary.strategy}",
+        x=0.012, ha="left", fontsize=13, fontweight="bold", color=_INK,
+    )  # fmt: skip
+    figure.text(0.988, 0.985, f"run {summary.run}", ha="right", va="top", fontsize=9, color=_GREY)
+    figure.supxlabel(
+        f"{readable_count(summary.rounds, 'round')} with {summary.count} of "
+        f"{readable_count(summary.clients, 'client')} each in "
+        f"{readable_seconds(summary.seconds)}; {readable_bytes(summary.bytes_down)} down, "
+        f"{readable_bytes(summary.bytes_up)} up",
+        x=0.012, ha="left", fontsize=9, color=_GREY,
+    )  # fmt: skip
+    write_picture(figure, path, dpi=150)
+
+
+def clients_of(summary: RunSummary) -> list[str]:
+    """All clients that were ever selected, numbers in their ids counted as numbers."""
+    chosen = {client for entry in summary.history for client in entry.cohort}
+    return sorted(chosen, key=natural_order)
+
+
+def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) -> np.ndarray:
+    """clients × rounds, int8: 1 where the client was in the round's cohort."""
+    rows = {client: row for row, client in enumerate(clients)}
+    matrix = np.zeros((len(clients), len(history)), dtype=np.int8)
+    for column, entry in enumerate(history):
+        for client in entry.cohort:
+            matrix[rows[client], column] = 1
+    return matrix
+
+
+def _plot_shares(axes: Axes, history: Sequence[RoundSummary]) -> None:
+    accuracy = [(entry.round, entry.accuracy) for entry in history if entry.accuracy is not None]
+    worst = [
+        (entry.round, entry.worst_group_accuracy)
+        for entry in history
+        if entry.worst_group_accuracy is not None
+    ]
+    for label, points, colour in (
+        ("accuracy", accuracy, _ACCURACY),
+        ("worst group", worst, _WORST_GROUP),
+    ):
+        last = f" {readable_share(points[-1][1])}" if points else ""
+        _plot_line(axes, points, colour, f"{label}{last}")
+    _label_lines(axes)
+    axes.set_ylim(-0.025, 1.025)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("accuracy")
+
+
+def _plot_loss(axes: Axes, history: Sequence[RoundSummary]) -> None:
+    points = [(entry.round, entry.loss) for entry in history if entry.loss is not None]
+    last = f" {readable_number(points[-1][1])}" if points else ""
+    _plot_line(axes, points, _LOSS, f"loss{last}")
+    _label_lines(axes)
+    axes.set_ylim(bottom=0.0)
+    axes.set_ylabel("loss")
+
+
+def _plot_line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:
+    if points:
+        rounds, values = zip(*points, strict=True)
+        axes.plot(
+            rounds, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=3
+        )
+
+
+def _label_lines(axes: Axes) -> None:
+    """Name the lines above the axes, where no line can cross the names."""
+    if axes.lines:
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=2, frameon=False, fontsize=9,
+            labelcolor="linecolor", borderaxespad=0.0, handlelength=1.2,
+        )  # fmt: skip
+
+
+def _plot_raster(
+    axes: Axes, history: Sequence[RoundSummary], clients: Sequence[str], *, named: bool
+) -> None:
+    matrix = selection_matrix(history, clients)
+    rounds = np.array([entry.round for entry in history])
+    edges = np.append(rounds - 0.5, rounds[-1] + 0.5)
+    rows = np.arange(len(clients) + 1) - 0.5
+    axes.pcolormesh(
+        edges, rows, matrix, cmap=ListedColormap(["#f4f4f2", "#e0912f"]), vmin=0, vmax=1,
+        edgecolors="white", linewidth=0.6 if matrix.size <= 20_000 else 0.0,
+    )  # fmt: skip
+    axes.set_ylim(len(clients) - 0.5, -0.5)
+    axes.set_ylabel("clients selected")
+    if named:
+        picks = matrix.sum(axis=1)
+        names = [f"{name}  {count:3d}×" for name, count in zip(clients, picks, strict=True)]
+        axes.set_yticks(range(len(clients)), names, fontsize=7)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _dress(axes: Axes, rounds: int) -> None:
+    axes.set_xlim(0.5, rounds + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(axis="y", color=_FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, colors=_INK)
+    axes.yaxis.label.set_color(_INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)

@@ -1,0 +1,121 @@
+"""What became of a run's selections: whom it chose, and whose updates became part of the model.
+
+A cohort is chosen for what its clients hold together; one that is lost breaks that. So each round
+is measured twice, as it was planned and as it was realised (ALGORITHMS §1.19). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import RunError
+from potluck.deploy.operator.run_view import metric_values
+from potluck.deploy.view.readable import natural_order
+from potluck.deploy.view.selection_plots import HETEROGENEITIES, dominant_heterogeneity
+from potluck.rpc.v1 import operator_pb2
+from potluck.server.cohorts.cohort_labels import cohort_labels
+from potluck.server.selection import Population, Rows
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """A run's committed rounds. planned: whom the selector chose; realised: who was included; both
+    rows of the population by round. accuracies: shares in [0, 1], by name and round."""
+
+    population: Population
+    planned: Mapping[int, Rows]
+    realised: Mapping[int, Rows]
+    accuracies: Mapping[str, Mapping[int, float]]
+
+
+def run_report(
+    rounds: Sequence[operator_pb2.CommittedRound],
+    classes: int,
+    clients: Sequence[operator_pb2.ClientProfile],
+) -> RunReport:
+    """The report of a run, from its rounds and what its clients have disclosed.
+
+    Raises RunError where no round is committed.
+    """
+    if not rounds:
+        raise RunError("the run has no committed round yet, so there is nothing to report")
+    population = _population(classes, sorted(clients, key=lambda c: natural_order(c.client_id)))
+    row_of = {client: row for row, client in enumerate(population.ids)}
+    planned: dict[int, Rows] = {}
+    realised: dict[int, Rows] = {}
+    accuracies: dict[str, dict[int, float]] = {}
+    for one in rounds:
+        rows = [row_of[member.client_id] for member in one.members]
+        included = [each.state == operator_pb2.MEMBER_STATE_INCLUDED for each in one.members]
+        planned[one.round] = np.array(rows, dtype=np.int64)
+        realised[one.round] = planned[one.round][np.array(included, dtype=bool)]
+        metrics = metric_values(one.metrics)
+        for name, key in (("mean", "accuracy"), ("worst group", "worst_group_accuracy")):
+            value = metrics[key]
+            if value is not None:
+                accuracies.setdefault(name, {})[one.round] = value
+    return RunReport(
+        population=population, planned=planned, realised=realised, accuracies=accuracies
+    )
+
+
+def report_values(report: RunReport) -> list[dict[str, Any]]:
+    """By round, planned beside realised: how many clients, their labels' entropy in bits and its
+    distances (where label counts are known), and how many of each type (where triplets are)."""
+    sides = [
+        (name, cohorts, _measured(report.population, cohorts))
+        for name, cohorts in (("planned", report.planned), ("realised", report.realised))
+    ]
+    return [
+        {"round": number}
+        | {
+            name: {"clients": len(cohorts[number])} | measured[index]
+            for name, cohorts, measured in sides
+        }
+        for index, number in enumerate(report.planned)
+    ]
+
+
+def _measured(population: Population, cohorts: Mapping[int, Rows]) -> list[dict[str, Any]]:
+    measured: list[dict[str, Any]] = [{} for _ in cohorts]
+    if population.label_counts is not None:
+        labels = cohort_labels(population.label_counts, cohorts)
+        for index, values in enumerate(measured):
+            values["entropy"] = float(labels.entropy[index])
+            values["to_balanced"] = float(labels.to_balanced[index])
+            values["to_federation"] = float(labels.to_federation[index])
+    if population.triplets is not None or population.interaction_matrices is not None:
+        groups = dominant_heterogeneity(population)
+        for values, rows in zip(measured, cohorts.values(), strict=True):
+            counts = np.bincount(groups[rows], minlength=len(HETEROGENEITIES)).tolist()
+            values["types"] = dict(zip(HETEROGENEITIES, counts, strict=True))
+    return measured
+
+
+def _population(classes: int, clients: Sequence[operator_pb2.ClientProfile]) -> Population:
+    def column(entries: Sequence[Sequence[float]], shape: tuple[int, ...]) -> Floats | None:
+        if not any(entries):
+            return None
+        found = np.full((len(clients), *shape), np.nan)
+        for row, values in enumerate(entries):
+            if values:
+                found[row] = np.reshape(values, shape)
+        return found
+
+    return Population(
+        ids=[client.client_id for client in clients],
+        classes=classes,
+        samples=np.array([client.samples for client in clients], dtype=np.int64),
+        label_counts=column([list(each.label_counts) for each in clients], (classes,)),
+        triplets=column([list(each.triplet) for each in clients], (3,)),
+        interaction_matrices=column(
+            [list(each.interaction_matrix) for each in clients], (classes, 2)
+        ),
+    )

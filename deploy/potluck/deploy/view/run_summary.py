@@ -1,0 +1,87 @@
+"""The summary of a run: what `potluck demo --json` ends with and `summary.json` holds."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from potluck.common.errors import RunError
+from potluck.deploy.operator.run_view import RunView, metric_values
+from potluck.rpc.v1.operator_pb2 import CommittedRound
+
+
+class RoundSummary(BaseModel):
+    """A committed round. Shares are in [0, 1]; None where a metric is not defined."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+    round: int = Field(description="Its number, from 1.")
+    cohort: list[str] = Field(description="Client ids in the order they were chosen.")
+    accuracy: float | None
+    worst_group_accuracy: float | None
+    loss: float | None
+    seconds: float = Field(description="From selection to commit.")
+    bytes_down: int = Field(description="Model bytes sent to hosts.")
+    bytes_up: int = Field(description="Update bytes received from hosts.")
+
+
+class RunSummary(BaseModel):
+    """A run. The metrics are those of its last evaluated model; sums are over its rounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+    run: str = Field(description="Its id.")
+    task: str
+    selector: str
+    strategy: str
+    rounds: int = Field(description="Rounds committed.")
+    clients: int = Field(description="Clients of the federation.")
+    count: int = Field(description="Clients selected in each round.")
+    accuracy: float | None
+    worst_group_accuracy: float | None
+    loss: float | None
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    history: list[RoundSummary]
+
+
+def summarise(view: RunView, *, clients: int) -> RunSummary:
+    """The summary of a watched run in a federation of so many clients.
+
+    Raises RunError if nothing has been heard of the run.
+    """
+    if view.status is None:
+        raise RunError("nothing has been heard of the run; is the coordinator alive?")
+    history = [_round_summary(committed) for committed in view.rounds]
+    evaluated = [entry for entry in history if entry.accuracy is not None or entry.loss is not None]
+    last = evaluated[-1] if evaluated else None
+    return RunSummary(
+        run=view.status.run_id,
+        task=view.status.task,
+        selector=view.status.selector,
+        strategy=view.status.strategy,
+        rounds=len(history),
+        clients=clients,
+        count=view.status.count,
+        accuracy=last.accuracy if last else None,
+        worst_group_accuracy=last.worst_group_accuracy if last else None,
+        loss=last.loss if last else None,
+        seconds=sum(entry.seconds for entry in history),
+        bytes_down=sum(entry.bytes_down for entry in history),
+        bytes_up=sum(entry.bytes_up for entry in history),
+        history=history,
+    )
+
+
+def _round_summary(committed: CommittedRound) -> RoundSummary:
+    metrics = metric_values(committed.metrics)
+    return RoundSummary(
+        round=committed.round,
+        cohort=[member.client_id for member in committed.members],
+        accuracy=metrics["accuracy"],
+        worst_group_accuracy=metrics["worst_group_accuracy"],
+        loss=metrics["loss"],
+        seconds=committed.seconds,
+        bytes_down=committed.bytes_down,
+        bytes_up=committed.bytes_up,
+    )

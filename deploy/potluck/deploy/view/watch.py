@@ -1,0 +1,166 @@
+"""Following a run until it ends: on a terminal, as plain lines, or as JSON; through lost
+connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import IO, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from potluck.common.errors import UnreachableError
+from potluck.deploy.operator.json_view import event_values, to_line
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, falls_short, is_news, observe
+from potluck.deploy.view.watch_lines import event_line
+from potluck.deploy.view.watch_table import RunScreen
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import RunState
+
+FIRST_PAUSE_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Display(Protocol):
+    """Shows a run. A context manager; called from one thread, must not block for long."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *details: object) -> None: ...
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Something new happened; `view` is the run after it."""
+        ...
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """The coordinator went away (`lost`), or is back."""
+        ...
+
+
+class LinesDisplay:
+    """One plain line per event that is worth one."""
+
+    def __init__(self, output: IO[str]) -> None:
+        self._output = output
+        self._standing: tuple[int, str, bool] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """One line, unless the event is mere progress, or a status that only counts on."""
+        if event.WhichOneof("event") == "status":
+            standing = (event.status.state, event.status.reason, falls_short(event.status))
+            if standing == self._standing:
+                return
+            self._standing = standing
+        line = event_line(view, event)
+        if line is not None:
+            self._write(line)
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """One line."""
+        self._write(f"warning: {text}" if lost else text)
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._output, flush=True)
+
+
+class JsonDisplay(LinesDisplay):
+    """One JSON object per line and event, progress included."""
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """The event's values; they say everything by themselves."""
+        del view
+        self._write(to_line(event_values(event)))
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """An event of our own."""
+        self._write(to_line({"event": "connection", "connected": not lost, "text": text}))
+
+
+class LiveDisplay:
+    """A table that stays up to date, for a terminal; notices scroll by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._screen = RunScreen()
+        self._live = Live(self._screen, console=console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.stop()
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Draw the run as it is now."""
+        self._screen.view = view
+        self._screen.connection = ""
+        if event.WhichOneof("event") == "notice":
+            style = "yellow" if event.notice.warning else "dim"
+            self._live.console.print(Text(event.notice.text, style=style))
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """Say so in place of the round under way."""
+        self._screen.connection = text if lost else ""
+
+
+def display_for(console: Console, *, as_json: bool) -> Display:
+    """The display that suits where `console` writes to."""
+    if as_json:
+        return JsonDisplay(console.file)
+    return LiveDisplay(console) if console.is_terminal else LinesDisplay(console.file)
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait before reconnecting for the `attempt`-th time, from 1."""
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
+
+
+async def follow(
+    client: OperatorClient, run_id: str, display: Display, *, newest_rounds: int = 0
+) -> RunView:
+    """Show a run until it ends; the run as seen at the end.
+
+    newest_rounds: so many of those committed before; 0 for all. A coordinator that goes away is
+    waited for, however long. One that can't be reached in the first place is an UnreachableError.
+    `run_id` may be a unique beginning or a name.
+    """
+    view, failures = RunView(), 0
+    while not view.ended:
+        try:
+            known = max(view.committed, default=0)
+            newest = 0 if known else newest_rounds
+            events = client.watch_run(run_id, after_round=known, newest_rounds=newest)
+            async for event in events:
+                if failures:
+                    failures = 0
+                    display.connection(f"back with the coordinator at {client.address}", lost=False)
+                if is_news(view, event):
+                    view = observe(view, event)
+                    if view.status is not None:  # a name may mean two by the time it is back
+                        run_id = view.status.run_id
+                    display.show(view, event)
+        except UnreachableError:
+            if view.status is None:
+                raise
+        if view.ended:
+            break
+        failures += 1
+        pause = pause_seconds(failures)
+        if failures == 1:
+            text = f"lost the coordinator at {client.address}; trying to reach it again"
+            display.connection(text, lost=True)
+        await asyncio.sleep(pause)
+    return view
+
+
+def is_finished(view: RunView) -> bool:
+    """Whether the run committed all its rounds."""
+    return view.status is not None and view.status.state == RunState.RUN_STATE_FINISHED

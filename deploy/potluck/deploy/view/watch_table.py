@@ -1,0 +1,150 @@
+"""A run on a terminal: its rounds as a table, the round under way as a bar."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from potluck.deploy.operator.run_view import (
+    TROUBLED,
+    RunView,
+    fraction_done,
+    member_state_name,
+    metric_values,
+    run_state_name,
+    waiting_text,
+)
+from potluck.deploy.view.readable import (
+    readable_bytes,
+    readable_number,
+    readable_seconds,
+    readable_share,
+)
+from potluck.deploy.view.watch_lines import cohort_text
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import RunState
+
+_STATE_STYLES = {
+    RunState.RUN_STATE_WAITING: "yellow",
+    RunState.RUN_STATE_RUNNING: "cyan",
+    RunState.RUN_STATE_FINISHED: "green",
+    RunState.RUN_STATE_STOPPED: "yellow",
+    RunState.RUN_STATE_FAILED: "red",
+}
+_PHASES = {
+    "select": "selecting",
+    "train": "training",
+    "reduce": "combining updates",
+    "evaluate": "evaluating",
+    "commit": "committing",
+}
+_LINES_AROUND_TABLE = 8
+
+
+class RunScreen:
+    """The latest view of a run, drawn anew whenever the terminal asks."""
+
+    def __init__(self) -> None:
+        self.view = RunView()
+        self.connection: str = ""
+        self._spinner = Spinner("dots", style="cyan")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw as many of the newest rounds as fit on the screen."""
+        room = max(3, (options.height or console.height) - _LINES_AROUND_TABLE)
+        yield run_header(self.view)
+        if self.view.status is not None and self.view.status.left_out:
+            yield Text(self.view.status.left_out, style="yellow")
+        if self.view.committed:
+            yield rounds_table(self.view.rounds, room)
+        if self.connection:
+            yield Text(self.connection, style="yellow")
+        elif not self.view.ended:
+            yield self._under_way()
+
+    def _under_way(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        for _ in range(3):
+            grid.add_column(vertical="middle")
+        status, progress = self.view.status, self.view.progress
+        if status is not None and status.HasField("waiting"):
+            text = Text(waiting_text(status.waiting, datetime.now(UTC)), style="yellow")
+            grid.add_row(self._spinner, text)
+            return grid
+        if progress is None:
+            waiting = status is None or status.state == RunState.RUN_STATE_WAITING
+            reason = status.reason if status is not None else ""
+            grid.add_row(self._spinner, Text(reason or ("waiting" if waiting else "next round")))
+            return grid
+        rounds = status.rounds if status is not None else 0
+        bar = ProgressBar(total=1.0, completed=fraction_done(progress), width=24)
+        again = f", attempt {progress.attempt}" if progress.attempt > 1 else ""
+        title = Text(f"round {progress.round}/{rounds}{again}", style="bold")
+        grid.add_row(self._spinner, title, bar)
+        return Group(grid, Text("  ").append_text(progress_text(progress)))
+
+
+def run_header(view: RunView) -> Text:
+    """What the run is and where it stands, in one line."""
+    status = view.status
+    if status is None:
+        return Text("waiting for the coordinator's first word", style="dim")
+    line = Text()
+    line.append(f"{status.name} ", style="bold")
+    line.append(status.run_id, style="dim")
+    line.append(f"  {status.task} · {status.selector} · {status.strategy} · {status.count} a round")
+    line.append("  ")
+    line.append(run_state_name(status.state), style=_STATE_STYLES.get(status.state, ""))
+    if view.ended and status.reason:
+        line.append(f": {status.reason}")
+    return line
+
+
+def rounds_table(rounds: list[operator_pb2.CommittedRound], room: int) -> Table:
+    """The newest `room` rounds; metrics that no round has are left out."""
+    shown = rounds[-room:]
+    groups = any(entry.metrics.HasField("worst_group_accuracy") for entry in shown)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    names = ["round", "cohort", "loss", "accuracy", *(["worst group"] if groups else [])]
+    for name in (*names, "time", "down", "up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in shown:
+        metrics = metric_values(entry.metrics)
+        dropped = any(member.state in TROUBLED for member in entry.members)
+        cells = [
+            Text(str(entry.round)),
+            Text(cohort_text(entry), style="yellow" if dropped else ""),
+            Text(readable_number(metrics["loss"])),
+            Text(readable_share(metrics["accuracy"]), style="green"),
+        ]
+        if groups:
+            cells.append(Text(readable_share(metrics["worst_group_accuracy"]), style="magenta"))
+        cells += [
+            Text(readable_seconds(entry.seconds)),
+            Text(readable_bytes(entry.bytes_down)),
+            Text(readable_bytes(entry.bytes_up)),
+        ]
+        table.add_row(*cells)
+    earlier = shown[0].round - 1 if shown else 0
+    if earlier:
+        table.caption = f"{earlier} earlier rounds not shown"
+        table.caption_justify = "left"
+    return table
+
+
+def progress_text(progress: operator_pb2.RoundProgress) -> Text:
+    """What a round is doing, and what has become of its cohort."""
+    text = Text(_PHASES.get(progress.phase, progress.phase))
+    counts = Counter(member.state for member in progress.members)
+    order = sorted(counts, key=lambda state: (state in TROUBLED, state))
+    for state in order:
+        style = "yellow" if state in TROUBLED else "dim"
+        text.append(" · ").append(f"{counts[state]} {member_state_name(state)}", style=style)
+    text.append(f" · {readable_seconds(progress.seconds)}", style="dim")
+    return text

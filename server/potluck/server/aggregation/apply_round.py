@@ -1,0 +1,154 @@
+"""Moving the model: a round's updates are measured, weighed and reduced, and the server steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import PluginError
+from potluck.common.runfile import SampleLimits
+from potluck.common.tensors.encoding import EncodedUpdate
+from potluck.common.tensors.tensor_drafts import TensorDraft
+from potluck.common.tensors.tensor_files import NamedTensors, TensorFile
+from potluck.server.aggregation.reduction import reduce, tensor_norms, update_norms
+from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
+from potluck.server.cohorts.sample_limits import counted
+from potluck.server.state import State
+from potluck.server.strategy import (
+    Combine,
+    RoundContext,
+    Statistic,
+    Strategy,
+    UpdateStatistics,
+    Weights,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundNumbers:
+    """What a strategy learns of a round beside its updates.
+
+    round: from 1. clients: K, the run's clients so far. buffers: floating-point tensors of the
+    model that are no parameters. limits: on the samples that a client counts with.
+    """
+
+    round: int
+    clients: int
+    buffers: frozenset[str]
+    limits: SampleLimits = field(default_factory=SampleLimits)
+
+
+class OpenUpdates:
+    """A round's updates while they are being reduced, in client order."""
+
+    def __init__(
+        self,
+        updates: Sequence[SpooledUpdate],
+        files: UpdateFiles,
+        opened: Sequence[TensorFile],
+        base: TensorFile | None,
+    ) -> None:
+        self.rows = [update.row for update in updates]
+        self.clients = [update.client for update in updates]
+        self.encoded: list[EncodedUpdate] = [files.weights(file, base) for file in opened]
+        self._files, self._opened = files, opened
+
+    def auxiliary(self, name: str) -> list[EncodedUpdate]:
+        """One auxiliary of all of them."""
+        return [self._files.auxiliary(file, name) for file in self._opened]
+
+    def single(self) -> list[OneUpdate]:
+        """Each by itself."""
+        return [
+            OneUpdate(client=client, files=self._files, file=file, encoded=encoded)
+            for client, file, encoded in zip(self.clients, self._opened, self.encoded, strict=True)
+        ]
+
+
+@contextmanager
+def opened(
+    updates: Sequence[SpooledUpdate], files: UpdateFiles, base: TensorFile | None
+) -> Iterator[OpenUpdates]:
+    """Map the updates' files while the block runs. base: what differences are from."""
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(files.open(u.path, compressed=u.row.compressed)) for u in updates
+        ]
+        yield OpenUpdates(updates, files, found, base)
+
+
+def move(
+    strategy: Strategy,
+    state: State,
+    current: TensorFile,
+    updates: OpenUpdates,
+    numbers: RoundNumbers,
+    *,
+    draft: TensorDraft | None = None,
+) -> tuple[Weights, State]:
+    """The next model and the strategy's next state.
+
+    draft: a file for what comes of the reduction, which the model may be views of; the state is
+    not. Raises PluginError where the strategy asks for what can't be, NotFiniteError where the
+    result overflows.
+    """
+    statistics = _statistics(strategy.needs, updates, current, numbers)
+    combine = strategy.weigh(statistics)
+    combined = reduce(updates.encoded, combine, current, norms=statistics.norms, draft=draft)
+    context = RoundContext(
+        round=numbers.round,
+        clients=numbers.clients,
+        included=updates.clients,
+        buffers=numbers.buffers,
+        auxiliary=_auxiliaries(strategy.auxiliary, combine, updates),
+        updates=updates.single() if strategy.individual else (),
+    )
+    weights, state = strategy.apply(state, current.arrays, combined, context)
+    return weights, state.apart()
+
+
+def _statistics(
+    needs: frozenset[Statistic],
+    updates: OpenUpdates,
+    current: TensorFile,
+    round_numbers: RoundNumbers,
+) -> UpdateStatistics:
+    def numbers(of: Callable[[int], float]) -> NDArray[np.float64]:
+        return np.array([of(index) for index in range(len(rows))], dtype=np.float64)
+
+    rows, encoded = updates.rows, updates.encoded
+    return UpdateStatistics(
+        clients=updates.clients,
+        samples=counted(
+            np.array([row.samples for row in rows], dtype=np.int64), round_numbers.limits
+        ),
+        steps=np.array([row.steps for row in rows], dtype=np.int64),
+        normalizers=numbers(lambda i: rows[i].normalizer or float(max(1, rows[i].steps))),
+        losses=numbers(lambda i: np.nan if (loss := rows[i].loss) is None else loss),
+        buffers=round_numbers.buffers,
+        norms=update_norms(encoded, current) if Statistic.NORMS in needs else None,
+        tensor_norms=tensor_norms(encoded, current) if Statistic.TENSOR_NORMS in needs else None,
+    )
+
+
+def _auxiliaries(
+    names: frozenset[str], combine: Combine, updates: OpenUpdates
+) -> Mapping[str, Weights]:
+    unknown = sorted(set(combine.auxiliary) - names)
+    if unknown:
+        raise PluginError(f"the strategy weighs auxiliary '{unknown[0]}', which it does not have")
+    found: dict[str, Weights] = {}
+    count = len(updates.clients)
+    for name in sorted(names):
+        each = updates.auxiliary(name)
+        weights = combine.auxiliary.get(name, np.full(count, 1.0 / count))
+        # A sum looks at no base, only at how the tensors lie.
+        found[name] = reduce(
+            each, Combine(weights=weights), NamedTensors(layout=each[0].layout, arrays={})
+        )
+    return found

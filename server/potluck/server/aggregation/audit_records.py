@@ -1,0 +1,166 @@
+"""The audit of claimed label counts, for a run: what is kept for it, and how it is put together.
+
+`label_audit` does the reckoning. What it goes by, how each update moved the output bias, is some
+numbers per client and round, noted while updates are reduced, since they are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from potluck.common.disclosure import LABEL_COUNTS, Weighting
+from potluck.common.errors import ConfigurationError, RunError, StorageError
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding
+from potluck.common.tensors.tensor_files import TensorFile
+from potluck.server.aggregation.label_audit import (
+    BiasUpdates,
+    ClientAudit,
+    audit_labels,
+    output_bias,
+)
+from potluck.server.rounds.plan import Blueprint
+from potluck.server.selection import Population
+from potluck.server.store.records import RoundRow
+
+Changes = Mapping[str, Sequence[float]]
+"""By client: classes numbers, its output bias after training − before."""
+
+_CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
+
+
+class BiasRecords:
+    """How updates moved the output bias: ROUND.json in a folder of the run's own. Blocking."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, round_number: int, changes: Changes) -> None:
+        """Note a round, instead of what an abandoned attempt at it has left. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._folder / f".{round_number}.new"
+        with temporary.open("wb") as file:
+            file.write(_CHANGES.dump_json({client: list(row) for client, row in changes.items()}))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path(round_number))
+
+    def read(self, round_number: int) -> Changes:
+        """What was noted, of nobody where nothing was. Raises StorageError for a damaged file."""
+        path = self._path(round_number)
+        try:
+            return _CHANGES.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            raise StorageError(
+                f"{path} can't be read ({type(error).__name__}); move it away to audit the other "
+                "rounds",
+                path=path,
+            ) from None
+
+    def _path(self, round_number: int) -> Path:
+        return self._folder / f"{round_number}.json"
+
+
+def why_not_audited(blueprint: Blueprint) -> str:
+    """Why there is nothing to audit in such a run, one line; empty where there is."""
+    run_file = blueprint.run_file
+    if LABEL_COUNTS not in {str(signal) for signal in blueprint.selector.needs}:
+        return (
+            f"nobody was asked for label counts, which selector '{run_file.selector.name}' does "
+            "not need"
+        )
+    if run_file.secure_aggregation:
+        return "updates are masked, so nobody knows how a single one moved the output bias"
+    if run_file.profiles.disclosure == "cells":
+        return "label counts are known by cell only, so no client claims any"
+    if run_file.objective.name != "cross-entropy":
+        return (
+            f"the reasoning holds for objective 'cross-entropy', not for "
+            f"'{run_file.objective.name}'"
+        )
+    if run_file.transport.up.encoding is not Encoding.FLOAT32:
+        return (
+            f"updates came as {run_file.transport.up.encoding}, whose rounding hides how the bias "
+            "moved; use transport.up.encoding = 'float32'"
+        )
+    return ""
+
+
+def check_auditable(blueprint: Blueprint) -> None:
+    """Raises RunError where there is nothing to audit in such a run."""
+    why = why_not_audited(blueprint)
+    if why:
+        raise RunError(f"claimed label counts can't be audited in this run: {why}")
+
+
+def bias_changes(
+    updates: Mapping[str, EncodedUpdate], model: TensorFile, classes: int
+) -> dict[str, list[float]]:
+    """By client how its update moves the output bias; of nobody where the model has none."""
+    try:
+        name = output_bias(model.arrays, classes)
+    except ConfigurationError:
+        return {}
+    before = model.arrays[name].astype(np.float64)
+    begin = 0
+    for tensor in model.layout.tensors:
+        if tensor.name == name:
+            break
+        begin += tensor.elements if tensor.floating else 0
+    changes: dict[str, list[float]] = {}
+    for client, update in updates.items():
+        after = update.read(begin, begin + classes, np.empty(classes, np.float32))
+        changes[client] = (after.astype(np.float64) - before).tolist()
+    return changes
+
+
+def audit_run(
+    blueprint: Blueprint,
+    population: Population,
+    noise_rates: Mapping[str, float],
+    rounds: Sequence[RoundRow],
+    records: BiasRecords,
+) -> list[ClientAudit]:
+    """An audit of each client of the population, in its order. Blocking.
+
+    noise_rates: ε / Δ₁ of the claims, by client; who is missing has made none. How far a bias can
+    move is known only where clients tell their exact number of steps. Raises StorageError.
+    """
+    seen = _seen(blueprint, rounds, records)
+    claims = population.label_counts
+    if claims is None:
+        claims = np.full((len(population), population.classes), np.nan)
+    audits: list[ClientAudit] = []
+    for row, client in enumerate(population.ids):
+        # One at a time, with its own rounds: a large federation's rounds are mostly without it.
+        [audit] = audit_labels(
+            claims[row : row + 1],
+            seen.get(client, []),
+            noise_rates=np.array([noise_rates.get(client, np.inf)]),
+        )
+        audits.append(replace(audit, row=row))
+    return audits
+
+
+def _seen(
+    blueprint: Blueprint, rounds: Sequence[RoundRow], records: BiasRecords
+) -> dict[str, list[BiasUpdates]]:
+    training = blueprint.training
+    exact = blueprint.run_file.weighting is Weighting.EXACT
+    length = training.learning_rate / (1 - training.momentum)
+    seen: defaultdict[str, list[BiasUpdates]] = defaultdict(list)
+    for one in rounds:
+        steps = {each.client_id: each.update.steps for each in one.included if each.update}
+        for client, changes in records.read(one.key.round).items():
+            known = exact and client in steps
+            reach = np.array([length * steps[client]]) if known else None
+            seen[client].append(BiasUpdates(changes=np.array([changes]), reach=reach))
+    return seen

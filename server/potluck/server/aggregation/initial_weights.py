@@ -1,0 +1,41 @@
+"""The weights that a run starts from, where they are not new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from potluck.common.errors import ConfigurationError, LayoutError, StorageError
+from potluck.common.tensors.model_arrays import load_arrays
+from potluck.common.tensors.tensor_files import open_tensors
+
+
+def load_weights(network: nn.Module, name: str, data: Path | None) -> None:
+    """Overwrite a network's weights by those of a file in the data directory.
+
+    Raises ConfigurationError if there is none, or the name leads out of the directory, and
+    LayoutError, naming the tensor, if it holds those of another model.
+    """
+    if data is None:
+        raise ConfigurationError(
+            f"initial_model is '{name}', and the coordinator has no data directory to find it in; "
+            "set data_directory in its configuration file",
+            name=name,
+        )
+    path = (data / name).resolve()
+    if not path.is_relative_to(data.resolve()) or path.suffix != ".safetensors":
+        raise ConfigurationError(
+            f"initial_model must name a .safetensors file in the coordinator's data directory "
+            f"{data}, got '{name}'",
+            name=name,
+        )
+    if not path.is_file():
+        raise ConfigurationError(
+            f"initial_model: there is no {path}; make it with `potluck pretrained`", path=path
+        )
+    try:
+        with open_tensors(path) as file:
+            load_arrays(network, file.arrays)
+    except (LayoutError, StorageError) as error:
+        raise LayoutError(f"initial_model: {path}: {error.message}", path=path) from None

@@ -1,0 +1,281 @@
+"""The coordinator's model files: content-addressed, written once, served to every host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.net.transfer import check_digest
+from potluck.common.tensors.compression import compress_file
+from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.spare_files import SpareFiles
+from potluck.common.tensors.tensor_drafts import TensorDraft
+from potluck.common.tensors.tensor_files import (
+    FileDigest,
+    TensorFile,
+    file_digest,
+    open_tensors,
+    write_tensors,
+)
+
+_NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
+
+
+class Rendition(BaseModel):
+    """One file a model may be fetched as."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blake3: str
+    size: int
+    encoding: Encoding
+    base_blake3: str = ""
+    compressed: bool = False
+
+    @classmethod
+    def whole(cls, digest: FileDigest) -> Rendition:
+        """The float32 file itself."""
+        return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
+
+
+class Published(BaseModel):
+    """A model and the files it can be had as, in order of preference."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blake3: str
+    size: int
+    renditions: tuple[Rendition, ...]
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Every file that belongs to it."""
+        return frozenset({self.blake3, *(rendition.blake3 for rendition in self.renditions)})
+
+    def encoding_of(self, blake3: str) -> Encoding:
+        """How one of its files is encoded."""
+        encodings = (each.encoding for each in self.renditions if each.blake3 == blake3)
+        return next(encodings, Encoding.FLOAT32)
+
+
+class ModelFiles:
+    """A folder of tensor files named by their BLAKE3 digest. Blocking; call it from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
+        self._unsettled: set[str] = set()  # written or let go of: to be looked at when tidying up
+        self._lent: Counter[str] = Counter()
+        self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
+
+    def path(self, blake3: str) -> Path:
+        """Where the file with this digest is, or would be."""
+        return self._folder / f"{check_digest(blake3)}.safetensors"
+
+    def existing(self, blake3: str) -> Path:
+        """Where the file with this digest is. Raises NotFoundError."""
+        path = self.path(blake3)
+        if not path.is_file():
+            raise NotFoundError(
+                f"there is no file {blake3[:12]}… (any more); ask for the round's present model",
+                blake3=blake3,
+            )
+        return path
+
+    @contextlib.contextmanager
+    def lent(self, blake3: str) -> Iterator[Path]:
+        """The file with this digest, not written over while the block runs.
+
+        Raises NotFoundError.
+        """
+        with self._lock:
+            path = self.existing(blake3)
+            self._lent[blake3] += 1
+        try:
+            yield path
+        finally:
+            with self._lock:
+                self._lent[blake3] -= 1
+                if not self._lent[blake3]:
+                    del self._lent[blake3]
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], layout: Layout | None = None) -> FileDigest:
+        """Write arrays under their digest, synced to disk."""
+        temporary = self._temporary()
+        try:
+            over = self._spare.take()
+            digest = write_tensors(temporary, arrays, layout=layout, over=over)
+            _sync(temporary)
+            self._name(temporary, digest)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return digest
+
+    @contextlib.contextmanager
+    def draft(self, layout: Layout) -> Iterator[TensorDraft]:
+        """A file to be written piece by piece; gone when the block ends, unless `keep` is told."""
+        draft = TensorDraft(self._temporary(), layout, over=self._spare.take())
+        try:
+            yield draft
+            self._spare.give(draft.path)
+        finally:
+            draft.close()
+            draft.path.unlink(missing_ok=True)
+
+    def keep(self, draft: TensorDraft) -> FileDigest:
+        """Put a draft, which is whole, under its digest, synced to disk."""
+        digest = draft.finish(sync=True)
+        self._name(draft.path, digest)
+        return digest
+
+    def compress(self, digest: FileDigest) -> FileDigest:
+        """Compress a file that was just written; the file itself is not needed any more."""
+        source = self.existing(digest.blake3)
+        temporary = self._temporary()
+        try:
+            packed = compress_file(source, temporary)
+            self._name(temporary, packed)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.let_go({digest.blake3})
+        return packed
+
+    def _temporary(self) -> Path:
+        return self._folder / f".{secrets.token_hex(8)}"  # runs may write the same model at once
+
+    def _name(self, temporary: Path, digest: FileDigest) -> None:
+        with self._lock:
+            self._fresh.add(digest.blake3)
+            self._unsettled.add(digest.blake3)
+            temporary.replace(self.path(digest.blake3))
+        _sync(self._folder)  # a row will name it, so the name must be on disk as well
+
+    def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
+        """Note, on disk, which files a model can be had as."""
+        published = Published(blake3=digest.blake3, size=digest.size, renditions=tuple(renditions))
+        path = self._notes(digest.blake3)
+        temporary = self._temporary()
+        try:
+            temporary.write_text(published.model_dump_json())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return published
+
+    def published(self, blake3: str) -> Published:
+        """A model on disk with its files; only the whole one if no note of others is left.
+
+        Like files just written, they stay until whoever asks has said that they are needed.
+        """
+        with self._lock:
+            found = self._published(blake3)
+            self._fresh |= found.digests
+        return found
+
+    def _published(self, blake3: str) -> Published:
+        path = self.existing(blake3)
+        try:
+            noted = Published.model_validate_json(self._notes(blake3).read_text())
+            for rendition in noted.renditions:
+                self.existing(rendition.blake3)
+        except (OSError, ValueError, NotFoundError):
+            digest = FileDigest(blake3=blake3, size=path.stat().st_size)
+            return Published(blake3=blake3, size=digest.size, renditions=(Rendition.whole(digest),))
+        return noted
+
+    def _notes(self, blake3: str) -> Path:
+        return self._folder / f"{check_digest(blake3)}.json"
+
+    @contextlib.contextmanager
+    def opened(self, blake3: str, expected: Layout | None = None) -> Iterator[TensorFile]:
+        """A file by its digest, mapped while the block runs."""
+        with self.lent(blake3) as path, open_tensors(path, expected=expected) as file:
+            yield file
+
+    def verify(self, blake3: str) -> None:
+        """Read a file whole. Raises NotFoundError, or StorageError if it is not what it was."""
+        path = self.existing(blake3)
+        if file_digest(path).blake3 != blake3:
+            raise StorageError(
+                f"{path} is damaged, its BLAKE3 digest is not its name any more; restore it from a "
+                "backup, or start the run anew",
+                path=path,
+            )
+
+    def clear_leftovers(self) -> set[str]:
+        """Delete what was being written when a coordinator was killed; the files that are left."""
+        found: set[str] = set()
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    Path(entry.path).unlink()
+                elif (named := _NAME.fullmatch(entry.name)) is not None:
+                    found.add(named[1])
+        return found
+
+    # Tidying up -------------------------------------------------------------------------------
+
+    def unsettled(self) -> set[str]:
+        """Files of which it is not settled that they stay: new ones, and those to reconsider."""
+        with self._lock:
+            return set(self._unsettled)
+
+    def reconsider(self, digests: Iterable[str]) -> None:
+        """It may be that these need not stay any more."""
+        with self._lock:
+            self._unsettled |= set(digests)
+
+    def settle(self, digests: Iterable[str]) -> None:
+        """These stay until somebody reconsiders it."""
+        with self._lock:
+            self._unsettled -= set(digests)
+
+    def needed(self, digests: Iterable[str]) -> None:
+        """The runs that these were written for have said that they need them."""
+        with self._lock:
+            self._fresh -= set(digests)
+
+    def let_go(self, digests: Iterable[str]) -> None:
+        """Whoever wrote these doesn't need them any more; others may."""
+        with self._lock:
+            self._fresh -= set(digests)
+            self._unsettled |= set(digests)
+
+    def delete(self, digests: Iterable[str]) -> None:
+        """Delete these, but for those written since somebody last needed them: the round they were
+        written for goes on. One stays to be written over."""
+        with self._lock:
+            for digest in set(digests) - self._fresh:
+                self._notes(digest).unlink(missing_ok=True)
+                path = self.path(digest)
+                if digest in self._lent:
+                    path.unlink(missing_ok=True)
+                else:
+                    self._spare.give(path)
+                self._unsettled.discard(digest)
+
+
+def _sync(path: Path) -> None:
+    """Return only when what `path` holds is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StorageError(
+            f"can't write {path}: {error.strerror}", path=path, errno=error.errno
+        ) from error
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,366 @@
+"""The heavy part of a round: models, updates and evaluation. Blocking; runs in worker threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.common.errors import LayoutError, PluginError, RunError
+from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.task_checks import check_lengths
+from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.runfile import Direction
+from potluck.common.secagg import Unmasking
+from potluck.common.secagg.updates import HeadSum
+from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import buffer_names, load_arrays, state_arrays
+from potluck.common.tensors.tensor_drafts import TensorDraft
+from potluck.common.tensors.tensor_files import TensorFile
+from potluck.server.aggregation.apply_round import RoundNumbers, move, opened
+from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
+from potluck.server.aggregation.initial_weights import load_weights
+from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
+from potluck.server.aggregation.model_files import ModelFiles, Published, Rendition
+from potluck.server.aggregation.reduction import distance
+from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
+from potluck.server.rounds.plan import Blueprint
+from potluck.server.state import State
+
+_TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
+
+_EVALUATION_DATA = "the coordinator's evaluation data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """What selector and strategy remember."""
+
+    selector: State
+    strategy: State
+
+
+class RoundWork:
+    """Models, updates and evaluation of one run."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        files: ModelFiles,
+        data_directory: Path | None,
+        threads: int,
+        bias_records: BiasRecords | None = None,
+    ) -> None:
+        self._blueprint = blueprint
+        self._files = files
+        self._data_directory = data_directory
+        self._threads = threads
+        self._bias_records = bias_records
+        self._layout: Layout | None = None
+        self._network: nn.Module | None = None
+        self._buffer_names: frozenset[str] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The model's layout; known once there is a model."""
+        if self._layout is None:
+            raise RunError("the run has no model yet")
+        return self._layout
+
+    # Models -----------------------------------------------------------------------------------
+
+    def initial_model(self) -> Published:
+        """Make the model before round 1: its weights follow from the run's seed, or are those of
+        the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
+        network = self._made_model()
+        name = self._blueprint.run_file.initial_model
+        if name is not None:
+            load_weights(network, name, self._data_directory)
+        arrays = state_arrays(network)
+        self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
+        return self._publish(arrays, base=None, round_number=0)
+
+    def check_start(self) -> None:
+        """Whether the weights that the run starts from are there and fit; blocks.
+
+        Raises ConfigurationError or LayoutError."""
+        name = self._blueprint.run_file.initial_model
+        if name is not None:
+            load_weights(self._new_model(), name, self._data_directory)
+
+    def load(self, blake3: str) -> Published:
+        """Go on with a model that is on disk. Raises StorageError if it is damaged."""
+        self._files.verify(blake3)
+        with self._files.opened(blake3) as file:
+            self._layout = file.layout
+        return self._files.published(blake3)
+
+    def _made_model(self) -> nn.Module:
+        """A model of the task. Kept for evaluation, where there is one: its memory costs more
+        than its values."""
+        network = self._network or self._new_model()
+        if self._blueprint.run_file.evaluation.every:
+            self._network = network
+        return network
+
+    def _new_model(self) -> nn.Module:
+        with _TORCH, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._blueprint.run_file.seed)
+            with blamed_on_task(self._blueprint.run_file.task.name, "its model"):
+                return self._blueprint.task.model()
+
+    def _publish(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        base: Published | None,
+        round_number: int,
+        draft: TensorDraft | None = None,
+    ) -> Published:
+        """Write a model as the run wants it sent; where that loses digits, the loss is part of
+        the model, so that everybody trains from the same one. draft: a file that may hold it."""
+        down = self._blueprint.run_file.transport.down
+        with_base = down.delta and base is not None
+        if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
+            if draft is not None and draft.holds(arrays):
+                digest = self._files.keep(draft)
+            else:
+                digest = self._files.write(arrays, self.layout)
+            return self._files.publish(digest, [Rendition.whole(digest)])
+        with contextlib.ExitStack() as stack:
+            base_file = None
+            if with_base and base is not None:
+                base_file = stack.enter_context(self._files.opened(base.blake3))
+            return self._publish_encoded(arrays, down, base_file, base, round_number)
+
+    def _publish_encoded(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        down: Direction,
+        base_file: TensorFile | None,
+        base: Published | None,
+        round_number: int,
+    ) -> Published:
+        words = (self._blueprint.run_file.seed, round_number)
+        layout = encoded_layout(self.layout, down.encoding)
+        with self._files.draft(layout) as encoded:
+            write_encoded(
+                encoded,
+                arrays,
+                down.encoding,
+                base=None if base_file is None else base_file.arrays,
+                generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
+            )
+            encoded_digest = self._files.keep(encoded)
+        with (
+            self._files.opened(encoded_digest.blake3, layout) as file,
+            self._files.draft(self.layout) as decoded,
+        ):
+            EncodedUpdate(file, self.layout, down.encoding, base_file).decode_to(decoded)
+            digest = self._files.keep(decoded)
+        if down.compress:
+            encoded_digest = self._files.compress(encoded_digest)
+        renditions = [
+            Rendition(
+                blake3=encoded_digest.blake3,
+                size=encoded_digest.size,
+                encoding=down.encoding,
+                base_blake3="" if base_file is None or base is None else base.blake3,
+                compressed=down.compress,
+            )
+        ]
+        if base_file is not None or down.compress:
+            renditions.append(Rendition.whole(digest))  # for a host that can't use the other
+        return self._files.publish(digest, renditions)
+
+    # Updates ----------------------------------------------------------------------------------
+
+    @property
+    def _updates(self) -> UpdateFiles:
+        run_file, strategy = self._blueprint.run_file, self._blueprint.strategy
+        return UpdateFiles(self.layout, run_file.transport.up, strategy.auxiliary)
+
+    def largest_upload(self) -> int:
+        """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
+        return self._updates.largest
+
+    def check_update(
+        self, path: Path, model: Published, *, compressed: bool, finite: bool = False
+    ) -> None:
+        """Whether a received file is an update of the model: layout and numbers.
+
+        finite: a `FiniteScreen` saw the whole file, and it is clean. Raises LayoutError,
+        NotFiniteError, TooLargeError.
+        """
+        files = self._updates
+        with contextlib.ExitStack() as stack:
+            base = stack.enter_context(self._files.opened(model.blake3)) if files.delta else None
+            files.check(path, base, compressed=compressed, finite=finite)
+
+    def next_model(
+        self,
+        round_number: int,
+        updates: Sequence[SpooledUpdate],
+        model: Published,
+        state: State,
+        *,
+        clients: int,
+    ) -> tuple[Published, State]:
+        """Reduce a round's updates, in the order given, and move the model.
+
+        clients: the run's clients so far, selected or not.
+        """
+        if not updates:
+            raise RunError(f"round {round_number} has no updates to reduce")
+        strategy, files = self._blueprint.strategy, self._updates
+        numbers = RoundNumbers(
+            round=round_number,
+            clients=max(clients, len(updates)),
+            buffers=self._buffers(),
+            limits=self._blueprint.run_file.sample_limits,
+        )
+        with (
+            self._files.opened(model.blake3, self.layout) as current,
+            opened(updates, files, current if files.delta else None) as these,
+            self._files.draft(self.layout) as draft,
+        ):
+            arrays, state = move(strategy, state, current, these, numbers, draft=draft)
+            self._note_bias(round_number, these.clients, these.encoded, current)
+            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
+        return published, state
+
+    def next_masked_model(
+        self,
+        round_number: int,
+        updates: Sequence[SpooledUpdate],
+        unmasking: Unmasking,
+        model: Published,
+        state: State,
+        *,
+        clients: int,
+    ) -> tuple[Published, State, HeadSum]:
+        """The same from masked updates of exactly the clients in the sum, in their order; and what
+        their trainings were like together."""
+        strategy, names = self._blueprint.strategy, [update.client for update in updates]
+        numbers = RoundNumbers(
+            round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
+        )
+        with (
+            self._files.opened(model.blake3, self.layout) as current,
+            opened_sum([update.path for update in updates], unmasking) as total,
+            self._files.draft(self.layout) as draft,
+        ):
+            arrays, state = move_masked(
+                strategy, state, current, total, names, numbers, draft=draft
+            )
+            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
+        return published, state, total.head
+
+    def _buffers(self) -> frozenset[str]:
+        """The model's floating-point tensors that are no parameters."""
+        if self._buffer_names is None:
+            self._buffer_names = buffer_names(self._made_model())
+        return self._buffer_names
+
+    # Auxiliaries ------------------------------------------------------------------------------
+
+    def write_auxiliaries(self, auxiliaries: Auxiliaries) -> Published:
+        """Write what the strategy sends beside the model; what does not fit is a PluginError."""
+        arrays = joined(auxiliaries)
+        wanted = auxiliaries_layout(self.layout, auxiliaries)
+        try:
+            Layout.of(arrays).check_matches(wanted, what="auxiliary file", whose="model")
+        except LayoutError as error:
+            raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
+        digest = self._files.write(arrays, wanted)
+        return Published(
+            blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
+        )
+
+    def _note_bias(
+        self,
+        round_number: int,
+        clients: Sequence[str],
+        encoded: Sequence[EncodedUpdate],
+        current: TensorFile,
+    ) -> None:
+        if self._bias_records is None:
+            return
+        by_client = dict(zip(clients, encoded, strict=True))
+        changes = bias_changes(by_client, current, self._blueprint.task.classes)
+        if changes:
+            self._bias_records.write(round_number, changes)
+
+    def step_norm(self, before: Published, after: Published) -> float:
+        """The Euclidean distance of two models' floating-point tensors."""
+        with (
+            self._files.opened(before.blake3, self.layout) as old,
+            self._files.opened(after.blake3, self.layout) as new,
+        ):
+            return distance(old, new)
+
+    # Evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, model: Published) -> EvaluationCounts | None:
+        """The model's counts on the coordinator's own held-out data; None where it has none."""
+        task, name = self._blueprint.task, self._blueprint.run_file.task.name
+        with blamed_on_task(name, _EVALUATION_DATA):
+            examples = task.evaluation_data(self._data_directory)
+        if examples is None:
+            self._network = None
+            return None
+        check_lengths(examples, name, _EVALUATION_DATA)
+        network = self._made_model()
+        with _TORCH:
+            torch.set_num_threads(self._threads)
+            with self._files.opened(model.blake3, self.layout) as file:
+                load_arrays(network, file.arrays)
+            with blamed_on_task(name, _EVALUATION_DATA):
+                return evaluate(
+                    network,
+                    examples,
+                    classes=task.classes,
+                    groups=task.groups,
+                    device=torch.device("cpu"),
+                )
+
+    # States -----------------------------------------------------------------------------------
+
+    def write_states(self, states: States) -> str | None:
+        """Write the arrays of both states; the file's digest, None if there are none."""
+        arrays = {
+            f"{owner}/{name}": np.ascontiguousarray(array)
+            for owner, state in (("selector", states.selector), ("strategy", states.strategy))
+            for name, array in state.arrays.items()
+        }
+        return self._files.write(arrays).blake3 if arrays else None
+
+    def read_states(
+        self,
+        blake3: str | None,
+        selector_scalars: Mapping[str, Any],
+        strategy_scalars: Mapping[str, Any],
+    ) -> States:
+        """Both states as they were written."""
+        arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
+        if blake3 is not None:
+            self._files.verify(blake3)
+            with self._files.opened(blake3) as file:
+                for name, array in file.arrays.items():
+                    owner, _, own_name = name.partition("/")
+                    arrays[owner][own_name] = array.copy()
+        return States(
+            selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
+            strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),
+        )

@@ -1,0 +1,81 @@
+"""Where updates wait to be reduced: one file per client and attempt, verified before it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from potluck.common.errors import disk_error
+from potluck.common.tensors.spare_files import SpareFiles
+
+_MOST_SPARE_FILES = 10_000
+
+
+class Spool:
+    """The spool of one run. Blocking; call it from a thread.
+
+    `CLIENT@DIGEST.safetensors` has its announced digest; with `.part` behind, it is on its way.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spare = SpareFiles(folder / "spare", keep=_MOST_SPARE_FILES)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self._folder
+
+    def path(self, round_number: int, attempt: int, client: str, blake3: str) -> Path:
+        """Where a client's update with this digest is, or would be."""
+        folder = self._folder / f"{round_number}.{attempt}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"{client}@{blake3[:16]}.safetensors"
+
+    def clear_others(self, path: Path) -> None:
+        """Forget what a client sent of other files than this one in the same attempt."""
+        client = path.name.partition("@")[0]
+        for other in path.parent.glob(f"{client}@*"):
+            if not other.name.startswith(path.name):
+                other.unlink()
+
+    def take_spare(self) -> Path | None:
+        """A file of an earlier round to be written over, if there is one."""
+        return self._spare.take()
+
+    def clear(self, round_number: int, attempt: int, spent: Iterable[Path] = ()) -> None:
+        """Forget an attempt's updates; the next one's are written over the `spent` ones.
+
+        Others may still be mapped, by a check of one that came late: those are only deleted.
+        """
+        self._spare.clear()
+        folder = self._folder / f"{round_number}.{attempt}"
+        with contextlib.suppress(FileNotFoundError):
+            for path in spent:
+                self._spare.give(path)
+            _remove(folder)
+
+    def clear_except(self, round_number: int, attempt: int) -> None:
+        """Forget every other attempt's updates, e.g. those a crash left behind."""
+        if not self._folder.is_dir():
+            return
+        for folder in self._folder.iterdir():
+            if folder.name != f"{round_number}.{attempt}":
+                _remove(folder)
+
+    def remove(self) -> None:
+        """Forget everything: the run is over."""
+        with contextlib.suppress(FileNotFoundError):
+            _remove(self._folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder. Raises FileNotFoundError, or StorageError that names the folder."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # it names a file as seen from its own folder
+        raise disk_error(error, folder) from error

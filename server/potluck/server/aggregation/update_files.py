@@ -1,0 +1,115 @@
+"""Updates as files: which they must be, and how they are read. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError, StorageError
+from potluck.common.runfile import Direction
+from potluck.common.tensors.auxiliary import (
+    auxiliary_of,
+    check_auxiliary_numbers,
+    update_layout,
+    weights_of,
+)
+from potluck.common.tensors.compression import decompress_file
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import TensorFile, file_digest, open_tensors
+from potluck.server.store.records import UpdateRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpooledUpdate:
+    """A verified update."""
+
+    client: str
+    path: Path
+    row: UpdateRow
+
+
+class UpdateFiles:
+    """How a run's updates look: the model's layout, the way up, the auxiliaries they carry."""
+
+    def __init__(self, layout: Layout, up: Direction, auxiliaries: Iterable[str]) -> None:
+        """Raises LayoutError where the model can't be sent so."""
+        self.layout = layout
+        self._up = up
+        self._auxiliaries = sorted(auxiliaries)
+        self._expected = update_layout(layout, up.encoding, self._auxiliaries)
+
+    @property
+    def largest(self) -> int:
+        """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
+        return 2 * self._expected.file_bytes + (1 << 20)
+
+    @property
+    def delta(self) -> bool:
+        """Whether updates are differences from the model."""
+        return self._up.delta
+
+    def check(
+        self, path: Path, base: TensorFile | None, *, compressed: bool, finite: bool = False
+    ) -> None:
+        """Whether a received file is an update: layout and numbers. `base`: the round's model.
+
+        finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
+        OutOfBoundsError, TooLargeError.
+        """
+        plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
+        with self.open(path, compressed=compressed) as file:
+            if finite and plain and file.aligned:
+                return  # reading it all once more would find nothing
+            EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_numbers()
+            check_auxiliary_numbers(file)
+
+    def open(self, path: Path, *, compressed: bool) -> TensorFile:
+        """Map an update's file. Raises LayoutError where it holds other tensors."""
+        if compressed:
+            packed, path = path, path.with_suffix(".plain")
+            if not path.exists():
+                decompress_file(packed, path, maximum=self.largest)
+        try:
+            return open_tensors(path, expected=self._expected)
+        except LayoutError as error:
+            raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
+
+    def weights(self, file: TensorFile, base: TensorFile | None) -> EncodedUpdate:
+        """The weights in an open file, decoded as they are read."""
+        return EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base)
+
+    def auxiliary(self, file: TensorFile, name: str) -> EncodedUpdate:
+        """One auxiliary in an open file."""
+        tensors = auxiliary_of(file, name, self.layout)
+        return EncodedUpdate(tensors, tensors.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneUpdate:
+    """One client's update, for strategies that look at each by itself."""
+
+    client: str
+    files: UpdateFiles
+    file: TensorFile
+    encoded: EncodedUpdate
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """All tensors of the client's model: a copy in memory."""
+        return self.encoded.decode_to_arrays()
+
+    def auxiliary(self, name: str) -> dict[str, NDArray[Any]]:
+        """One of its auxiliaries: a copy in memory."""
+        return self.files.auxiliary(self.file, name).decode_to_arrays()
+
+
+def spooled_intact(update: SpooledUpdate) -> bool:
+    """Whether a spooled file still is what was verified; a crash of the machine may tear it."""
+    try:
+        return file_digest(update.path).blake3 == update.row.blake3
+    except StorageError:
+        return False

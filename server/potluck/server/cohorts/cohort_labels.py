@@ -1,0 +1,69 @@
+"""What a cohort's clients hold together, as far as they have disclosed it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.learning.heterogeneity import entropy, federated_heterogeneity
+from potluck.common.metrics.metric_labels import HETEROGENEITIES
+from potluck.server.selection import Population, Rows
+
+Floats = NDArray[np.float64]
+
+LEAST_CLIENTS = 5
+"""A mean of fewer clients' triplets says too much of each of them to be a metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortLabels:
+    """The labels of each round's cohort together; NaN where nobody has disclosed any.
+
+    entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
+    class, and to all clients' labels together.
+    """
+
+    entropy: Floats
+    to_balanced: Floats
+    to_federation: Floats
+
+
+def cohort_labels(label_counts: Floats, cohorts: Mapping[int, Rows]) -> CohortLabels:
+    """Measures each cohort by the label counts (K × classes; NaN rows count nothing)."""
+    known = np.nan_to_num(label_counts).clip(min=0.0)
+    sums = np.array([known[rows].sum(axis=0) for rows in cohorts.values()])
+    sums[sums.sum(axis=1) == 0] = np.nan
+    return CohortLabels(
+        entropy=np.where(np.isnan(sums[:, 0]), np.nan, entropy(np.nan_to_num(sums)) / np.log(2)),
+        to_balanced=_distances(sums, np.ones(known.shape[1])),
+        to_federation=_distances(sums, known.sum(axis=0)),
+    )
+
+
+def _distances(sums: Floats, target: Floats) -> Floats:
+    norms = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
+    result: Floats = 1 - (sums @ target) / np.where(norms > 0, norms, np.nan)
+    return result
+
+
+def heterogeneity(population: Population) -> dict[str, float]:
+    """How uneven the federation is, by the names of `HETEROGENEITIES`, each in [0, 1].
+
+    From interaction matrices all six; from triplets the means of the clients' own. Empty where
+    fewer than `LEAST_CLIENTS` have disclosed either.
+    """
+    matrices, triplets = population.interaction_matrices, population.triplets
+    if matrices is not None:
+        known = matrices[~np.isnan(matrices).any(axis=(1, 2))].clip(min=0.0)
+        if len(known) >= LEAST_CLIENTS:
+            found = federated_heterogeneity(known)
+            return {name: getattr(found, name) for name in HETEROGENEITIES}
+    elif triplets is not None:
+        known = triplets[~np.isnan(triplets).any(axis=1)]
+        if len(known) >= LEAST_CLIENTS:
+            means: list[float] = known.mean(axis=0).tolist()
+            return dict(zip(("cci", "cai", "csc"), means, strict=True))
+    return {}

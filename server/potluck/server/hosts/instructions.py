@@ -1,0 +1,170 @@
+"""What the coordinator puts on the wire: references to models, instructions to hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from potluck.common.disclosure import Weighting, canonical_json
+from potluck.common.runfile import PluginTable, RunFile
+from potluck.common.tensors.encoding import Encoding
+from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.server.aggregation.model_files import Published
+from potluck.server.rounds.plan import Blueprint
+from potluck.server.selection import Ask
+from potluck.server.strategy import Summation, summation_of
+
+ENCODINGS = {
+    Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
+    Encoding.BFLOAT16: transfer_pb2.ENCODING_BFLOAT16,
+    Encoding.INT8: transfer_pb2.ENCODING_INT8,
+}
+MASKED = transfer_pb2.ENCODING_MASKED_UINT32
+"""Of masked updates, whatever the number of bits: their file says it."""
+WEIGHTINGS = {
+    Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
+    Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
+    Weighting.EQUAL: coordinator_pb2.WEIGHTING_EQUAL,
+}
+
+
+def model_reference(model: Published) -> transfer_pb2.ModelReference:
+    """A model and the files it may be fetched as."""
+    return transfer_pb2.ModelReference(
+        blake3=model.blake3,
+        size=model.size,
+        renditions=[
+            transfer_pb2.Rendition(
+                blake3=rendition.blake3,
+                size=rendition.size,
+                encoding=ENCODINGS[rendition.encoding],
+                base_blake3=rendition.base_blake3,
+                compressed=rendition.compressed,
+            )
+            for rendition in model.renditions
+        ],
+    )
+
+
+def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
+    """A plug-in and its options."""
+    return coordinator_pb2.Plugin(name=table.name, options_json=json.dumps(table.options))
+
+
+def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
+    """A run's task, with the model that takes the place of its own."""
+    message = plugin(run_file.task)
+    if run_file.model is not None:
+        message.model_json = json.dumps(run_file.model.model_dump())
+    return message
+
+
+def train_instruction_id(run_id: str, round_number: int, attempt: int, client: str) -> str:
+    """The id of a client's training, the same before and after a coordinator restart."""
+    return f"{run_id}/{round_number}.{attempt}/{client}"
+
+
+def train_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    model: transfer_pb2.ModelReference,
+    auxiliary: coordinator_pb2.Auxiliary | None = None,
+    *,
+    quotas: Sequence[float] = (),
+) -> coordinator_pb2.Instruction:
+    """Tells a client to train. quotas: the most samples of each class; none for no limit."""
+    run_file = blueprint.run_file
+    up, masked = run_file.transport.up, run_file.secure_aggregation
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        train=coordinator_pb2.Train(
+            model=model,
+            task=task_plugin(run_file),
+            objective=plugin(run_file.objective),
+            training_json=blueprint.training.model_dump_json(),
+            seed=blueprint.client_seed(round_number, client),
+            encoding=MASKED if masked else ENCODINGS[up.encoding],
+            delta=masked or up.delta,
+            compressed=up.compress,
+            weighting=WEIGHTINGS[run_file.weighting],
+            auxiliary=auxiliary,
+            reports=sorted(blueprint.reports),
+            pace=blueprint.client_pace(round_number, client),
+            quotas=quotas,
+            normalized=masked and summation_of(blueprint.strategy) is Summation.NORMALIZED,
+        ),
+    )
+
+
+def check_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    layout: bytes,
+) -> coordinator_pb2.Instruction:
+    """Asks a client's host whether it could train. layout: of the run's model; may be empty."""
+    none, correction = transfer_pb2.ModelReference(), blueprint.strategy.correction
+    told = train_instruction(blueprint, "", run_id, round_number, client, none).train
+    if correction is not None:
+        told.auxiliary.correction.name = correction.name
+        told.auxiliary.correction.options_json = json.dumps(dict(correction.options))
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        check=coordinator_pb2.Check(train=told, layout=layout),
+    )
+
+
+def question_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    ask: Ask,
+    model: transfer_pb2.ModelReference,
+) -> coordinator_pb2.Instruction:
+    """Asks a client something before a round's selection."""
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        question=coordinator_pb2.Question(
+            kind=ask.kind,
+            parameters_json=canonical_json(ask.parameters),
+            names=ask.wanted,
+            pace=blueprint.client_pace(0, client),
+            validation_share=blueprint.training.validation_share,
+            task=task_plugin(blueprint.run_file),
+            model=model,
+        ),
+    )
+
+
+def evaluate_instruction(
+    blueprint: Blueprint,
+    instruction_id: str,
+    run_id: str,
+    round_number: int,
+    client: str,
+    model: transfer_pb2.ModelReference,
+) -> coordinator_pb2.Instruction:
+    """Tells a client to evaluate a model on its held-out samples."""
+    return coordinator_pb2.Instruction(
+        id=instruction_id,
+        client_id=client,
+        run_id=run_id,
+        round=round_number,
+        evaluate=coordinator_pb2.Evaluate(model=model, task=task_plugin(blueprint.run_file)),
+    )

@@ -1,0 +1,390 @@
+"""The profile phase of a run: what its selector needs of clients is asked for once and kept.
+
+Lives on the event loop. A profile is in the store before it is used, and one that is there, from
+this run or another, made as this run wants it, is not asked for again: after a kill nobody
+discloses anything twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from potluck.common.disclosure import (
+    INTERACTION_MATRIX,
+    LABEL_COUNTS,
+    TRIPLET,
+    Parameters,
+    TaskReference,
+    parse_parameters,
+)
+from potluck.common.errors import (
+    DisclosureRefusedError,
+    IdentityError,
+    ProtocolError,
+    is_permanent,
+)
+from potluck.common.metrics.metric_labels import ProfileOutcome
+from potluck.common.net.membership import Members, profile_statement
+from potluck.common.secagg import FederationRoot
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.aggregation.model_files import Published
+from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
+from potluck.server.hosts.held_out_evaluation import gather
+from potluck.server.hosts.instructions import model_reference, task_plugin
+from potluck.server.profiles.profile_checks import Floats, read_payload
+from potluck.server.profiles.profile_requests import request_for
+from potluck.server.rounds.plan import Blueprint
+from potluck.server.selection import Population
+from potluck.server.store import Store
+from potluck.server.store.records import Participation, Profile
+
+log = structlog.get_logger()
+
+
+_ASKED_BY_NAME = 500
+"""Up to so many clients a database is asked for by name."""
+
+InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose signatures the coordinator asks for; `members` is None where there is no root.
+
+    root: says who is a member to those who sum securely. independent: whether somebody else than
+    the coordinator keeps it, as its operator says.
+    """
+
+    federation: str
+    members: Members | None
+    root: FederationRoot | None = None
+    independent: bool = False
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """How asking went. refused: why, by client; unable: those that can't take part at all, why;
+    silent: those who have not answered."""
+
+    unable: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A profile in use; the newest data epoch wins, then what was received last."""
+
+    data_epoch: int
+    received_at: datetime
+    numbers: Floats
+    noise_rate: float
+    epsilon: float
+
+    def before(self, other: _Held) -> bool:
+        return (self.data_epoch, self.received_at) < (other.data_epoch, other.received_at)
+
+
+class Profiling:
+    """What the clients of a run have disclosed, as columns of its population."""
+
+    def __init__(
+        self,
+        run_id: str,
+        blueprint: Blueprint,
+        attendance: Attendance,
+        in_store: InStore,
+        trust: Trust,
+    ) -> None:
+        needs = {str(signal) for signal in blueprint.selector.needs}
+        self.by_cell = LABEL_COUNTS in needs and blueprint.run_file.profiles.disclosure == "cells"
+        """Whether label counts come from sums over cells, and no client is asked for its own."""
+        self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
+        self._run_id = run_id
+        self._blueprint = blueprint
+        self._attendance = attendance
+        self._in_store = in_store
+        self._trust = trust
+        self._requests = {signal: request_for(signal, blueprint.run_file) for signal in self.needs}
+        task = blueprint.run_file.task
+        self._task = TaskReference(name=task.name, options=task.options)
+        self._model: Published | None = None
+        self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
+        self._rows: dict[str, int] = {}
+        self._columns: dict[str, Floats] = {}
+        self._changed = False
+        self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
+        """Told how many clients were asked for a signal, with which outcome."""
+        self.largest_epsilon: float | None = None
+        """The most that a client has spent on the profiles in use; None while there are none."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether clients need a pre-trained model to describe themselves."""
+        return TRIPLET in self.needs
+
+    @property
+    def model(self) -> Published | None:
+        """That model."""
+        return self._model
+
+    def use_model(self, model: Published) -> None:
+        """Triplets are estimated with this model; call it before anything else."""
+        self._model = model
+
+    # Columns ----------------------------------------------------------------------------------
+
+    async def admit(self, clients: Sequence[str]) -> None:
+        """Clients become rows of the population, in this order; what they disclosed is read."""
+        if not self.needs:
+            return
+        for client in clients:
+            self._rows[client] = len(self._rows)
+        for signal in self.needs:
+            shape = (len(clients), *self._shape(signal))
+            new = np.full(shape, np.nan)
+            old = self._columns.get(signal)
+            self._columns[signal] = new if old is None else np.concatenate([old, new])
+        wanted = set(clients)
+        stored: list[Profile] = []
+        for signal in self.needs:
+            some = clients if len(clients) <= _ASKED_BY_NAME else None
+            found = await self._in_store(
+                partial(_profiles_of, signal=signal, run_id=self._run_id, clients=some)
+            )
+            stored += [profile for profile in found if profile.client_id in wanted]
+        for profile in stored:
+            try:
+                self._hold(profile, self._read(profile))
+            except ProtocolError as error:  # made otherwise than this run wants it
+                log.debug("stored profile is of no use here", why=error.message)
+
+    def columns(self) -> dict[str, Floats]:
+        """Columns for a `Population`, by its names for them."""
+        return {_COLUMNS[signal]: column for signal, column in self._columns.items()}
+
+    def noise_rates(self, signal: str) -> Mapping[str, float]:
+        """ε / Δ₁ of the noise in what clients have disclosed, infinite without, by client."""
+        return {
+            client: held[signal].noise_rate for client, held in self._held.items() if signal in held
+        }
+
+    def lacks(self, client: str) -> list[str]:
+        """Needed signals that a client has not disclosed, of its present data."""
+        return [signal for signal in self.needs if self._lacks(client, signal)]
+
+    def _lacks(self, client: str, signal: str) -> bool:
+        held = self._held.get(client)
+        if held is None or signal not in held:
+            return True
+        session = self._attendance.session_of(client)
+        return session is not None and session.data_epoch != held[signal].data_epoch
+
+    def _shape(self, signal: str) -> tuple[int, ...]:
+        classes = self._blueprint.task.classes
+        return {LABEL_COUNTS: (classes,), TRIPLET: (3,), INTERACTION_MATRIX: (classes, 2)}[signal]
+
+    def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
+        """Use a profile, if it is newer than the one in use or known to be of present data."""
+        parameters = parse_parameters(profile.parameters_json)
+        held = _Held(
+            profile.data_epoch,
+            profile.received_at,
+            numbers,
+            parameters.noise_rate,
+            parameters.epsilon or 0.0,
+        )
+        mine = self._held.setdefault(profile.client_id, {})
+        before = mine.get(profile.signal)
+        if before is None or present or before.before(held):
+            mine[profile.signal] = held
+            self._columns[profile.signal][self._rows[profile.client_id]] = numbers
+            self._changed = True
+            spent = sum(each.epsilon for each in mine.values())
+            self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
+
+    def changed_since_last_asked(self) -> bool:
+        """Whether a profile came into use since this was last asked."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    # Asking -----------------------------------------------------------------------------------
+
+    async def collect(
+        self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
+    ) -> Collected:
+        """Ask clients for what they lack, and wait for the answers of those that are `present`.
+
+        `tag` makes the ids of the instructions unique within the run.
+        """
+        collected = Collected()
+        for signal in self.needs:
+            lacking = [client for client in clients if self._lacks(client, signal)]
+            if lacking:
+                log.info("asking for profiles", run=self._run_id, signal=signal, asked=len(lacking))
+            answers = await gather(
+                self._attendance,
+                [self._instruction(client, signal, tag) for client in lacking],
+                seconds=self._blueprint.run_file.profiles.deadline_seconds,
+                present=present,
+            )
+            outcomes = Counter({ProfileOutcome.SILENT: len(lacking) - len(answers)})
+            for client, answer in answers.items():
+                why = await self._take_or_explain(client, signal, answer)
+                outcomes[ProfileOutcome.REFUSED if why else ProfileOutcome.RECEIVED] += 1
+                if why:
+                    log.warning("no profile", client=client, signal=signal, why=why)
+                    unable = is_unable(answer)
+                    (collected.unable if unable else collected.refused).setdefault(client, why)
+            collected.silent.update(set(lacking) - answers.keys())
+            for outcome, count in outcomes.items():
+                self.observe(signal, outcome, count)
+        return collected
+
+    async def _take_or_explain(
+        self, client: str, signal: str, answer: coordinator_pb2.Answer
+    ) -> str:
+        """Keep the profile in an answer; why there is none to be kept, or nothing."""
+        if answer.WhichOneof("outcome") == "failure":
+            return f"{answer.failure.message[:500]} ({answer.failure.reason[:80]})"
+        try:
+            await self._take(client, signal, answer)
+        except (ProtocolError, IdentityError) as error:
+            return f"{error.message} ({error.reason})"
+        return ""
+
+    def _instruction(self, client: str, signal: str, tag: str) -> coordinator_pb2.Instruction:
+        disclose = coordinator_pb2.Disclose(
+            signal=signal,
+            parameters_json=self._requests[signal].canonical(),
+            task=task_plugin(self._blueprint.run_file),
+        )
+        if signal == TRIPLET and self._model is not None:
+            disclose.model.CopyFrom(model_reference(self._model))
+        return coordinator_pb2.Instruction(
+            id=f"{self._run_id}/{tag}/{signal}/{client}",
+            client_id=client,
+            run_id=self._run_id,
+            disclose=disclose,
+        )
+
+    async def _take(self, client: str, signal: str, answer: coordinator_pb2.Answer) -> None:
+        if answer.WhichOneof("outcome") != "profile":
+            raise ProtocolError(f"client '{client}' answered a request for {signal} otherwise")
+        profile = Profile(
+            client_id=client,
+            data_epoch=answer.profile.data_epoch,
+            signal=answer.profile.signal,
+            parameters_json=answer.profile.parameters_json,
+            payload_json=answer.profile.payload_json,
+            signature=answer.profile.signature or None,
+            received_at=datetime.now(UTC),
+        )
+        if profile.signal != signal:
+            raise ProtocolError(
+                f"client '{client}' was asked for {signal}, it sent {profile.signal[:40]!r}"
+            )
+        session = self._attendance.session_of(client)
+        epoch = profile.data_epoch if session is None else session.data_epoch
+        if profile.data_epoch != epoch or epoch > LARGEST_EPOCH:
+            raise ProtocolError(
+                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, its host "
+                f"said hello with {epoch}"
+            )
+        numbers = self._read(profile)
+        self._verify(profile)
+        await self._in_store(lambda store: store.put_profile(profile))
+        self._hold(profile, numbers, present=True)
+
+    # Believing --------------------------------------------------------------------------------
+
+    def _read(self, profile: Profile) -> Floats:
+        """The numbers of a profile. Raises ProtocolError unless it is what this run asks for."""
+        parameters = parse_parameters(profile.parameters_json)
+        self._check_made_as_asked(profile, parameters)
+        return read_payload(
+            profile.signal,
+            parameters,
+            profile.payload_json,
+            classes=self._blueprint.task.classes,
+        )
+
+    def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
+        model = self._model.blake3 if profile.signal == TRIPLET and self._model else None
+        if not (
+            parameters.satisfies(self._requests[profile.signal])
+            and parameters.task == self._task
+            and parameters.model == model
+        ):
+            raise ProtocolError(
+                f"client '{profile.client_id}' made its {profile.signal} otherwise than asked: "
+                f"{profile.parameters_json[:300]}"
+            )
+
+    def _verify(self, profile: Profile) -> None:
+        if self._trust.members is None:
+            return
+        signed = profile_statement(
+            federation=self._trust.federation,
+            client=profile.client_id,
+            data_epoch=profile.data_epoch,
+            signal=profile.signal,
+            parameters_json=profile.parameters_json,
+            payload_json=profile.payload_json,
+        )
+        self._trust.members.verify(
+            profile.client_id, signed, profile.signature or b"", profile.received_at
+        )
+
+
+def is_unable(answer: coordinator_pb2.Answer) -> bool:
+    """Whether a client's host lacks what it takes to answer. One that does not want to may well
+    train."""
+    reason = answer.failure.reason if answer.WhichOneof("outcome") == "failure" else ""
+    return is_permanent(reason) and reason != DisclosureRefusedError.reason
+
+
+async def stored_profiles(
+    run_id: str,
+    blueprint: Blueprint,
+    attendance: Attendance,
+    in_store: InStore,
+    trust: Trust,
+) -> tuple[Profiling, Population]:
+    """What a run's clients have disclosed so far, under way or not."""
+    profiling = Profiling(run_id, blueprint, attendance, in_store, trust)
+    roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
+    initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
+    if initial is not None:
+        profiling.use_model(Published(blake3=initial, size=0, renditions=()))
+    await profiling.admit(roster)
+    told: list[Participation] = await in_store(lambda store: store.participation(run_id))
+    samples = {each.client_id: each.samples or 0 for each in told}
+    population = Population(
+        ids=roster,
+        classes=blueprint.task.classes,
+        samples=np.array([samples.get(client, 0) for client in roster], dtype=np.int64),
+        **profiling.columns(),
+    )
+    return profiling, population
+
+
+_COLUMNS: Mapping[str, str] = {
+    LABEL_COUNTS: "label_counts",
+    TRIPLET: "triplets",
+    INTERACTION_MATRIX: "interaction_matrices",
+}
+
+
+def _profiles_of(
+    store: Store, *, signal: str, run_id: str, clients: Sequence[str] | None
+) -> list[Profile]:
+    return store.profiles(signal=signal, run_id=run_id, client_ids=clients)

@@ -1,0 +1,99 @@
+"""What goes together in a run: checked before it starts, refused by naming the two and the reason.
+
+A selector, a strategy's server step and an objective know nothing of one another, so any of them go
+together. What is left are the few pairs below, and what a strategy itself has to say of the
+clients' settings (`Strategy.review`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
+from potluck.common.learning.training import LocalTraining
+from potluck.common.runfile import PluginTable, RunFile
+from potluck.common.settings import plugins
+from potluck.server.selection import Selector
+from potluck.server.strategy import Strategy
+
+
+def check_composition(
+    run_file: RunFile, strategy: Strategy, training: LocalTraining, *, source: str
+) -> Sequence[str]:
+    """Remarks on what goes together but not as one may think, a sentence each.
+
+    Raises ConfigurationError where two parts don't go together, PluginError where one is missing.
+    """
+    correction = strategy.correction
+    if correction is not None:
+        check_installed(plugins.CORRECTIONS, correction.name)
+    check_objective(run_file.objective, source=source)
+    try:
+        return (*strategy.review(training, run_file.weighting), *_leaks(run_file))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
+
+
+def _leaks(run_file: RunFile) -> Sequence[str]:
+    """What the run's way of disclosing gives away, where that is more than it seems."""
+    if run_file.profiles.disclosure != PROTOCOL:
+        return ()
+    return tuple(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS)
+
+
+def check_maskable(name: str, strategy: Strategy) -> None:
+    """Raise ConfigurationError where a strategy needs what secure aggregation hides."""
+    if strategy.individual:
+        raise ConfigurationError(
+            f"strategy {name} and secure aggregation don't go together: {name} looks at single "
+            "updates, and of masked ones the coordinator learns only the sum; choose a strategy "
+            "that averages (fedavg, fedavgm, fedadam, fednova, …), or unmasked updates",
+            strategy=name,
+        )
+
+
+def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
+    """The selector that does the same from sums and questions.
+
+    Raises ConfigurationError where there is none, or where its first sum is over too few clients.
+    """
+    make: Callable[[], Selector] | None = getattr(selector, "by_protocol", None)
+    if make is None:
+        raise ConfigurationError(
+            f"{source}: selector {run_file.selector.name} has no procedure of sums and questions "
+            'at every step, which profiles.disclosure = "protocol" asks for; choose dc-real or '
+            "dc-balanced, or another disclosure",
+            selector=run_file.selector.name,
+        )
+    found = make()
+    first = run_file.count - int(getattr(found, "added", 0))
+    least = run_file.profiles.sum_hosts
+    if first < least:
+        raise ConfigurationError(
+            f"{source}: {first} of {run_file.count} clients are drawn at random, and secure sums "
+            f"are over {least} hosts (profiles.sum_hosts) or more; raise `count` or lower "
+            "selector.added",
+            count=run_file.count,
+            first=first,
+        )
+    return found
+
+
+def check_objective(table: PluginTable, *, source: str) -> None:
+    """Whether there is such an objective, and takes these options.
+
+    Hosts make it; here it is only tried, where the client's software is installed too.
+    """
+    check_installed(plugins.OBJECTIVES, table.name)
+    try:
+        plugins.create(plugins.OBJECTIVES, table.name, table.options)
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, ImportError):  # hosts have it, this machine need not
+            raise type(error)(f"{source}: {error.message}", **error.metadata) from None
+
+
+def check_installed(group: str, name: str) -> None:
+    """Raise PluginError, listing what is installed, unless `name` is."""
+    if name not in plugins.installed(group):
+        raise plugins.not_installed(group, name)

@@ -1,0 +1,288 @@
+"""What the round machine is told and what it answers: events and actions.
+
+`machine.py` turns one into the other; `driver.py` brings the events and carries the actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from potluck.server.store.records import MemberState
+
+# Events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run begins, or goes on after a restart."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Clients attend. hosts: of each client, the host that answers for it."""
+
+    clients: tuple[str, ...]
+    hosts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Clients' host went away."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Barred:
+    """From the next selection on, these clients and no others may not be selected."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Clients can't take part in this run. troubles: who, and why."""
+
+    troubles: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Readmitted:
+    """Clients that were left out may be selected again: their host was started anew."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The selector has chosen, and the cohort is stored."""
+
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scarce:
+    """Too few of those available turned out to be eligible; they may be later."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """What clients answered before a restart no longer fits; the attempt must begin anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class UpdateArrived:
+    """A client's update is verified and spooled. seconds: what it took on a virtual clock."""
+
+    client: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ClientFailed:
+    """A client said it can't, or its update was refused for good."""
+
+    client: str
+    trouble: str
+
+
+@dataclass(frozen=True)
+class SumFailed:
+    """The attempt has no secure sum, so its masked updates are of no use. troubles: of clients that
+    were in its way."""
+
+    round: int
+    attempt: int
+    reason: str
+    troubles: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The new model is on disk."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The new model's metrics are known."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is committed."""
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The shell could not carry out an action; the run can't go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """An operator stops the run."""
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed; see `next_wakeup`."""
+
+
+Event = (
+    Started
+    | Joined
+    | Left
+    | Barred
+    | LeftOut
+    | Readmitted
+    | Selected
+    | Scarce
+    | Outdated
+    | UpdateArrived
+    | ClientFailed
+    | SumFailed
+    | Reduced
+    | Evaluated
+    | Committed
+    | Broke
+    | StopRequested
+    | Ticked
+)
+
+# Actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Append clients to the run's roster, in this order."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Record that clients can't take part in this run."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Readmit:
+    """Record that they can again."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose a cohort of `count` among the available clients; answer with Selected."""
+
+    round: int
+    attempt: int
+    available: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Train:
+    """Tell a client to train."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Tell clients to stop; nobody waits for them."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MarkMember:
+    """Record how a client's part in an attempt ended."""
+
+    round: int
+    attempt: int
+    client: str
+    state: MemberState
+    trouble: str
+
+
+@dataclass(frozen=True)
+class GiveUpAttempt:
+    """The attempt can't reach its quorum: drop what it spooled."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Combine the updates of these clients, in this order; answer with Reduced."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate the new model; answer with Evaluated."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Commit the round; answer with Committed."""
+
+    round: int
+    attempt: int
+    included: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Say:
+    """Something a person should know."""
+
+    text: str
+    warning: bool = False
+
+
+class Ending(StrEnum):
+    """How a run ends."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over."""
+
+    ending: Ending
+    reason: str = ""
+
+
+Action = (
+    Admit
+    | LeaveOut
+    | Readmit
+    | Select
+    | Train
+    | Abandon
+    | MarkMember
+    | GiveUpAttempt
+    | Reduce
+    | Evaluate
+    | Commit
+    | Say
+    | End
+)

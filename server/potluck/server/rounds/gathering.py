@@ -1,0 +1,178 @@
+"""Whether a round can be selected: among whom, or else what the run waits for. No clock.
+
+A selection waits for clients that are away and may still come back, so that a host that restarts
+between two rounds changes nobody's cohort. Then it takes those that attend; where they are too few
+it waits for more: at the start of a run as long as the run file says, later without limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+from potluck.server.rounds.presence import Presence
+from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.troubles import LeftOutClients, listed
+from potluck.server.rounds.waiting import Muster, Waiting
+
+REATTACH_SECONDS = 30.0
+"""How long the clients of a run are waited for after a restart, or after too few attended."""
+
+_LONG_AGO = -math.inf
+
+
+class Gathering:
+    """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
+
+    def __init__(self, plan: Plan, roster: Iterable[str], *, under_way: bool) -> None:
+        self.plan = plan
+        self.presence = Presence(plan.grace_seconds)
+        self.roster: dict[str, None] = dict.fromkeys(roster)
+        self.under_way = under_way
+        self.barred: frozenset[str] = frozenset()
+        self.left_out = LeftOutClients()
+        """Clients that can't take part."""
+        self.spared: set[str] = set()
+        """Clients that failed an attempt at this round: selected again if others don't suffice."""
+        self.waiting: Waiting | None = None
+        """What `ready` found missing."""
+        self.wake: float | None = None
+        """When to look again if nothing happens."""
+        self.given_up = ""
+        """Why a run that has selected nobody yet waits no longer."""
+        self._last = _LONG_AGO  # until when a run waits that has selected nobody yet
+        self._patience = _LONG_AGO  # until when clients that are away hold a selection up
+        self._pause = _LONG_AGO
+        self._short = False  # too few attended when it was last looked
+
+    def start(self, now: float) -> None:
+        """The run begins, or goes on after a restart: whoever was in it may come first."""
+        self._last = now + self.plan.roster_timeout_seconds
+        self._expect_everybody(now)
+
+    def begin(self, now: float, pause: float = 0.0) -> None:
+        """A round is to be selected, after a pause. Whoever leaves within the first grace period
+        is waited for like others; a federation where somebody always leaves goes on."""
+        self._pause = now + pause
+        self._patience = max(self._patience, now + 2 * self.plan.grace_seconds)
+
+    def _expect_everybody(self, now: float) -> None:
+        """Hosts that were cut off all at once come back one after the other."""
+        if self.roster:
+            self._patience = now + max(REATTACH_SECONDS, self.plan.grace_seconds)
+            self.presence.expect(self.roster, self._patience)
+
+    def away(self) -> list[str]:
+        """Who of the roster does not attend, in its order; with the host, where hosts count."""
+        away = [client for client in self.roster if not self.presence.attends(client)]
+        if not self.plan.hosts:
+            return away
+        return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
+
+    def present(self, now: float) -> tuple[str, ...]:
+        """Clients that attend, or may still come back, in roster order; nobody who may not
+        be selected."""
+        return tuple(
+            client for client in self.selectable(self.roster) if self.is_present(client, now)
+        )
+
+    def is_present(self, client: str, now: float) -> bool:
+        """Whether a client attends, or may still come back in time."""
+        return self.presence.attends(client) or now < self.presence.back_by(client)
+
+    # Whether a round can begin -----------------------------------------------------------------
+
+    def first_roster(self, now: float) -> tuple[str, ...]:
+        """Everybody that attends, once they are as many as the run waits for; nobody before."""
+        attending = self.presence.attending
+        if not self.plan.roster:  # of a declared one, those that can't take part are met at least
+            attending = attending - self.left_out.troubles.keys()
+        muster = self._muster(attending, self.plan.roster or self.plan.count)
+        if muster.suffices:
+            return tuple(sorted(attending))
+        self._wait_for_more(muster, now)
+        return ()
+
+    def ready(self, now: float) -> tuple[str, ...]:
+        """Clients to select among, in roster order; nobody while the run waits."""
+        self.waiting = self.wake = None
+        self.given_up = self.left_out.why_too_few(tuple(self.roster), self.plan.needed)
+        if self.given_up:
+            return ()
+        selectable = self.selectable(self.roster)
+        available = self._candidates(selectable)
+        muster = self._muster(available, self.plan.needed, at_least=True)
+        if self._short and muster.suffices:
+            self._short = False
+            self._expect_everybody(now)
+        if now < self._pause:
+            self._wait("pausing before the next attempt", self._pause, muster)
+            return ()
+        returning = self.presence.returning(now)
+        expected = [client for client in selectable if client in returning] if returning else []
+        if expected and now < self._patience:
+            until = min(max(returning[client] for client in expected), self._patience)
+            self._wait(f"waiting for {listed(expected)} to come back", until, muster)
+            return ()
+        if muster.suffices:
+            return available
+        self._wait_for_more(muster, now)
+        return ()
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether a run that has selected nobody yet has waited long enough."""
+        return not self.under_way and now >= self._last
+
+    def suffices(self, clients: Sequence[str], needed: int) -> bool:
+        """Whether so many clients are needed, and these are enough, on enough hosts."""
+        return self._muster(clients, needed).suffices
+
+    def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
+        """Those of the clients that may be selected as far as it depends on them."""
+        return tuple(c for c in clients if c not in self.barred and c not in self.left_out)
+
+    def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
+        """Those that attend, without those that failed this round already if others suffice."""
+        attending = [client for client in selectable if self.presence.attends(client)]
+        fresh = [client for client in attending if client not in self.spared]
+        return tuple(fresh if self.suffices(fresh, self.plan.needed) else attending)
+
+    def _muster(self, clients: Collection[str], needed: int, *, at_least: bool = False) -> Muster:
+        return Muster(
+            clients=len(clients),
+            clients_needed=max(needed, self.plan.hosts),
+            hosts=len(self.presence.hosts(clients)) if self.plan.hosts else 0,
+            hosts_needed=self.plan.hosts,
+            at_least=at_least,
+            barred=len(self.barred),
+        )
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _wait_for_more(self, muster: Muster, now: float) -> None:
+        """Wait for more clients; a run that has selected nobody yet gives up in the end."""
+        if self.is_overdue(now):
+            attended = f"attended after {self.plan.roster_timeout_seconds:g} s"
+            self.given_up = (
+                f"{muster.counted(attended)}; start more hosts, or lower `count` or `roster` in "
+                f"the run file{self._and_left_out()}"
+            )
+            return
+        self._short = self.under_way
+        until = None if self.under_way else self._last
+        what = f"{muster.counted('attend')}; waiting for {muster.lacking()}{self._and_left_out()}"
+        self._wait(what, until, muster)
+
+    def _and_left_out(self) -> str:
+        return f"; {self.left_out.told()}" if self.left_out else ""
+
+    def _wait(self, what: str, until: float | None, muster: Muster) -> None:
+        self.wake = until
+        self.waiting = Waiting(
+            what=what,
+            until=until,
+            clients=muster.clients,
+            clients_needed=muster.clients_needed,
+            hosts=muster.hosts,
+            hosts_needed=muster.hosts_needed,
+        )

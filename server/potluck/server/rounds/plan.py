@@ -1,0 +1,137 @@
+"""A run file turned into the parts it names, checked before the run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.learning.task_loading import make_task
+from potluck.common.learning.training import LocalTraining, training_for
+from potluck.common.learning.triplet import triplet_settings_for
+from potluck.common.learning.virtual_clock import pace
+from potluck.common.runfile import RunFile, parse_run_file
+from potluck.common.settings import plugins
+from potluck.common.task import Task
+from potluck.server.rounds.compatibility import by_protocol, check_composition
+from potluck.server.rounds.maskable import check_masking, masked_policy
+from potluck.server.rounds.round_rules import Plan
+from potluck.server.selection import Selector
+from potluck.server.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """The parts of a run. The run file's triplet settings are completed by the task's."""
+
+    run_file: RunFile
+    task: Task
+    selector: Selector
+    strategy: Strategy
+    training: LocalTraining
+    remarks: Sequence[str] = ()
+    """What whoever started it should know."""
+
+    @property
+    def plan(self) -> Plan:
+        """What the state machine must know."""
+        policy = self.run_file.round
+        if self.run_file.secure_aggregation:
+            policy = masked_policy(self.run_file)
+        return Plan(
+            rounds=self.run_file.rounds,
+            count=self.run_file.count,
+            roster=self.run_file.roster,
+            roster_timeout_seconds=self.run_file.roster_timeout_seconds,
+            policy=policy,
+            hosts=self.run_file.masking.hosts if self.run_file.secure_aggregation else 0,
+            evaluate_every=self.run_file.evaluation.every,
+            simulated=self.run_file.virtual_clock.enabled,
+            simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
+        )
+
+    @property
+    def reports(self) -> frozenset[str]:
+        """Names of the numbers that the selector wants reported with updates."""
+        return frozenset(getattr(self.selector, "reports", ()))
+
+    def client_pace(self, round_number: int, client: str) -> float:
+        """Simulated seconds per sample of a client in a round; 0 on a real clock."""
+        clock = self.run_file.virtual_clock
+        if not clock.enabled:
+            return 0.0
+        return pace(clock, seed=self.run_file.seed, client=client, round_number=round_number)
+
+    def client_seed(self, round_number: int, client: str) -> int:
+        """Seed of a client's training in a round: 63 bits of SHA-256(seed / round / client)."""
+        text = f"{self.run_file.seed}/{round_number}/{client}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def draw_up(
+    text: str, *, source: str, model_modules: Sequence[str] = plugins.MODEL_MODULES
+) -> Blueprint:
+    """The blueprint of a run file; model_modules: where a model it names is looked for.
+
+    Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
+    """
+    run_file = parse_run_file(text, source=source)
+    if run_file.roster and run_file.count > run_file.roster:
+        raise ConfigurationError(
+            f"{source}: 'count' is {run_file.count}, but the roster has only {run_file.roster} "
+            "clients; lower `count` or raise `roster`",
+            count=run_file.count,
+            roster=run_file.roster,
+        )
+    task = make_task(
+        run_file.task.name,
+        run_file.task.options,
+        model=None if run_file.model is None else run_file.model.model_dump(),
+        model_modules=model_modules,
+    )
+    _check_parts(run_file, task, source)
+    selector = run_file.selector
+    choosing: Selector = plugins.create(plugins.SELECTORS, selector.name, selector.options)
+    if run_file.profiles.disclosure == PROTOCOL:
+        choosing = by_protocol(choosing, run_file, source=source)
+    recommended: Mapping[str, object] = getattr(choosing, "training", {})
+    chosen = {**recommended, **run_file.training}
+    training = training_for(task, chosen, source=f"{source}: [training]")
+    strategy: Strategy = plugins.create(
+        plugins.STRATEGIES, run_file.strategy.name, run_file.strategy.options
+    )
+    remarks = check_composition(run_file, strategy, training, source=source)
+    check_masking(run_file, strategy, choosing, source=source)
+    return Blueprint(
+        run_file=_with_recommendations(run_file, task, source),
+        task=task,
+        selector=choosing,
+        strategy=strategy,
+        training=training,
+        remarks=remarks,
+    )
+
+
+def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
+    """Raise ConfigurationError where a task that says for how many clients it has data has too few
+    for the run."""
+    parts = getattr(task, "clients", None)
+    if isinstance(parts, int) and run_file.roster > parts:
+        raise ConfigurationError(
+            f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "
+            f"for {parts} clients; lower `roster`, or raise `clients` of [task]",
+            parts=parts,
+            roster=run_file.roster,
+        )
+
+
+def _with_recommendations(run_file: RunFile, task: Task, source: str) -> RunFile:
+    profiles = run_file.profiles
+    chosen = profiles.triplet.model_dump(exclude_unset=True)
+    triplet = triplet_settings_for(task, chosen, source=f"{source}: [profiles.triplet]")
+    return run_file.model_copy(
+        update={"profiles": profiles.model_copy(update={"triplet": triplet})}
+    )

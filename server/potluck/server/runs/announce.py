@@ -1,0 +1,32 @@
+"""Telling clients how a round ended, so that they keep or drop what they have of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.hosts.instructions import train_instruction_id
+from potluck.server.runs.environment import now
+from potluck.server.store.records import MemberState, RoundRow
+
+SETTLE_SECONDS: Final = 3600.0
+"""How long a client is tried to be told."""
+
+
+def tell_settled(attendance: Attendance, row: RoundRow) -> None:
+    """A round is committed: tell its cohort whose updates are part of the model.
+
+    Telling a client again does nothing.
+    """
+    run_id, round_number, _ = row.key
+    for member in row.members:
+        update_id = train_instruction_id(*row.key, member.client_id)
+        instruction = coordinator_pb2.Instruction(
+            id=f"{update_id}/settle",
+            client_id=member.client_id,
+            run_id=run_id,
+            round=round_number,
+            settle=coordinator_pb2.Settle(included=member.state is MemberState.INCLUDED),
+        )
+        attendance.instruct(instruction, deadline=now() + SETTLE_SECONDS, until_acknowledged=True)

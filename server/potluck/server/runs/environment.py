@@ -1,0 +1,49 @@
+"""What a run needs of the coordinator it runs in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.collect import Trust
+from potluck.server.runs.run_metrics import RunObserver
+from potluck.server.store import RoundRow, Store
+from potluck.server.sums.counts import SecureSums
+
+
+def now() -> float:
+    """Monotonic seconds."""
+    return time.monotonic()
+
+
+def utc() -> datetime:
+    """The time of day, for people."""
+    return datetime.now(UTC)
+
+
+@dataclass(kw_only=True)
+class Environment:
+    """What a run needs of the coordinator."""
+
+    attendance: Attendance
+    files: ModelFiles
+    in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]]
+    """Call with the store in its thread."""
+    tidy: Callable[[int], Awaitable[None]]
+    """Delete model files that no run needs any more, now that this round is committed."""
+    note_commit: Callable[[RoundRow], Awaitable[None]]
+    """Note beside the store that a round was committed."""
+    pretrain: Callable[[str], Awaitable[str | None]]
+    """Train a model before round 1; digests in and out. None where the operator stops it."""
+    offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
+    """See `Offences.add`."""
+    trust: Trust
+    sums: SecureSums
+    """Sums over clients that hide what each of them has."""
+    observer: RunObserver
+    """Told what happens, for the metrics."""

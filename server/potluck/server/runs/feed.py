@@ -1,0 +1,191 @@
+"""What operators see of a run, and those who watch it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+
+from potluck.rpc.v1 import coordinator_pb2, operator_pb2
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.rounds.waiting import Waiting
+from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
+
+_RUN_STATES = {
+    RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
+    RunState.RUNNING: operator_pb2.RUN_STATE_RUNNING,
+    RunState.FINISHED: operator_pb2.RUN_STATE_FINISHED,
+    RunState.STOPPED: operator_pb2.RUN_STATE_STOPPED,
+    RunState.FAILED: operator_pb2.RUN_STATE_FAILED,
+}
+_MEMBER_STATES = {
+    MemberState.SELECTED: operator_pb2.MEMBER_STATE_SELECTED,
+    MemberState.RECEIVED: operator_pb2.MEMBER_STATE_INCLUDED,
+    MemberState.INCLUDED: operator_pb2.MEMBER_STATE_INCLUDED,
+    MemberState.LOST: operator_pb2.MEMBER_STATE_LOST,
+    MemberState.FAILED: operator_pb2.MEMBER_STATE_FAILED,
+    MemberState.LATE: operator_pb2.MEMBER_STATE_LATE,
+    MemberState.SPARED: operator_pb2.MEMBER_STATE_SPARED,
+}
+_STAGES = {
+    coordinator_pb2.Progress.STAGE_DOWNLOADING: operator_pb2.MEMBER_STATE_DOWNLOADING,
+    coordinator_pb2.Progress.STAGE_COMPUTING: operator_pb2.MEMBER_STATE_TRAINING,
+    coordinator_pb2.Progress.STAGE_UPLOADING: operator_pb2.MEMBER_STATE_UPLOADING,
+}
+
+_AWAY_NAMED = 20
+_UNREAD = 1000  # a watcher that far behind is cut off; it may watch again
+
+Event = operator_pb2.WatchRunResponse
+
+
+class News:
+    """Hands a run's events to everybody who watches it."""
+
+    def __init__(self) -> None:
+        self._watchers: set[asyncio.Queue[Event | None]] = set()
+        self._notices: list[Event] = []
+        self._closed = False
+
+    def watch(self) -> asyncio.Queue[Event | None]:
+        """Events from now on; None after the last one."""
+        watcher: asyncio.Queue[Event | None] = asyncio.Queue()
+        for notice in self._notices:
+            watcher.put_nowait(notice)
+        if self._closed:
+            watcher.put_nowait(None)
+        else:
+            self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: asyncio.Queue[Event | None]) -> None:
+        """Stop handing events to a watcher."""
+        self._watchers.discard(watcher)
+
+    def publish(self, event: Event) -> None:
+        """Something happened."""
+        for watcher in list(self._watchers):
+            if watcher.qsize() >= _UNREAD:
+                self._watchers.discard(watcher)
+                watcher.put_nowait(None)
+            else:
+                watcher.put_nowait(event)
+
+    def say(self, text: str, at: datetime, *, warning: bool) -> None:
+        """Something a person should know; late watchers are told the latest of them as well."""
+        notice = operator_pb2.Notice(warning=warning, text=text)
+        notice.at.FromDatetime(at)
+        event = Event(notice=notice)
+        self._notices = [*self._notices[-19:], event]
+        self.publish(event)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.put_nowait(None)
+        self._watchers.clear()
+
+
+def run_status(
+    row: RunRow, waiting: operator_pb2.Waiting | None = None, left_out: str = ""
+) -> operator_pb2.RunStatus:
+    """Where a run stands, what it waits for, and who can't take part in it and why."""
+    status = operator_pb2.RunStatus(
+        run_id=row.run_id,
+        name=row.name,
+        state=_RUN_STATES[row.state],
+        reason=row.reason,
+        committed_rounds=row.committed_rounds,
+        rounds=row.rounds,
+        task=row.task,
+        selector=row.selector,
+        strategy=row.strategy,
+        model_blake3=row.model_blake3 or "",
+        count=row.count,
+        seed=row.seed,
+        waiting=waiting,
+        left_out=left_out,
+    )
+    status.created_at.FromDatetime(row.created_at)
+    return status
+
+
+def waiting_message(
+    waiting: Waiting, until: datetime | None, away: Sequence[str]
+) -> operator_pb2.Waiting:
+    """What a run waits for. until: the same time of its own, as a time of day."""
+    message = operator_pb2.Waiting(
+        what=waiting.what,
+        clients=waiting.clients,
+        clients_needed=waiting.clients_needed,
+        hosts=waiting.hosts,
+        hosts_needed=waiting.hosts_needed,
+        away=away[:_AWAY_NAMED],
+        away_count=len(away),
+    )
+    if until is not None:
+        message.until.FromDatetime(until)
+    return message
+
+
+def member_message(
+    client: str,
+    host: str,
+    reason: str,
+    state: MemberState,
+    trouble: str,
+    update: SpooledUpdate | None,
+    progress: coordinator_pb2.Progress | None,
+) -> operator_pb2.Member:
+    """A client in the round under way."""
+    shown = _MEMBER_STATES[state]
+    if state is MemberState.SELECTED and progress is not None:
+        shown = _STAGES.get(progress.stage, shown)
+    fraction = 1.0 if update is not None else progress.fraction if progress else 0.0
+    return operator_pb2.Member(
+        client_id=client,
+        host_id=host,
+        state=shown,
+        reason=reason,
+        trouble=trouble,
+        fraction=min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0,
+        samples=update.row.samples if update else 0,
+        seconds=update.row.seconds if update else 0.0,
+    )
+
+
+def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
+    """A round in the past."""
+    members = [
+        operator_pb2.Member(
+            client_id=member.client_id,
+            host_id=member.host_id,
+            state=_MEMBER_STATES[member.state],
+            reason=member.reason,
+            trouble=member.trouble or "",
+            fraction=1.0 if member.update else 0.0,
+            samples=member.update.samples if member.update else 0,
+            seconds=member.update.seconds if member.update else 0.0,
+        )
+        for member in row.members
+    ]
+    return operator_pb2.CommittedRound(
+        round=row.key.round,
+        members=members,
+        metrics=metrics_message(row.metrics),
+        seconds=row.seconds,
+        bytes_down=row.bytes_down,
+        bytes_up=row.bytes_up,
+        model_blake3=row.model_blake3,
+    )
+
+
+def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:
+    """A model's metrics."""
+    return operator_pb2.Metrics(
+        loss=metrics.loss,
+        accuracy=metrics.accuracy,
+        worst_group_accuracy=metrics.worst_group_accuracy,
+        weighted_f1=metrics.weighted_f1,
+    )

@@ -1,0 +1,259 @@
+"""Asking clients before a selection: what a selector yields is carried to them, what they say back.
+
+A question is in the store before it is asked, and its answers before the selector learns them. So a
+coordinator that went down leads a fresh generator through the answers it has, and asks on from
+there; hosts give the answers they gave again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from potluck.common.errors import ProtocolError, RunError, StorageError
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.cohorts.selection_checks import check_ask, check_selection
+from potluck.server.hosts.held_out_evaluation import gather
+from potluck.server.hosts.instructions import model_reference, question_instruction
+from potluck.server.profiles.collect import is_unable
+from potluck.server.rounds.troubles import told_once
+from potluck.server.runs import step_sums
+from potluck.server.runs.run import Standing
+from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
+from potluck.server.store.records import AttemptKey, Exchange, JsonObject
+
+MOST_QUESTIONS = 100
+"""In one round; a selector that goes on asking never chooses."""
+
+
+class ReplayError(RunError):
+    """What is stored of an attempt answers other questions than are asked now."""
+
+
+class Questioning:
+    """The part of a run that lets its selector choose, and asks clients for it."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._in_store = run.environment.in_store
+        self._name = run.blueprint.run_file.selector.name
+
+    async def choose(self, context: SelectionContext, key: AttemptKey) -> Selection:
+        """What the selector chooses, once it has asked what it wants to know.
+
+        Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
+        restart, it does not ask what is stored.
+        """
+        run = self._run
+        said = await asyncio.to_thread(
+            self._call, context, run.blueprint.selector.select, run.states.selector, context
+        )
+        if isinstance(said, Generator):
+            said = await self._interview(said, context, key)
+        if not isinstance(said, Selection):
+            raise RunError(
+                f"selector '{self._name}' answered with {_what(said)}, not with a Selection",
+                selector=self._name,
+            )
+        check_selection(said, context, self._name)
+        return said
+
+    async def _interview(
+        self, generator: Generator[Any, Any, Any], context: SelectionContext, key: AttemptKey
+    ) -> Any:
+        """Lead the generator to what it returns."""
+        stored: Sequence[Exchange] = await self._in_store(lambda store: store.answers(key))
+        answers: Answers | Summed | None = None
+        try:
+            for step in range(1, MOST_QUESTIONS + 2):
+                over, said = await asyncio.to_thread(
+                    self._call, context, _advance, generator, answers
+                )
+                if over:
+                    return said
+                check_ask(said, context, self._name)
+                found = stored[step - 1] if step <= len(stored) else None
+                if isinstance(said, AskSum):
+                    answers = await self._summed(said, step, key, found)
+                    continue
+                answers = await self._answers(said, step, key, found)
+                self._run.facts.answers.append(answers)
+        finally:
+            generator.close()
+        raise RunError(
+            f"selector '{self._name}' asked more than {MOST_QUESTIONS} questions in round "
+            f"{context.round}",
+            selector=self._name,
+        )
+
+    def _call(self, context: SelectionContext, function: Any, *arguments: Any) -> Any:
+        """Call the selector, whose faults have its name."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self._run.log.exception("selector failed", selector=self._name)
+            raise RunError(
+                f"selector '{self._name}' failed in round {context.round}: "
+                f"{type(error).__name__}: {error}",
+                selector=self._name,
+            ) from error
+
+    # Asking -----------------------------------------------------------------------------------
+
+    async def _answers(
+        self,
+        ask: Ask,
+        step: int,
+        key: AttemptKey,
+        found: Exchange | None,
+    ) -> Answers:
+        """The answers to a question: those that are stored, or else those clients give."""
+        question = _question(ask)
+        _check_replayed(question, step, key, found)
+        if found is not None and found.answers is not None:
+            return stored_answers(found.answers, key)
+        await self._in_store(lambda store: store.add_question(key, step, question))
+        with self._run.environment.observer.asking():
+            answers = await self._ask(ask, step, key)
+        record = _record(answers)
+        await self._in_store(lambda store: store.add_answers(key, step, question, record))
+        return answers
+
+    async def _summed(
+        self, ask: AskSum, step: int, key: AttemptKey, found: Exchange | None
+    ) -> Summed | None:
+        """The sum that is asked for: the one that is stored, or else a new one."""
+        question = step_sums.question_record(ask)
+        _check_replayed(question, step, key, found)
+        if found is not None and found.answers is not None:
+            return step_sums.stored_sum(found.answers, key)
+        await self._in_store(lambda store: store.add_question(key, step, question))
+        with self._run.environment.observer.asking():
+            summed = await step_sums.sum_at_step(self._run, ask)
+        record = step_sums.sum_record(summed)
+        await self._in_store(lambda store: store.add_answers(key, step, question, record))
+        return summed
+
+    async def _ask(self, ask: Ask, step: int, key: AttemptKey) -> Answers:
+        run = self._run
+        assert run.model is not None  # noqa: S101  # a run is prepared before anybody is asked
+        reference = model_reference(run.model)
+        clients = [run.roster[row] for row in ask.rows.tolist()]
+        run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
+        answers = await gather(
+            run.environment.attendance,
+            [
+                question_instruction(
+                    run.blueprint,
+                    f"{key.run_id}/{key.round}.{key.attempt}/question.{step}/{client}",
+                    key.run_id,
+                    key.round,
+                    client,
+                    ask,
+                    reference,
+                )
+                for client in clients
+            ],
+            seconds=run.blueprint.run_file.round.question_deadline_seconds,
+            present=run.is_present,
+        )
+        told: dict[int, Sequence[float]] = {}
+        troubles: dict[str, str] = {}
+        for row, client in zip(ask.rows.tolist(), clients, strict=True):
+            try:
+                told[row] = read_scalars(answers.get(client), ask.wanted)
+            except ProtocolError as error:
+                troubles[client] = error.message
+        self._report_troubles(ask, key, troubles)
+        unable = [client for client, answer in answers.items() if is_unable(answer)]
+        if unable:
+            await run.leave_out_now({client: troubles[client] for client in unable})
+        return _columns(told, ask.wanted)
+
+    def _report_troubles(self, ask: Ask, key: AttemptKey, troubles: Mapping[str, str]) -> None:
+        if not troubles:
+            return
+        told = told_once(troubles, f"did not answer '{ask.kind}'")
+        self._run.say(f"round {key.round}: of {len(ask.rows)} clients, {told}", warning=True)
+
+
+def _advance(
+    generator: Generator[Any, Any, Any], answers: Answers | Summed | None
+) -> tuple[bool, Any]:
+    """(whether the generator is over, what it returned or else yields)."""
+    try:
+        return False, generator.send(answers)
+    except StopIteration as stop:
+        return True, stop.value
+
+
+def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) -> tuple[float, ...]:
+    """A client's numbers, in the order of `names`. Raises ProtocolError, saying what is wrong."""
+    if answer is None:
+        raise ProtocolError("not in time")
+    if answer.WhichOneof("outcome") == "failure":
+        raise ProtocolError(f"{answer.failure.message[:300]} ({answer.failure.reason[:80]})")
+    if answer.WhichOneof("outcome") != "scalars":
+        raise ProtocolError("it answered otherwise than with numbers")
+    values = answer.scalars.values
+    if len(values) != len(names) or not all(name in values for name in names):
+        raise ProtocolError(f"it sent {len(values)} numbers, not just {', '.join(names)}")
+    numbers = tuple(values[name] for name in names)
+    if not all(map(math.isfinite, numbers)):
+        raise ProtocolError(f"it sent {', '.join(map(str, numbers))}")
+    return numbers
+
+
+def _columns(told: Mapping[int, Sequence[float]], names: Sequence[str]) -> Answers:
+    table = np.array(list(told.values()), dtype=np.float64).reshape(len(told), len(names))
+    return Answers(
+        rows=np.array(list(told), dtype=np.int64),
+        values={name: table[:, column] for column, name in enumerate(names)},
+    )
+
+
+def _check_replayed(
+    question: JsonObject, step: int, key: AttemptKey, found: Exchange | None
+) -> None:
+    """Raises ReplayError where another question is stored."""
+    if found is not None and (found.step, found.question) != (step, question):
+        raise ReplayError(f"question {step} of {key} was another before the restart")
+
+
+# What is stored ---------------------------------------------------------------------------------
+
+
+def _question(ask: Ask) -> JsonObject:
+    return {
+        "kind": ask.kind,
+        "names": list(ask.wanted),
+        "parameters": dict(ask.parameters),
+        "rows": ask.rows.tolist(),
+    }
+
+
+def _record(answers: Answers) -> JsonObject:
+    values = {name: column.tolist() for name, column in answers.values.items()}
+    return {"rows": answers.rows.tolist(), "values": values}
+
+
+def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:
+    """Answers as they were stored. Raises StorageError if they have been tampered with."""
+    try:
+        rows = np.array(record["rows"], dtype=np.int64)
+        named: Any = record["values"]
+        values = {str(name): np.array(column, dtype=np.float64) for name, column in named.items()}
+        if rows.ndim == 1 and all(column.shape == rows.shape for column in values.values()):
+            return Answers(rows=rows, values=values)
+        why = "columns of different lengths"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = repr(error)
+    raise StorageError(f"the stored answers of {key} can't be read: {why}; restore the database")
+
+
+def _what(value: object) -> str:
+    return f"a {type(value).__name__}" if value is not None else "nothing"

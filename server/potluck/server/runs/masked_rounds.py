@@ -1,0 +1,305 @@
+"""Rounds whose updates are masked: the secure sum that goes with each attempt.
+
+Lives on the event loop. A sum begins with its attempt and ends with it: keys and shares are
+exchanged while clients train, the rest when the round has its updates. Where there is no sum the
+attempt is given up, and the next one has other keys. Nothing of it survives the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from potluck.common.errors import PotluckError, RunError
+from potluck.common.interruptible import in_thread
+from potluck.common.masking import METRIC_BOUND, UPDATE, lane_lengths, lanes_of, metric_names
+from potluck.common.secagg import (
+    CoordinatorSession,
+    FederationRoot,
+    Header,
+    Purpose,
+    Rule,
+    Unmasking,
+    complete_thresholds,
+    session_record,
+)
+from potluck.common.secagg import coordinator_side as coordinator
+from potluck.common.secagg.messages import SESSION_ID_BYTES, Stage
+from potluck.common.secagg.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.updates import HeadSum
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.server.aggregation.masked_reduction import check_masked
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.hosts.instructions import task_plugin
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.maskable import session_seconds, weight_bound
+from potluck.server.runs.label_totals import task_reference
+from potluck.server.runs.run import Standing
+from potluck.server.store import SecureSum
+from potluck.server.store.records import AttemptKey
+from potluck.server.strategy import Summation, summation_of
+from potluck.server.sums.counts import Outcome, check_invited
+from potluck.server.sums.sum_session import SumTerms
+from potluck.server.sums.update_session import MaskedSession, Vouched
+
+_RELEASED = (
+    "these updates are in an earlier sum over other clients, and both together would give the "
+    "difference away; have just these clients back, or start a run with another seed"
+)
+_Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
+
+
+@dataclass(kw_only=True)
+class _Sum:
+    """The sum of one attempt. troubles: of the clients that left it, why."""
+
+    key: AttemptKey
+    header: Header
+    session: MaskedSession
+    vouched: dict[str, Vouched] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+    driving: asyncio.Task[Unmasking | None] | None = None
+
+
+class MaskedRounds:
+    """The part of a run that has its updates summed securely."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._sum: _Sum | None = None
+        self._warned = False
+
+    # An attempt -------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Invite the cohort of the attempt under way; again, nothing."""
+        run, key = self._run, self._run.key
+        if self._sum is not None and self._sum.key == key:
+            return
+        invited = {client: host for client, host in run.facts.hosts.items() if host}
+        root = run.environment.trust.root
+        if root is None:
+            raise RunError(
+                "updates can't be masked: the federation has no root; set federation_root and "
+                "members of the coordinator"
+            )
+        header = self._header(root, invited, key)
+        current = _Sum(key=key, header=header, session=self._session(header, invited))
+        self._sum = current
+        try:
+            check_invited(invited, header)
+        except RunError as error:
+            run.post(rounds.SumFailed(key.round, key.attempt, error.message))
+            return
+        for client in sorted(run.facts.hosts.keys() - invited.keys()):
+            self._left(client, "its host was away when it was selected")
+        step = coordinator.invite(header, invited, root)
+        current.driving = asyncio.create_task(self._drive(current, current.session.run(step)))
+
+    def vouch(self, client: str, word: wire.SecureEnvelope, blake3: str) -> None:
+        """A client's masked file has arrived, with its word for it. Raises ProtocolError."""
+        current = self._require()
+        current.vouched[client] = current.session.vouch(client, word, bytes.fromhex(blake3))
+
+    def lose(self, client: str) -> None:
+        """The round does not wait for a client any more."""
+        if self._sum is not None:
+            self._sum.session.lose(client)
+
+    def check(self, path: Path) -> None:
+        """Whether a received file has the form of the attempt's. Blocks. Raises LayoutError."""
+        check_masked(path, self._require().header)
+
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> bool:
+        """Make the round's model of these updates' sum. False where there is none, which the round
+        learns by itself; its facts have the model otherwise."""
+        run, current = self._run, self._require()
+        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
+        uploads = {update.client: current.vouched[update.client] for update in updates}
+        current.session.certify(uploads)
+        if current.driving is None:
+            return False
+        unmasking = await asyncio.shield(current.driving)
+        if unmasking is None:
+            return False
+        if unmasking.survivors != tuple(uploads):
+            why = "no secure sum: clients left it after they had uploaded"
+            run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
+            return False
+        run.facts.model, run.facts.strategy_state, head = await in_thread(
+            run.work.next_masked_model,
+            run.machine.round,
+            updates,
+            unmasking,
+            run.model,
+            run.states.strategy,
+            clients=len(run.roster),
+        )
+        self._tell(head, unmasking)
+        return True
+
+    def _tell(self, head: HeadSum, unmasking: Unmasking) -> None:
+        run = self._run
+        means = {name: round(value, 6) for name, value in head.metrics.items()}
+        run.log.info("unmasked", clients=head.clients, weight=head.weight, **means)
+        self._warn_of_cap(head, unmasking.header.weight_bound)
+        if head.clipped:
+            run.say(
+                f"round {run.machine.round}: {head.clipped} changes of single parameters were cut "
+                f"off at ±{unmasking.header.lanes[0].clip:g}; raise masking.clip if that goes on",
+                warning=True,
+            )
+        if unmasking.suspects:
+            run.say(
+                f"round {run.machine.round}: wrong shares came from {', '.join(unmasking.suspects)}"
+                ", and did no harm",
+                warning=True,
+            )
+
+    def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
+        """Where clients weigh half the cap on average, some are likely to be above it."""
+        if cap > 1 and 2 * head.weight > cap * head.clients and not self._warned:
+            self._warned = True
+            self._run.say(
+                f"clients count with {head.weight / head.clients:.0f} samples on average, and none "
+                f"with more than masking.weight_cap = {cap}; raise it",
+                warning=True,
+            )
+
+    def stop(self) -> None:
+        """The run is not driven any more."""
+        if self._sum is not None and self._sum.driving is not None:
+            self._sum.driving.cancel()
+
+    async def give_up(self) -> None:
+        """The attempt is over without a sum: tell its clients."""
+        current, self._sum = self._sum, None
+        if current is not None and current.driving is not None:
+            current.driving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await current.driving
+
+    def _require(self) -> _Sum:
+        if self._sum is None or self._sum.key != self._run.key:
+            raise RunError("the attempt has no secure sum")
+        return self._sum
+
+    # Its session ------------------------------------------------------------------------------
+
+    def _header(self, root: FederationRoot, invited: Mapping[str, str], key: AttemptKey) -> Header:
+        run, blueprint = self._run, self._run.blueprint
+        run_file, masking = blueprint.run_file, blueprint.run_file.masking
+        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
+        hosts = list(invited.values())
+        colluding = masking.colluding_hosts
+        if colluding is None:
+            colluding = assumed_colluding_hosts(len(set(hosts)))
+        thresholds = complete_thresholds(hosts, colluding)
+        metrics = metric_names(normalized=summation_of(blueprint.strategy) is Summation.NORMALIZED)
+        lengths = lane_lengths(run.work.layout.parameters, metrics, blueprint.strategy.auxiliary)
+        issued_at = int(time.time())
+        return Header(
+            federation=root.federation,
+            session_id=os.urandom(SESSION_ID_BYTES),
+            run=key.run_id,
+            round=key.round,
+            attempt=key.attempt,
+            purpose=Purpose.UPDATE,
+            subject=f"model updates of {run_file.task.name}",
+            disclosure=UPDATE,
+            lanes=lanes_of(lengths, masking),
+            metrics=metrics,
+            weight_bound=weight_bound(run_file, blueprint.strategy),
+            metric_bound=METRIC_BOUND,
+            least_hosts=masking.hosts,
+            colluding_hosts=colluding,
+            degree=thresholds.degree,
+            threshold=thresholds.threshold,
+            quorum=thresholds.quorum,
+            model_digest=bytes.fromhex(run.model.blake3),
+            issued_at=issued_at,
+            expires_at=issued_at + int(session_seconds(run_file)),
+        )
+
+    def _session(self, header: Header, invited: Mapping[str, str]) -> MaskedSession:
+        run, run_file = self._run, self._run.blueprint.run_file
+        terms = SumTerms(
+            run_id=run.row.run_id,
+            kind=UPDATE,
+            subject=header.subject,
+            task=task_plugin(run_file),
+            task_reference=task_reference(run),
+            classes=0,
+            least_hosts=header.least_hosts,
+            colluding_hosts=header.colluding_hosts,
+            stage_seconds=run_file.masking.stage_seconds,
+        )
+        environment = run.environment
+        return MaskedSession(
+            environment.attendance,
+            environment.in_store,
+            terms,
+            run.is_present,
+            self._observe,
+            update_ids={client: run.instruction_id(client) for client in invited},
+            key_seconds=max(terms.stage_seconds, run_file.round.deadline_seconds / 2),
+            left=self._left,
+        )
+
+    def _observe(self, phase: str, seconds: float, dropped: int) -> None:
+        if phase != "uploading":  # that is training, which rounds measure
+            self._run.environment.sums.observe(phase, seconds, dropped)
+
+    def _left(self, client: str, why: str) -> None:
+        run, current = self._run, self._sum
+        if current is None or current.key != run.key:
+            return
+        current.troubles[client] = why
+        if client in run.machine.pending:
+            run.environment.attendance.retire([run.instruction_id(client)], abandon=True)
+            run.post(rounds.ClientFailed(client, f"no part of the secure sum: {why}"[:500]))
+
+    async def _drive(self, current: _Sum, session_ends: _Ending) -> Unmasking | None:
+        run, key = self._run, current.key
+        try:
+            session = await session_ends
+            record = session_record(session, datetime.now(UTC))
+            done = SecureSum(
+                session_id=record.session_id,
+                run_id=key.run_id,
+                kind=UPDATE,
+                task=task_reference(run),
+                epochs={},
+                record=record.model_dump(mode="json"),
+                total=None,
+            )
+            await run.environment.in_store(lambda store: store.add_sum(done))
+        except PotluckError as error:
+            run.post(rounds.Broke(error.message))
+            return None
+        except Exception as error:
+            run.log.exception("secure sum failed unexpectedly")
+            run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
+            return None
+        if session.unmasking is not None:
+            return session.unmasking
+        silent = dict.fromkeys(record.missing, "it did not answer in time")
+        troubles = silent | current.session.troubles | current.troubles
+        why = Outcome(record=record, troubles=troubles).explain()
+        if Rule.RELEASED in record.refusals.values():
+            why += f"; {_RELEASED}"
+        if record.stage == Stage.REVEAL:
+            troubles = {}  # who has given shares gives them again for the same clients only
+        run.post(
+            rounds.SumFailed(
+                key.round, key.attempt, f"no secure sum: {why}", tuple(sorted(troubles.items()))
+            )
+        )
+        return None

@@ -1,0 +1,266 @@
+"""What metrics tell of one run: its engine says here what happens, in passing.
+
+No clock: times come in as arguments, monotonic seconds. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from potluck.common.metrics import definitions as metrics
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import (
+    AttemptOutcome,
+    Direction,
+    MemberOutcome,
+    ProfileOutcome,
+    RoundPhase,
+    RunOutcome,
+    Target,
+    known_reason,
+)
+from potluck.common.tensors.encoding import Encoding
+from potluck.server.cohorts.cohort_labels import CohortLabels
+from potluck.server.hosts.attendance import Clock
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.machine import Phase
+from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
+
+_OUTCOMES = {
+    MemberState.RECEIVED: MemberOutcome.ANSWERED,
+    MemberState.LATE: MemberOutcome.LATE,
+    MemberState.SPARED: MemberOutcome.SPARED,
+    MemberState.LOST: MemberOutcome.LOST,
+    MemberState.FAILED: MemberOutcome.FAILED,
+}
+_AT_WORK = MemberOutcome.ABANDONED
+"""What will have become of a member, unless it gets further."""
+_PHASES = {
+    Phase.REDUCING: RoundPhase.REDUCE,
+    Phase.EVALUATING: RoundPhase.EVALUATE,
+    Phase.COMMITTING: RoundPhase.COMMIT,
+}
+_OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
+"""An attempt under way is neither committed nor given up."""
+
+
+class RunObserver:
+    """Turns what happens in a run into metrics. `shown`: whether it counts as a run, and has series
+    of its own."""
+
+    def __init__(
+        self, instruments: Instruments, run_id: str, clock: Clock, *, shown: bool = True
+    ) -> None:
+        self._instruments = instruments
+        self._run = run_id
+        self._clock = clock
+        self._shown = shown
+        self._phase = Phase.WAITING
+        self._open = False
+        self._cohort: dict[str, MemberOutcome] = {}  # what has become of each so far
+        self._since = clock()
+        self._asked = 0.0
+        self._last_fetch = self._since
+        self._last_upload = self._since
+
+    # The run ----------------------------------------------------------------------------------
+
+    def began(self, row: RunRow) -> None:
+        """The run is driven from now on."""
+        if self._shown:
+            self._instruments.set(
+                metrics.RUN_INFO,
+                1,
+                run=self._run,
+                name=row.name,
+                task=row.task,
+                selector=row.selector,
+                strategy=row.strategy,
+            )
+        self._set(metrics.RUN_UNDER_WAY, 1)
+        self._set(metrics.RUN_ROUNDS_PLANNED, row.rounds)
+        self._set(metrics.RUN_ROUNDS_COMMITTED, row.committed_rounds)
+        self._set(metrics.MODEL_TIMESTAMP, row.changed_at.timestamp())
+
+    def resumed(
+        self,
+        begun: RunRow,
+        last: RoundRow | None,
+        cohort: Sequence[tuple[str, MemberState]] = (),
+    ) -> None:
+        """The run goes on after its last committed round, with the cohort of a round under way."""
+        if self._shown:
+            self._instruments.count(metrics.RUNS_RESUMED)
+        self._cohort = {client: _OUTCOMES.get(state, _AT_WORK) for client, state in cohort}
+        if last is not None:
+            newer = max(last.committed_at, begun.changed_at)
+            self._set(metrics.MODEL_TIMESTAMP, newer.timestamp())
+            self._set(metrics.COHORT_CLIENTS, len(last.members))
+            self._evaluated(last.metrics)
+
+    def ended(self, ending: rounds.Ending) -> None:
+        """The run is over."""
+        if self._open:
+            self._close(AttemptOutcome.ABANDONED)
+        if self._shown:
+            self._instruments.count(metrics.RUNS_ENDED, outcome=RunOutcome(ending))
+        self._set(metrics.RUN_UNDER_WAY, 0)
+
+    # Rounds -----------------------------------------------------------------------------------
+
+    def noted(self, event: rounds.Event, actions: Sequence[rounds.Action], phase: Phase) -> None:
+        """The round machine was told something, and is in this phase after it."""
+        match event:
+            case rounds.UpdateArrived(client) if self._cohort.get(client) is _AT_WORK:
+                self._cohort[client] = MemberOutcome.ANSWERED
+            case rounds.Scarce():
+                self._open = False  # there was nobody to select among
+        for action in actions:
+            match action:
+                case rounds.Train(client):
+                    self._cohort[client] = _AT_WORK
+                case rounds.MarkMember(client=client, state=state):
+                    self._cohort[client] = _OUTCOMES[state]
+                case rounds.GiveUpAttempt():
+                    missed = bool(self._cohort)
+                    self._close(
+                        AttemptOutcome.QUORUM_MISSED if missed else AttemptOutcome.ABANDONED
+                    )
+        if phase is not self._phase:
+            if phase is not Phase.ENDED or isinstance(event, rounds.Committed):
+                self._leave_phase(self._clock())
+            self._phase = phase
+        if phase in _OPEN or phase is Phase.WAITING:
+            self._open = phase is not Phase.WAITING
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Clients are asked something before the cohort is chosen."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._asked += self._clock() - begun
+
+    def _leave_phase(self, now: float) -> None:
+        if self._phase is Phase.SELECTING:
+            self._spent(RoundPhase.ASK, self._asked)
+            self._spent(RoundPhase.SELECT, now - self._since - self._asked)
+        elif self._phase is Phase.TRAINING:
+            fetched = max(self._since, self._last_fetch)
+            uploading = max(fetched, self._last_upload)
+            self._spent(RoundPhase.BROADCAST, fetched - self._since)
+            self._spent(RoundPhase.TRAIN, uploading - fetched)
+            self._spent(RoundPhase.COLLECT, now - uploading)
+        elif self._phase in _PHASES:
+            self._spent(_PHASES[self._phase], now - self._since)
+        self._since, self._asked = now, 0.0
+
+    def _spent(self, phase: RoundPhase, seconds: float) -> None:
+        self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
+
+    def _close(self, outcome: AttemptOutcome) -> None:
+        """The attempt under way is over, and what became of its members is known."""
+        self._open = False
+        self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
+        self._members(MemberOutcome.SELECTED, len(self._cohort))
+        for became, count in Counter(self._cohort.values()).items():
+            self._members(became, count)
+        self._cohort = {}
+
+    def committed(self, row: RoundRow, model_bytes: int) -> None:
+        """A round is committed."""
+        self._close(AttemptOutcome.COMMITTED)
+        self._instruments.observe(metrics.ROUND_SECONDS, row.seconds)
+        self._set(metrics.RUN_ROUNDS_COMMITTED, row.key.round)
+        self._set(metrics.MODEL_TIMESTAMP, row.committed_at.timestamp())
+        self._set(metrics.MODEL_SIZE, model_bytes)
+        self._set(metrics.COHORT_CLIENTS, len(row.members))
+        self._evaluated(row.metrics)
+
+    def moved(self, step_norm: float) -> None:
+        """How far the last round moved the model."""
+        self._set(metrics.UPDATE_NORM, step_norm)
+
+    def _evaluated(self, found: Metrics) -> None:
+        if found == Metrics():
+            return  # not evaluated in this round: the last figures stand
+        self._set(metrics.ACCURACY, found.accuracy)
+        self._set(metrics.WORST_GROUP_ACCURACY, found.worst_group_accuracy)
+        self._set(metrics.WEIGHTED_F1, found.weighted_f1)
+        self._set(metrics.LOSS, found.loss)
+
+    # Clients ----------------------------------------------------------------------------------
+
+    def failed(self, reason: str) -> None:
+        """A client could not deliver an update; the reason may be a host's own word."""
+        self._instruments.count(metrics.CLIENT_FAILURES, reason=known_reason(reason))
+
+    def profile(self, signal: str, outcome: ProfileOutcome, count: int = 1) -> None:
+        """So many clients were asked for a profile, with this outcome."""
+        self._instruments.count(metrics.PROFILES, count, signal=signal, outcome=outcome)
+
+    def _members(self, outcome: MemberOutcome, count: int = 1) -> None:
+        self._instruments.count(metrics.MEMBERS, count, outcome=outcome)
+
+    # Files ------------------------------------------------------------------------------------
+
+    def sent(self, encoding: Encoding, size: int) -> None:
+        """Bytes of a model went out."""
+        self._last_fetch = self._clock()
+        self._moved(Direction.DOWN, encoding, size)
+
+    def upload_begins(self) -> None:
+        """A member's update begins to arrive."""
+        self._last_upload = self._clock()
+
+    def received(self, encoding: str, size: int) -> None:
+        """Bytes of an update came in."""
+        self._moved(Direction.UP, encoding, size)
+
+    def _moved(self, direction: Direction, encoding: str, size: int) -> None:
+        self._instruments.count(
+            metrics.TRANSFER_BYTES, size, direction=direction, encoding=encoding
+        )
+
+    # Selection --------------------------------------------------------------------------------
+
+    def cohort(self, labels: CohortLabels | None) -> None:
+        """What the newest cohort's clients hold together, where that is known."""
+        if labels is None:
+            return
+        self._set(metrics.LABEL_ENTROPY, _number(labels.entropy[0]))
+        for target, distance in (
+            (Target.BALANCED, labels.to_balanced[0]),
+            (Target.FEDERATION, labels.to_federation[0]),
+        ):
+            self._set(metrics.TARGET_DISTANCE, _number(distance), target=target)
+
+    def picks(self, largest: int, never: int, committed: int) -> None:
+        """How often the client selected most was in a cohort, how many were in none."""
+        self._set(metrics.LARGEST_SHARE, largest / committed if committed else None)
+        self._set(metrics.NEVER_SELECTED, never)
+
+    def largest_weight(self, share: float | None) -> None:
+        """The largest share of one client in the newest round's samples."""
+        self._set(metrics.LARGEST_WEIGHT, share)
+
+    def heterogeneity(self, measures: Mapping[str, float]) -> None:
+        """How uneven the federation is."""
+        for measure, value in measures.items():
+            self._set(metrics.HETEROGENEITY, value, measure=measure)
+
+    def privacy(self, largest_epsilon: float | None) -> None:
+        """The most that a client has spent on profiles."""
+        self._set(metrics.PRIVACY_SPENT, largest_epsilon)
+
+    def _set(self, metric: metrics.Metric, value: float | None, **labels: str) -> None:
+        if self._shown:
+            self._instruments.set(metric, value, run=self._run, **labels)
+
+
+def _number(value: float) -> float | None:
+    """A number to show; None for NaN."""
+    return float(value) if value == value else None

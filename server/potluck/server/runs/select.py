@@ -1,0 +1,135 @@
+"""Choosing a round's cohort: who may be selected, what the selector says, whether that is sound."""
+
+from __future__ import annotations
+
+from potluck.common.runfile import MissingProfiles
+from potluck.server.aggregation.model_work import States
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.troubles import counted
+from potluck.server.runs.eligibility import ScarceError
+from potluck.server.runs.environment import utc
+from potluck.server.runs.host_checks import HostChecks
+from potluck.server.runs.interview import Questioning, ReplayError
+from potluck.server.runs.label_cells import Cells
+from potluck.server.runs.label_totals import LabelTotals
+from potluck.server.runs.run import RoundFacts, Standing
+from potluck.server.selection import Rows, SelectionContext
+from potluck.server.store.records import Attempt, AttemptKey, RunState
+
+
+class Selecting:
+    """The part of a run that chooses cohorts."""
+
+    def __init__(self, run: Standing) -> None:
+        self._run = run
+        self._in_store = run.environment.in_store
+        self._questioning = Questioning(run)
+        self._checks = HostChecks(run)
+        self._totals = LabelTotals(run)
+        self._cells = Cells(run)
+
+    async def admit(self, clients: tuple[str, ...]) -> None:
+        """Append clients to the roster, in this order."""
+        run, run_id = self._run, self._run.row.run_id
+        first = not run.roster
+        await self._in_store(lambda store: store.append_to_roster(run_id, clients))
+        run.enrol(clients)
+        await run.gate.admit(clients)
+        if first:
+            await run.set_state(RunState.RUNNING, "")
+            run.states = States(
+                selector=run.blueprint.selector.init(run.population()),
+                strategy=run.states.strategy,
+            )
+
+    async def select(self, action: rounds.Select) -> None:
+        """Choose a cohort; it is in the store before anybody acts on it."""
+        try:
+            await self._select(action)
+        except ReplayError as error:
+            self._run.post(rounds.Outdated(error.message))
+        except ScarceError as error:
+            run = self._run
+            run.post(rounds.Barred(run.gate.barred))
+            begun = run.begun_attempt == run.key
+            run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
+
+    async def _select(self, action: rounds.Select) -> None:
+        run = self._run
+        if run.state is not RunState.RUNNING:
+            await run.set_state(RunState.RUNNING, "")
+        key = AttemptKey(run.row.run_id, action.round, action.attempt)
+        context = await self._context(action, key)
+        selection = await self._questioning.choose(context, key)
+        unable = [client for client in run.facts.available if client in run.left_out]
+        if unable:
+            raise ReplayError(
+                f"{key}: {counted(len(unable))} turned out to be unable to take part; selecting "
+                "without them"
+            )
+        cohort = tuple(run.roster[int(row)] for row in selection.rows)
+        facts = run.facts
+        facts.cohort = cohort
+        facts.reasons = dict(zip(cohort, selection.reasons, strict=True))
+        for client in cohort:
+            facts.hosts[client] = run.machine.host_of(client)
+        if selection.quotas is not None:
+            facts.quotas = dict(zip(cohort, selection.quotas.tolist(), strict=True))
+        stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]
+        await self._in_store(lambda store: store.set_cohort(key, stored, facts.quotas))
+        run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
+        run.post(rounds.Selected(cohort))
+
+    async def _context(self, action: rounds.Select, key: AttemptKey) -> SelectionContext:
+        """What the selector may look at; the available set is in the store before it does."""
+        run = self._run
+        if run.facts.model is not None:  # of the round before, or of an attempt given up
+            run.environment.files.let_go(run.facts.model.digests)
+        run.facts = RoundFacts()  # nobody is selected while profiles are asked for
+        with run.environment.observer.asking():
+            tag = f"{action.round}.{action.attempt}"
+            rows = await run.gate.eligible(
+                await self._checks.able(action.available, tag=tag),
+                round_number=action.round,
+                attempt=action.attempt,
+                count=action.count,
+                present=run.is_present,
+            )
+        run.post(rounds.Barred(run.gate.barred))
+        eligible = tuple(run.roster[row] for row in rows.tolist())
+        await self._totals.find(eligible)
+        await self._cells.find(eligible)
+        rows = self._in_cells(rows)
+        run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
+        if run.begun_attempt != key:
+            spent, begun = run.machine.spent, utc()
+            await self._in_store(
+                lambda store: store.begin_attempt(key, rows.tolist(), begun, spent=spent)
+            )
+            run.begun_attempt = key
+        else:
+            await self._check_resumable(rows)
+        return SelectionContext(
+            round=action.round,
+            seed=run.blueprint.run_file.seed,
+            count=action.count,
+            population=run.population(),
+            available=rows,
+        )
+
+    def _in_cells(self, rows: Rows) -> Rows:
+        """Without those who are in no cell, where the selector works by cell and needs it."""
+        run = self._run
+        missing = run.blueprint.run_file.profiles.missing
+        if not self._cells.wanted or missing is MissingProfiles.INCLUDE:
+            return rows
+        return rows[[run.roster[row] in run.cell_counts for row in rows.tolist()]]
+
+    async def _check_resumable(self, rows: Rows) -> None:
+        """Raises ReplayError where others are available than when the first question was asked."""
+        run_id = self._run.row.run_id
+        attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        if attempt is not None and attempt.exchanges and list(attempt.available) != rows.tolist():
+            raise ReplayError(
+                f"{attempt.key}: others are available than before the restart; asking anew"
+            )

@@ -1,0 +1,71 @@
+"""Secure sums that a selector asks for in the course of a selection (`disclosure = "protocol"`).
+
+Lives on the event loop. Only clients whose owner allows `protocol` take part, and only runs that
+say so ask: such sums can be told apart, and give clients' counts away.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potluck.common.errors import RunError, StorageError
+from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.server.runs.label_totals import sum_terms
+from potluck.server.runs.run import Standing
+from potluck.server.selection import AskSum, Summed
+from potluck.server.store.records import AttemptKey, JsonObject
+
+
+async def sum_at_step(run: Standing, ask: AskSum) -> Summed | None:
+    """The sum over these clients, or those of them that stay; None, and said why, without one.
+
+    Raises RunError in a run that has another mode.
+    """
+    mode = run.blueprint.run_file.profiles.disclosure
+    if mode != PROTOCOL:
+        raise RunError(
+            f"selector '{run.blueprint.run_file.selector.name}' asks for sums at every step, and "
+            f"this run's profiles.disclosure is '{mode}', not '{PROTOCOL}'"
+        )
+    clients = [run.roster[row] for row in ask.rows.tolist()]
+    try:
+        outcome = await run.environment.sums.sum_counts(
+            sum_terms(run, PROTOCOL), clients, present=run.is_present
+        )
+    except RunError as error:
+        run.say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
+        return None
+    if outcome.total is None:
+        run.say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
+        return None
+    return Summed(rows=run.rows(sorted(outcome.record.clients)), total=outcome.total)
+
+
+# What is stored ---------------------------------------------------------------------------------
+
+
+def question_record(ask: AskSum) -> JsonObject:
+    """A question for a sum."""
+    return {"kind": PROTOCOL, "sum": ask.rows.tolist()}
+
+
+def sum_record(summed: Summed | None) -> JsonObject:
+    """What came of it."""
+    if summed is None:
+        return {"rows": [], "total": None}
+    return {"rows": summed.rows.tolist(), "total": summed.total.tolist()}
+
+
+def stored_sum(record: JsonObject, key: AttemptKey) -> Summed | None:
+    """A sum as it was stored. Raises StorageError if it has been tampered with."""
+    try:
+        if record["total"] is None:
+            return None
+        rows = np.array(record["rows"], dtype=np.int64)
+        total = np.array(record["total"], dtype=np.int64)
+        if rows.ndim == 1 and total.ndim == 1:
+            return Summed(rows=rows, total=total)
+        why = "not lists of numbers"
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        why = repr(error)
+    raise StorageError(f"the stored sum of {key} can't be read: {why}; restore the database")

@@ -1,0 +1,54 @@
+"""What the selectors of the DC family have in common: how they start, targets, distances."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Population, Rows, SelectionContext
+from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
+
+Floats = NDArray[np.float64]
+
+
+def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
+    """The part all of the family share: all but `added` of the cohort uniformly, at least one.
+
+    With one seed they all begin alike, so that their cohorts can be compared.
+    """
+    generator = context.generator("dc")
+    cohort = Cohort(context, generator)
+    cohort.draw(max(cohort.size - added, 1), "drawn uniformly")
+    return cohort, generator
+
+
+def balanced(population: Population) -> Floats:
+    """The same number of samples of each class."""
+    return np.ones(population.classes)
+
+
+def federation_total(population: Population) -> Floats:
+    """The label counts of all clients together: as summed securely, or summed up here."""
+    if population.label_totals is not None:
+        return population.label_totals.clip(min=0.0)
+    if population.label_counts is None:
+        return np.zeros(population.classes)
+    total: Floats = np.nansum(population.label_counts.clip(min=0.0), axis=0)
+    return total
+
+
+def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats, Floats]:
+    """Rows with label counts that aren't chosen yet, their counts, and the sum over the chosen."""
+    table = context.population.label_counts
+    if table is None:
+        return context.available[:0], np.zeros((0, 1)), np.zeros(1)
+    chosen = disclosed(table, np.array(cohort.rows, dtype=np.int64))
+    rows = disclosed(table, context.available)
+    rows = rows[~np.isin(rows, chosen)]
+    return rows, profiles(table, rows).clip(min=0.0), table[chosen].clip(min=0.0).sum(axis=0)
+
+
+def distance(counts: Floats, target: Floats) -> float:
+    """1 − cos of the angle between two label distributions; 1 if one has no samples."""
+    norms = float(np.linalg.norm(counts) * np.linalg.norm(target))
+    return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0

@@ -1,0 +1,198 @@
+"""What FLASH remembers of each client, and how answers and durations become contexts and rewards.
+
+ALGORITHMS §1.12; a context is (robust loss / its first, validation loss / its first, seconds of the
+last training, last reward).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Answers, RoundOutcome
+from potluck.server.selectors.parts.linear_thompson import Posterior
+from potluck.server.selectors.parts.reported import LARGEST, column, plausible
+from potluck.server.state import State
+
+Floats = NDArray[np.float64]
+
+FEATURES = 4
+"""Numbers in a context."""
+
+_FACTOR = 10.0
+"""Ratios, durations and rewards this many times the median count as no more than that."""
+_LEAST_SECONDS = 1e-6
+_LEAST_LOSS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """standardised: durations and rewards are divided by their running means. signed: a reward is
+    how far the loss fell, not how far it moved."""
+
+    standardised: bool
+    signed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """One row for each of K clients, and what is known of the rewards.
+
+    first: K × 2, the first robust and validation loss told; NaN before. losses: K × 2, the last
+    ones. seconds: K, of the last training; NaN if unknown. rewards: K, raw, of the last change;
+    0 before. last_heard: K, int64, the round of `losses`; 0 never. awaiting: K, bool, whether its
+    reward of the round before is still to be credited, to the context in `credited` (K × 4).
+    totals: Σ seconds, how many, Σ |reward|, how many: of the running means.
+    """
+
+    first: Floats
+    losses: Floats
+    seconds: Floats
+    rewards: Floats
+    last_heard: NDArray[np.int64]
+    awaiting: NDArray[np.bool_]
+    credited: Floats
+    totals: Floats
+    precision: Floats
+    response: Floats
+
+    @classmethod
+    def empty(cls, clients: int, regularization: float) -> Memory:
+        """Nobody has told anything."""
+        prior = Posterior.prior(FEATURES, regularization)
+        return cls(
+            first=np.full((clients, 2), np.nan),
+            losses=np.full((clients, 2), np.nan),
+            seconds=np.full(clients, np.nan),
+            rewards=np.zeros(clients),
+            last_heard=np.zeros(clients, dtype=np.int64),
+            awaiting=np.zeros(clients, dtype=np.bool_),
+            credited=np.zeros((clients, FEATURES)),
+            totals=np.zeros(4),
+            precision=prior.precision,
+            response=prior.response,
+        )
+
+    @classmethod
+    def of(cls, state: State, clients: int) -> Memory:
+        """As it was stored, with rows for those that have joined since."""
+        arrays = state.arrays
+        stored = cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        new = cls.empty(max(0, clients - len(stored.seconds)), 1.0)
+        grown = {
+            field.name: np.concatenate([arrays[field.name], getattr(new, field.name)])
+            for field in fields(cls)
+            if field.name not in ("totals", "precision", "response")
+        }
+        return replace(stored, **grown)
+
+    def state(self) -> State:
+        """All of it as named arrays."""
+        return State(arrays={field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def posterior(self) -> Posterior:
+        """What is known of the rewards."""
+        return Posterior(precision=self.precision, response=self.response)
+
+    # Events -----------------------------------------------------------------------------------
+
+    def heard(self, answers: Answers, round_number: int, rules: Rules) -> Memory:
+        """After the answers to a question: new contexts, and the rewards that were due.
+
+        A client whose losses are not finite and ≥ 0 keeps its last ones and gets no reward.
+        """
+        clients = len(self.seconds)
+        told = np.stack([column(answers, name, clients) for name in ("robust", "validation")], 1)
+        told[~(np.isfinite(told) & (told >= 0)).all(axis=1)] = np.nan
+        told = np.minimum(told, LARGEST)  # so that no ratio and no reward overflows
+        heard = ~np.isnan(told[:, 0])
+        estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
+        estimated[estimated == 0] = np.nan  # on a real clock nobody knows before it has trained
+        seconds = np.where(np.isnan(self.seconds), estimated, self.seconds)
+        rewards = self._rewards(told[:, 0], seconds, rules)
+        changed = heard & (self.last_heard > 0)
+        updated = replace(
+            self,
+            first=np.where(np.isnan(self.first) & heard[:, None], told, self.first),
+            losses=np.where(heard[:, None], told, self.losses),
+            seconds=seconds,
+            rewards=np.where(changed, rewards, self.rewards),
+            last_heard=np.where(heard, round_number, self.last_heard),
+            awaiting=np.zeros_like(self.awaiting),
+        )._counted(heard, changed)
+        return updated._credit(self.awaiting & changed, rules)
+
+    def trained(self, outcome: RoundOutcome, rules: Rules) -> Memory:
+        """After a round: durations (a failed client's is the deadline), and who is due a reward."""
+        seconds = self.seconds.copy()
+        measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
+        seconds[outcome.selected[measured]] = outcome.seconds[measured]
+        failed = np.setdiff1d(outcome.selected, outcome.included)
+        if np.isfinite(outcome.deadline_seconds):
+            seconds[failed] = outcome.deadline_seconds
+        awaiting = np.zeros_like(self.awaiting)
+        awaiting[outcome.included] = self.last_heard[outcome.included] > 0
+        return replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
+
+    # Numbers ----------------------------------------------------------------------------------
+
+    def contexts(self, rules: Rules) -> Floats:
+        """K × 4. An unknown duration is an average one, unknown losses are as the first."""
+        ratios = np.stack(
+            [
+                plausible(losses / np.maximum(first, _LEAST_LOSS), factor=_FACTOR)
+                for losses, first in zip(self.losses.T, self.first.T, strict=True)
+            ],
+            axis=1,
+        )
+        seconds = _seconds(self.seconds)
+        mean_seconds, mean_reward = self._means()
+        seconds = np.where(np.isnan(seconds), mean_seconds, seconds)
+        rewards = _limited(self.rewards)
+        if rules.standardised:
+            seconds, rewards = seconds / mean_seconds, rewards / mean_reward
+        return np.column_stack([np.where(np.isnan(ratios), 1.0, ratios), seconds, rewards])
+
+    def _rewards(self, robust: Floats, seconds: Floats, rules: Rules) -> Floats:
+        """The change of each robust loss per second of training; NaN where one is unknown."""
+        fall = self.losses[:, 0] - robust
+        known = _seconds(seconds)
+        duration = np.where(np.isnan(known), self._means()[0], known)
+        rewards: Floats = (fall if rules.signed else np.abs(fall)) / duration
+        return rewards
+
+    def _means(self) -> tuple[float, float]:
+        """Running means of duration and |reward|; 1 before there are any."""
+        seconds, seconds_known, rewards, rewards_known = self.totals.tolist()
+        return (
+            seconds / seconds_known if seconds > 0 else 1.0,
+            rewards / rewards_known if rewards > 0 else 1.0,
+        )
+
+    def _counted(self, heard: NDArray[np.bool_], changed: NDArray[np.bool_]) -> Memory:
+        """With the running means carried on over the contexts just heard."""
+        seconds = _seconds(self.seconds)[heard]
+        seconds = seconds[~np.isnan(seconds)]
+        rewards = np.abs(_limited(self.rewards)[changed])
+        more = np.array([seconds.sum(), len(seconds), rewards.sum(), len(rewards)])
+        return replace(self, totals=self.totals + more)
+
+    def _credit(self, due: NDArray[np.bool_], rules: Rules) -> Memory:
+        rewards = _limited(self.rewards)
+        if rules.standardised:
+            rewards = rewards / self._means()[1]
+        posterior = self.posterior.given(self.credited[due], rewards[due])
+        return replace(self, precision=posterior.precision, response=posterior.response)
+
+
+def _seconds(seconds: Floats) -> Floats:
+    """Durations within reason, NaN where unknown."""
+    return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST_SECONDS)
+
+
+def _limited(rewards: Floats) -> Floats:
+    """Rewards no further from zero than is plausible."""
+    return np.copysign(plausible(np.abs(rewards), factor=_FACTOR), rewards)

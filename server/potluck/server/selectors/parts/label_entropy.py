@@ -1,0 +1,80 @@
+"""The entropy of a label distribution after adding each of many clients' counts to it.
+
+Of L + l, with M samples in all, it is ln M − (1/M) Σ x ln x over x = L_j + l_j. Every client is
+scored in double precision: in blocks that stay in the cache, on several threads, a million clients
+with ten classes take some 20 ms.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.learning.heterogeneity import entropy
+from potluck.server.selectors.parts.parallel import Run
+
+Floats = NDArray[np.float64]
+
+_TINY = 1e-300
+"""Added to every count: no logarithm of zero, and no sum changes."""
+
+_BITS = 1 / math.log(2)
+
+
+def bits(counts: Floats) -> Floats:
+    """Entropy in bits over the last axis; 0 for a row of zeros."""
+    result: Floats = entropy(counts) * _BITS
+    return result
+
+
+class Entropies:
+    """Scores K clients by their counts (K × classes, ≥ 0) for one sum after another."""
+
+    def __init__(self, counts: Floats) -> None:
+        self._columns = np.ascontiguousarray(counts.T)
+        self._totals = self._columns.sum(axis=0)
+        self._scores = np.empty(len(counts))
+        self._scratch = threading.local()
+
+    def with_each(self, base: Floats, run: Run) -> Floats:
+        """Entropy in bits of base (classes) + counts, per client; overwritten by the next call."""
+        shifted = base[:, None] + _TINY
+        base_total = float(base.sum())
+
+        def block(start: int, stop: int) -> None:
+            values, terms = self._space(stop - start)
+            np.add(self._columns[:, start:stop], shifted, out=values)
+            np.log(values, out=terms)
+            terms *= values
+            scores = self._scores[start:stop]
+            np.add.reduce(terms, axis=0, out=scores)
+            totals = self._totals[start:stop] + base_total
+            if base_total > 0:
+                _to_bits(scores, totals)
+            else:
+                empty = totals <= 0
+                totals[empty] = 1.0
+                _to_bits(scores, totals)
+                scores[empty] = 0.0
+
+        run(block)
+        return self._scores
+
+    def _space(self, length: int) -> tuple[Floats, Floats]:
+        """Two arrays (classes × length) of the calling thread: fresh ones would cost as much again
+        as the arithmetic."""
+        if getattr(self._scratch, "length", None) != length:
+            self._scratch.length = length
+            self._scratch.arrays = np.empty((2, len(self._columns), length))
+        values, terms = self._scratch.arrays
+        return values, terms
+
+
+def _to_bits(scores: Floats, totals: Floats) -> None:
+    """Σ x ln x becomes entropy, in place; totals: Σ x > 0."""
+    scores /= totals
+    np.subtract(np.log(totals), scores, out=scores)
+    scores *= _BITS

@@ -1,0 +1,76 @@
+"""The coordinator's own certificate: read anew when its files change, so that renewing it ends no
+connection and no round."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+
+import grpc
+import structlog
+
+from potluck.common.errors import PotluckError
+from potluck.common.net.file_stamp import Stamp, stamp
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles, TlsMaterial
+
+log = structlog.get_logger()
+
+
+class ServerCertificate:
+    """What new connections are shown. Connections that are open keep what they were shown.
+
+    Files that can't be used (amid being replaced, say) are logged once and tried again when they
+    change; meanwhile the certificate before them goes on serving.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises what `TlsFiles.load` raises."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._stamp = self._look()
+        self._material = files.load(Role.COORDINATOR)
+
+    @property
+    def expires(self) -> datetime:
+        """When the certificate that is shown now ends."""
+        return self._material.expires
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials that follow the files. Peers must show a certificate of the authority."""
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._material),
+            self._fetch,  # type: ignore[arg-type]  # the stubs forget None, which grpc documents
+            require_client_authentication=True,
+        )
+
+    def refresh(self) -> bool:
+        """Read the files again if they have changed; whether another certificate is shown now."""
+        with self._lock:
+            seen = self._look()
+            if seen == self._stamp:
+                return False
+            self._stamp = seen
+            try:
+                material = self._files.load(Role.COORDINATOR)
+            except PotluckError as error:
+                log.warning("changed certificate can't be used yet", why=error.message)
+                return False
+            changed = material != self._material
+            self._material = material
+            if changed:
+                log.info("certificate renewed", expires=material.expires.isoformat())
+            return changed
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC in a thread of its own, before every handshake; None: as before."""
+        return _configuration(self._material) if self.refresh() else None
+
+    def _look(self) -> Stamp:
+        return stamp(self._files.certificate, self._files.key, self._files.authority)
+
+
+def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.certificate)], root_certificates=material.authority
+    )

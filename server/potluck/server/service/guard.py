@@ -1,0 +1,315 @@
+"""What every call to the coordinator passes: is the caller of the right role, does its certificate
+still count, is what it sends a message, and, on the way out, the one place where exceptions become
+gRPC statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from potluck.common.errors import (
+    CertificateExpiredError,
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    to_status,
+)
+from potluck.common.names import is_name
+from potluck.common.net.frames import FrameDecoder, encode_frame
+from potluck.common.net.identity import Credential, Identity, Role, peer_credential
+from potluck.common.plain_text import make_plain
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.hosts.limits import (
+    Admission,
+    Limits,
+    not_left_unread,
+    not_too_slow,
+    with_first_message,
+)
+from potluck.server.service.refusal_log import RefusalLog
+
+LOOK_SECONDS = 1.0
+"""How often it is looked whether certificates with calls under way have expired."""
+
+Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
+
+_ROLES = {
+    "potluck.rpc.v1.CoordinatorService": Role.HOST,
+    "potluck.rpc.v1.OperatorService": Role.OPERATOR,
+}
+
+
+def credential_of(context: Context) -> Credential:
+    """What the caller's verified certificate says."""
+    return peer_credential(context.auth_context())
+
+
+def identity_of(context: Context) -> Identity:
+    """Who is calling, by its verified certificate."""
+    return credential_of(context).identity
+
+
+def check_client(client: str, identity: Identity) -> None:
+    """Raise IdentityError unless a host may speak for a client."""
+    if not is_name(client) or not identity.may_speak_for(client):
+        raise IdentityError(
+            f"host '{identity.name}' may not speak for client {client[:80]!r}; its certificate "
+            "does not name it: issue one that does with `potluck pki issue … --clients`",
+            host=identity.name,
+            client=client[:80],
+        )
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets only the right role call a service, keeps every peer within its limits, and turns
+    exceptions into statuses."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        check_credential: Callable[[Credential], None] = lambda _: None,
+        observe_refusal: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`check_credential` raises IdentityError for a certificate that was revoked.
+        `observe_refusal` is told the reason of every call that is refused."""
+        self._limits = limits
+        self._admission = Admission(limits)
+        self._check_revoked = check_credential
+        self._observe_refusal = observe_refusal
+        self._log = RefusalLog()
+        self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
+        self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
+
+    def cut_off(self, serials: frozenset[int]) -> None:
+        """End every call under way of these certificates, which no longer count."""
+        for serial in serials & self._calls.keys():
+            for task in self._calls[serial]:
+                task.cancel()
+
+    async def watch_expiry(self) -> None:
+        """End the calls of certificates as they expire, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = datetime.now(UTC)
+            expired = frozenset(one for one, end in self._expiries.items() if end < now)
+            self.cut_off(expired)
+            for serial in expired:
+                del self._expiries[serial]
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler  # gRPC answers UNIMPLEMENTED
+        method = handler_call_details.method
+        handler = _with_fast_frames(handler, method)
+        behaviour = _decoding(handler, method)
+        role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
+        if handler.response_streaming:
+            return _rebuild(handler, self._guard_stream(behaviour, role, method))
+        return _rebuild(handler, self._guard_single(behaviour, role, method))
+
+    def _guard_single(
+        self, behaviour: Callable[[Any, Context], Awaitable[Any]], role: Role | None, method: str
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                with self._admitted(context, role) as peer:
+                    if not method.endswith("/SubmitUpdate"):
+                        return await behaviour(request, context)
+                    async with self._admission.transfer(peer):
+                        return await behaviour(self._paced(request), context)
+            except Exception as error:
+                await self._abort(context, error, method)
+
+        return guarded
+
+    def _guard_stream(
+        self,
+        behaviour: Callable[[Any, Context], AsyncIterator[Any]],
+        role: Role | None,
+        method: str,
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                with self._admitted(context, role) as peer:
+                    if method.endswith("/FetchModel"):
+                        async with self._admission.transfer(peer):
+                            responses = not_left_unread(behaviour(request, context), self._limits)
+                            async for response in responses:
+                                yield response
+                        return
+                    if method.endswith("/Attend"):
+                        request = with_first_message(request, self._limits)
+                    async for response in behaviour(request, context):
+                        yield response
+            except Exception as error:
+                await self._abort(context, error, method)
+
+        return guarded
+
+    @contextlib.contextmanager
+    def _admitted(self, context: Context, role: Role | None) -> Iterator[str]:
+        """A call under way; the peer's name.
+
+        Raises IdentityError for one that may not call, also when its certificate is revoked or
+        expires meanwhile, and OverloadedError.
+        """
+        credential = credential_of(context)
+        self._check_credential(credential)
+        peer = _check_role(credential.identity, role)
+        task = asyncio.current_task()
+        calls = self._calls[credential.serial]
+        self._expiries[credential.serial] = credential.expires
+        if task is not None:
+            calls.add(task)
+        try:
+            with self._admission.call(peer):
+                yield peer
+        except asyncio.CancelledError:
+            self._check_credential(credential)
+            raise
+        finally:
+            if task is not None:
+                calls.discard(task)
+            if not calls:
+                self._calls.pop(credential.serial, None)
+                self._expiries.pop(credential.serial, None)
+
+    def _check_credential(self, credential: Credential) -> None:
+        """Raise IdentityError for a certificate that no longer counts.
+
+        TLS has looked at its end only when the connection was made.
+        """
+        if credential.expires < datetime.now(UTC):
+            raise CertificateExpiredError(
+                f"the certificate of {credential} expired on "
+                f"{credential.expires:%Y-%m-%d %H:%M} UTC; renew it with `potluck pki renew`",
+                expired=credential.expires,
+            )
+        self._check_revoked(credential)
+
+    async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
+        """End a call with the status of an error, and say so."""
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        peer = _name_of(context)
+        if isinstance(error, PotluckError):
+            self._log.refused(peer, method, error)
+        else:
+            self._log.failed(peer, method, error)
+            error = _unexpected(error)
+        self._observe_refusal(error.reason)
+        details = to_status(error).SerializeToString()
+        await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
+        raise AssertionError("abort always raises")
+
+    def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        first = with_first_message(requests, self._limits)
+        return not_too_slow(first, self._limits, len, time.monotonic)
+
+
+def _with_fast_frames(handler: Any, method: str) -> Any:
+    """The handlers that move files take and give chunks as bytes (see `frames.py`)."""
+    if method.endswith("/FetchModel"):
+        return grpc.unary_stream_rpc_method_handler(
+            handler.unary_stream,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=encode_frame,
+        )
+    if method.endswith("/SubmitUpdate"):
+        return grpc.stream_unary_rpc_method_handler(
+            handler.stream_unary,
+            request_deserializer=FrameDecoder(coordinator_pb2.SubmitUpdateRequest),
+            response_serializer=handler.response_serializer,
+        )
+    return handler
+
+
+def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
+    """What a handler does, given messages as bytes.
+
+    They are decoded where the guard sees it: what a deserializer of gRPC raises ends the call
+    without a reason, and fills the log. Every text in them becomes plain text here.
+    """
+    behaviour: Callable[[Any, Context], Any] = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    deserialize: Callable[[bytes], Any] = handler.request_deserializer
+
+    def decode(text: bytes) -> Any:
+        try:
+            message = deserialize(text)
+        except DecodeError:
+            raise ProtocolError(
+                f"{method.rpartition('/')[2]} was sent {len(text)} bytes that are no message of "
+                "its kind; install the same release of Potluck on both sides",
+                method=method,
+                bytes=len(text),
+            ) from None
+        if isinstance(message, Message):
+            make_plain(message)
+        return message
+
+    async def decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for text in requests:
+            yield decode(text)
+
+    if handler.request_streaming:
+        return lambda requests, context: behaviour(decoded(requests), context)
+    return lambda request, context: behaviour(decode(request), context)
+
+
+def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    build = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return build(
+        behaviour,
+        request_deserializer=None,  # see `_decoding`
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _check_role(identity: Identity, role: Role | None) -> str:
+    """The peer's name, once it is sure that it may call. Raises IdentityError."""
+    if role is not None and identity.role is not role:
+        raise IdentityError(
+            f"this service is for a {role}; the certificate presented is that of the "
+            f"{identity.role} '{identity.name}'",
+            role=identity.role,
+            needed=role,
+        )
+    return f"{identity.role} {identity.name}"
+
+
+def _name_of(context: Context) -> str:
+    try:
+        identity = identity_of(context)
+    except IdentityError:
+        return "unknown"
+    return f"{identity.role} {identity.name}"
+
+
+def _unexpected(error: Exception) -> PotluckError:
+    return PotluckError(
+        f"the coordinator failed unexpectedly ({type(error).__name__}); its log says more"
+    )

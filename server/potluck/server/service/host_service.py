@@ -1,0 +1,140 @@
+"""The service hosts call: the control stream, models down, updates up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import unquote
+
+from potluck.common.errors import ProtocolError
+from potluck.common.metrics.metric_labels import Direction
+from potluck.common.net.identity import Identity
+from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
+from potluck.common.net.transfer import check_digest
+from potluck.common.net.version_agreement import check_agreement
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, Session
+from potluck.server.runs.environment import utc
+from potluck.server.service.coordinator import Coordinator
+from potluck.server.service.downloads import send_file
+from potluck.server.service.guard import Context, check_client, credential_of, identity_of
+from potluck.server.service.uploads import Uploads
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Exceptions become statuses in `guard.py`."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._uploads = Uploads(coordinator)
+
+    # Control ----------------------------------------------------------------------------------
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[coordinator_pb2.AttendRequest], context: Context
+    ) -> AsyncIterator[coordinator_pb2.AttendResponse]:
+        """The control stream of a host."""
+        first = await anext(aiter(request_iterator), None)
+        session = self._greet(first, identity_of(context))
+        session.certificate_expires = credential_of(context).expires
+        session.address = unquote(context.peer()).partition(":")[2]
+        session.since = session.last_heard = utc()
+        await self._coordinator.hosts.attends(session)
+        reader = asyncio.create_task(self._listen(session, request_iterator))
+        try:
+            yield self._coordinator.welcome()
+            while (instruction := await session.outbox.get()) is not None:
+                yield coordinator_pb2.AttendResponse(instruction=instruction)
+            with contextlib.suppress(asyncio.CancelledError):
+                if reader.done():
+                    reader.result()
+        finally:
+            reader.cancel()
+            self._coordinator.hosts.left(session)
+
+    def _greet(self, first: coordinator_pb2.AttendRequest | None, identity: Identity) -> Session:
+        if first is None or first.WhichOneof("message") != "hello":
+            raise ProtocolError("the first message on the control stream must be a hello")
+        hello = first.hello
+        told = {"protocol": hello.protocol_version, **hello.versions}
+        check_agreement(told, VERSIONS, host_name=identity.name)
+        clients = tuple(hello.client_ids)
+        if not clients:
+            raise ProtocolError(f"host '{identity.name}' says hello without clients")
+        if len(set(clients)) != len(clients):
+            raise ProtocolError(f"host '{identity.name}' names a client twice")
+        for client in clients:
+            check_client(client, identity)
+        return Session(
+            host_id=identity.name,
+            client_ids=clients,
+            device=hello.device[:64],
+            tasks=frozenset(name[:LONGEST_TASK_NAME] for name in hello.tasks[:1000]),
+            data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
+            process_id=hello.process_id[:64],
+        )
+
+    async def _listen(
+        self, session: Session, requests: AsyncIterator[coordinator_pb2.AttendRequest]
+    ) -> None:
+        attendance = self._coordinator.attendance
+        try:
+            async for request in requests:
+                session.hear(utc())
+                match request.WhichOneof("message"):
+                    case "heartbeat":
+                        for progress in request.heartbeat.progress:
+                            attendance.report(session, progress)
+                    case "acknowledgement":
+                        attendance.acknowledge(session, request.acknowledgement.instruction_id)
+                    case "answer":
+                        attendance.answer(session, request.answer)
+                    case other:
+                        raise ProtocolError(f"unexpected '{other}' on the control stream")
+        finally:
+            session.outbox.put_nowait(None)  # the host's half is closed, so close ours
+
+    # Models down ------------------------------------------------------------------------------
+
+    async def FetchModel(
+        self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[Any]:
+        """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
+        blake3 = check_digest(request.blake3)
+        peer = identity_of(context).name
+        coordinator = self._coordinator
+        counted = coordinator.metrics.transfer(Direction.DOWN, peer, blake3, offset=request.offset)
+        with coordinator.files.lent(blake3) as path, counted as transfer:
+            async with coordinator.transfers.turn(transfer):
+                reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
+                messages = send_file(
+                    path, blake3, request.offset, reply, chunk_bytes=_chunk_bytes(request)
+                )
+                for message in messages:
+                    if isinstance(message, bytes):
+                        transfer.moved += len(message)
+                        coordinator.count_down(blake3, len(message))
+                    elif isinstance(message, reply) and message.frame.HasField("trailer"):
+                        transfer.complete()  # a host that has it may end the call at once
+                    yield message
+
+    # Updates up -------------------------------------------------------------------------------
+
+    async def LocateUpload(
+        self, request: coordinator_pb2.LocateUploadRequest, context: Context
+    ) -> coordinator_pb2.LocateUploadResponse:
+        """How much of an update has arrived."""
+        return await self._uploads.locate(request, identity_of(context))
+
+    async def SubmitUpdate(
+        self, request_iterator: AsyncIterator[Any], context: Context
+    ) -> coordinator_pb2.SubmitUpdateResponse:
+        """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
+        return await self._uploads.take(request_iterator, identity_of(context))
+
+
+def _chunk_bytes(request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> int:
+    """What is asked for, within what is sensible."""
+    return min(max(request.chunk_bytes or CHUNK_BYTES, LEAST_CHUNK_BYTES), CHUNK_BYTES)

@@ -1,0 +1,218 @@
+"""The service operators call: runs, clients, models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from potluck.common.errors import ProtocolError
+from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
+from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
+from potluck.server.runs.feed import Event, committed_round_message, run_status
+from potluck.server.service.coordinator import Coordinator
+from potluck.server.service.disclosures import disclosure_messages
+from potluck.server.service.downloads import send_file
+from potluck.server.service.guard import Context
+from potluck.server.service.profile_messages import audit_messages, profile_messages
+from potluck.server.service.revocations import Revoking
+from potluck.server.store.records import RunRow
+
+PROGRESS_SECONDS = 0.25
+"""How often a watcher is told how the round under way goes."""
+
+
+def _number(token: str) -> int:
+    try:
+        return int(token)
+    except ValueError:
+        raise ProtocolError(f"{token[:40]!r} is no page token of this coordinator") from None
+
+
+class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
+    """Exceptions become statuses in `guard.py`."""
+
+    def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
+        self._coordinator = coordinator
+        self._revoking = revoking
+
+    async def StartRun(
+        self, request: operator_pb2.StartRunRequest, context: Context
+    ) -> operator_pb2.StartRunResponse:
+        """Check a run file and start the run."""
+        row = await self._coordinator.start_run(request.run_file)
+        return operator_pb2.StartRunResponse(run_id=row.run_id)
+
+    async def StopRun(
+        self, request: operator_pb2.StopRunRequest, context: Context
+    ) -> operator_pb2.StopRunResponse:
+        """Stop a run."""
+        row = await self._coordinator.stop_run(request.run_id)
+        return operator_pb2.StopRunResponse(status=run_status(row))
+
+    async def ResumeRun(
+        self, request: operator_pb2.ResumeRunRequest, context: Context
+    ) -> operator_pb2.ResumeRunResponse:
+        """Go on with a stopped or failed run."""
+        row = await self._coordinator.resume_run(request.run_id)
+        return operator_pb2.ResumeRunResponse(status=run_status(row))
+
+    async def ListRuns(
+        self, request: operator_pb2.ListRunsRequest, context: Context
+    ) -> operator_pb2.ListRunsResponse:
+        """All runs but for those that only pre-train for others, in pages where asked for."""
+        before = None if not request.page_token else _number(request.page_token)
+        size = request.page_size or None
+        rows = await self._coordinator.runs(before=before, limit=size)
+        shown = [self._status(row) for row in rows if not is_pretraining(row.run_id)]
+        more = str(rows[-1].number) if size is not None and len(rows) == size else ""
+        return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more)
+
+    async def ListClients(
+        self, request: operator_pb2.ListClientsRequest, context: Context
+    ) -> operator_pb2.ListClientsResponse:
+        """All clients the coordinator has met, in pages where asked for."""
+        clients: list[operator_pb2.ClientStatus] = []
+        size = request.page_size or None
+        rows = await self._coordinator.clients(after=request.page_token, limit=size)
+        for row in rows:
+            session = self._coordinator.attendance.session_of(row.client_id)
+            status = operator_pb2.ClientStatus(
+                client_id=row.client_id,
+                host_id=row.host_id,
+                attending=session is not None,
+                device=row.device,
+                selected=row.selected,
+                included=row.included,
+                quarantined=row.quarantine is not None,
+                quarantine_reason=row.quarantine or "",
+                left_out=self._coordinator.left_out_of(row.client_id),
+            )
+            last_heard = row.last_seen_at if session is None else session.last_heard
+            status.last_seen.FromDatetime(max(row.last_seen_at, last_heard))
+            if session is not None and session.certificate_expires is not None:
+                status.certificate_expires_at.FromDatetime(session.certificate_expires)
+            clients.append(status)
+        more = rows[-1].client_id if size is not None and len(rows) == size else ""
+        return operator_pb2.ListClientsResponse(clients=clients, next_page_token=more)
+
+    async def WatchRun(
+        self, request: operator_pb2.WatchRunRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.WatchRunResponse]:
+        """Everything that happens in a run."""
+        run_id = (await self._coordinator.run(request.run_id)).run_id
+        engine = self._coordinator.engine(run_id)
+        watcher = engine.news.watch() if engine is not None else None
+        try:
+            # Watching first and reading then may tell a round twice, but never not at all.
+            row = await self._coordinator.run(run_id)
+            status = self._status(row)
+            yield Event(status=status)
+            waiting = status.waiting
+            told = min(request.after_round, row.committed_rounds)
+            if request.newest_rounds:
+                told = max(told, row.committed_rounds - request.newest_rounds)
+            async for each in self._coordinator.committed_rounds(run_id, after=told):
+                told = each.key.round
+                yield Event(committed=committed_round_message(each))
+            while engine is not None and watcher is not None:
+                try:
+                    async with asyncio.timeout(PROGRESS_SECONDS):
+                        event = await watcher.get()
+                except TimeoutError:
+                    status, progress = self._status(engine.row), engine.progress()
+                    if status.waiting != waiting:
+                        waiting = status.waiting
+                        yield Event(status=status)
+                    if progress is not None:
+                        yield Event(progress=progress)
+                    continue
+                if event is None:
+                    break
+                if event.WhichOneof("event") != "committed":
+                    if event.HasField("status"):
+                        waiting = event.status.waiting
+                    yield event
+                elif event.committed.round > told:
+                    told = event.committed.round
+                    yield event
+            yield Event(status=self._status(await self._coordinator.run(run_id)))
+        finally:
+            if engine is not None and watcher is not None:
+                engine.news.unwatch(watcher)
+
+    def _status(self, row: RunRow) -> operator_pb2.RunStatus:
+        engine = self._coordinator.engine(row.run_id)
+        if engine is None:
+            return run_status(row)
+        status = engine.status()
+        pretraining = self._coordinator.engine(pretraining_id(row.run_id))
+        if pretraining is not None:
+            status.MergeFrom(operator_pb2.RunStatus(waiting=pretraining.waiting()))
+        return status
+
+    async def SetQuarantine(
+        self, request: operator_pb2.SetQuarantineRequest, context: Context
+    ) -> operator_pb2.SetQuarantineResponse:
+        """Forbid or allow selecting a client."""
+        reason = request.reason[:500] or "no reason given"
+        await self._coordinator.set_quarantine(
+            request.client_id, reason if request.quarantined else None
+        )
+        return operator_pb2.SetQuarantineResponse()
+
+    async def FetchProfiles(
+        self, request: operator_pb2.FetchProfilesRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.FetchProfilesResponse]:
+        """What a run's clients have disclosed."""
+        population = await self._coordinator.profiles(request.run_id)
+        for message in profile_messages(population):
+            yield message
+
+    async def AuditLabels(
+        self, request: operator_pb2.AuditLabelsRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.AuditLabelsResponse]:
+        """What a run's clients claim of their labels, held against their updates."""
+        population, audits = await self._coordinator.audit_labels(request.run_id)
+        for message in audit_messages(population, audits):
+            yield message
+
+    async def AuditDisclosures(
+        self, request: operator_pb2.AuditDisclosuresRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.AuditDisclosuresResponse]:
+        """What left the clients of a run."""
+        found = await self._coordinator.audit_disclosures(request.run_id)
+        for message in disclosure_messages(found):
+            yield message
+
+    async def DescribeCoordinator(
+        self, request: operator_pb2.DescribeCoordinatorRequest, context: Context
+    ) -> operator_pb2.DescribeCoordinatorResponse:
+        """What the coordinator is and how it fares."""
+        described = self._coordinator.metrics.description()
+        described.runs.extend(self._status(row) for row in self._coordinator.runs_under_way())
+        return described
+
+    async def InstallRevocations(
+        self, request: operator_pb2.InstallRevocationsRequest, context: Context
+    ) -> operator_pb2.InstallRevocationsResponse:
+        """Cut off whose certificate is on a list."""
+        revoked, new = self._revoking.install(request.revocation_list)
+        return operator_pb2.InstallRevocationsResponse(revoked=revoked, new=new)
+
+    async def FetchModel(
+        self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[Any]:
+        """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
+        row, number, blake3 = await self._coordinator.model_of(request.run_id, request.round)
+        origin = operator_pb2.ModelOrigin(
+            run_id=row.run_id, name=row.name, round=number, run_file=row.run_file
+        )
+        with self._coordinator.files.lent(blake3) as path:
+            async with self._coordinator.transfers.place():
+                offset = request.offset if request.blake3 == blake3 else 0
+                reply = operator_pb2.OperatorServiceFetchModelResponse
+                for message in send_file(path, blake3, offset, reply):
+                    if isinstance(message, reply) and message.frame.HasField("header"):
+                        message.origin.CopyFrom(origin)
+                    yield message

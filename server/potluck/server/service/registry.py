@@ -1,0 +1,87 @@
+"""Hosts that come and go: who may attend, and when they were heard of last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from potluck.common.errors import PotluckError
+from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.service.coordinator_metrics import CoordinatorMetrics
+from potluck.server.service.rivals import Rivals
+from potluck.server.store import Store
+from potluck.server.store.records import ClientSeen
+
+log = structlog.get_logger()
+
+
+class Hosts:
+    """The hosts of a coordinator. Lives on the event loop."""
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        metrics: CoordinatorMetrics,
+        in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]],
+        *,
+        heartbeat_seconds: float,
+    ) -> None:
+        self._attendance = attendance
+        self._metrics = metrics
+        self._in_store = in_store
+        self._rivals = Rivals(attendance, heartbeat_seconds=heartbeat_seconds)
+        self._noting: set[asyncio.Task[None]] = set()
+
+    async def attends(self, session: Session) -> None:
+        """A host has said hello. Raises IdentityError where another attends in its place."""
+        await self._rivals.make_way(session)
+        self._attendance.attach(session)
+        self._metrics.host_joined()
+        log.info(
+            "host attends",
+            host=session.host_id,
+            clients=len(session.client_ids),
+            device=session.device,
+            address=session.address,
+        )
+        try:
+            await self._see(session)
+        except PotluckError:
+            self._attendance.detach(session)
+            raise
+
+    def left(self, session: Session) -> None:
+        """A host's stream has ended."""
+        if self._attendance.detach(session):
+            self._metrics.host_left()
+            log.warning("host left", host=session.host_id, clients=len(session.client_ids))
+            noting = asyncio.create_task(self._note(session))
+            self._noting.add(noting)
+            noting.add_done_callback(self._noting.discard)
+
+    async def close(self) -> None:
+        """Wait until all is stored."""
+        await asyncio.gather(*self._noting)
+
+    async def _note(self, session: Session) -> None:
+        try:
+            await self._see(session)
+        except PotluckError as error:  # nothing depends on it
+            log.warning("last contact not stored", host=session.host_id, why=error.message)
+
+    async def _see(self, session: Session) -> None:
+        """Store when a host's clients were heard of last: when it comes and when it has gone, as a
+        write for each heartbeat would be too many."""
+        seen = [
+            ClientSeen(
+                client_id=client,
+                host_id=session.host_id,
+                device=session.device,
+                at=session.last_heard,
+            )
+            for client in session.client_ids
+        ]
+        await self._in_store(lambda store: store.see_clients(seen))

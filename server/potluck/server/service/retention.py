@@ -1,0 +1,108 @@
+"""Which model files may go, and deleting them. Lives on the event loop.
+
+A file stays while a run under way uses it, while the run that it was written for has yet to say so,
+and while a round that names it is within its run's retention. After a commit only those are looked
+at that may have ceased to be: new ones, and those that this round pushes out of retention. Those
+that a coordinator finds at its start are looked at once, in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache, partial
+from typing import Any
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.runfile import Retention, parse_run_file
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store import FileHolder, Store
+
+InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+
+_AT_ONCE = 500
+"""Files looked at in one go, so that rounds get their turn between."""
+
+
+class Tidying:
+    """Deletes model files that no run needs any more. in_use: those that must not be deleted."""
+
+    def __init__(
+        self, files: ModelFiles, in_store: InStore, in_use: Callable[[], set[str]]
+    ) -> None:
+        self._files = files
+        self._in_store = in_store
+        self._in_use = in_use
+        self._done: dict[str, int] = {}  # by run, the last round after which it was tidied up
+        self._one_at_a_time = asyncio.Lock()
+
+    def begin(self, run_id: str, committed: int) -> None:
+        """A run is driven from now on: what was to go before this round has gone, or will by
+        `look_at`."""
+        self._done.setdefault(run_id, committed)
+
+    async def after_commit(self, run_id: str, retention: Retention, committed: int) -> None:
+        """Delete what a run doesn't need any more, now that this round is committed."""
+        async with self._one_at_a_time:
+            done = self._done.get(run_id, 0)
+            out = partial(_out_of_retention, run_id=run_id, keep=retention.keep_last)
+            references = await self._in_store(partial(out, done=done, committed=committed))
+            self._files.reconsider(references)
+            await self._tidy(self._files.unsettled())
+            self._done[run_id] = committed
+
+    async def look_at(self, found: Collection[str]) -> None:
+        """Delete those of the files found at the start that nobody needs."""
+        files = sorted(found)
+        for begin in range(0, len(files), _AT_ONCE):
+            async with self._one_at_a_time:
+                some = set(files[begin : begin + _AT_ONCE])
+                self._files.reconsider(some)
+                await self._tidy(some)
+
+    async def _tidy(self, candidates: set[str]) -> None:
+        in_use = self._in_use()
+        self._files.needed(in_use)
+        unused = candidates - in_use
+        if not unused:
+            return
+        holders: list[FileHolder] = await self._in_store(lambda store: store.holders(unused))
+        named = {holder.blake3 for holder in holders}
+        kept = {holder.blake3 for holder in holders if is_kept(holder)}
+        self._files.needed(named)
+        self._files.settle(kept)
+        gone = unused - kept
+        # A database whose log is damaged falls back to an earlier round: its files must be there.
+        if gone and await self._in_store(lambda store: store.checkpoint()):
+            await asyncio.to_thread(self._files.delete, gone - self._in_use())
+
+
+def is_kept(holder: FileHolder) -> bool:
+    """Whether a run's retention keeps a file of one of its rounds."""
+    age = holder.committed_rounds - holder.round
+    if holder.of_state or age == 0:
+        return age == 0
+    retention = _retention(holder.run_file)
+    if retention is None:
+        return True
+    spared = retention.keep_every and holder.round % retention.keep_every == 0
+    return age < retention.keep_last or bool(spared)
+
+
+@lru_cache(maxsize=1000)
+def _retention(run_file: str) -> Retention | None:
+    """None for a run file of another release; better too many files than too few."""
+    try:
+        return parse_run_file(run_file, source="run file").retention
+    except ConfigurationError:
+        return None
+
+
+def _out_of_retention(
+    store: Store, *, run_id: str, keep: int, done: int, committed: int
+) -> set[str]:
+    """The files of a run that the rounds after `done` may have pushed out of retention."""
+    models = store.model_references(run_id, first=done - keep + 1, last=committed - keep)
+    states = store.model_references(run_id, first=done, last=committed - 1)
+    of_states = {each.state_blake3 for each in states if each.state_blake3 is not None}
+    return of_states | {each.model_blake3 for each in models}

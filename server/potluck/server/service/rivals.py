@@ -1,0 +1,73 @@
+"""Two processes with one certificate: the one that attends stays, for as long as it is alive.
+
+A host that was started anew comes with the certificate of its predecessor, whose stream may still
+look open where a machine or a network went down without a word. So whoever comes waits until the
+other has been heard, or has been silent for longer than a living host is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from potluck.common.errors import AttendsElsewhereError
+from potluck.server.hosts.attendance import Attendance, Session
+
+log = structlog.get_logger()
+
+_HEARTBEATS = 3.0
+"""A host that has missed so many in a row is silent."""
+_MOST_SECONDS = 20.0
+"""A host that says hello waits for longer, but not for ever."""
+
+
+class Rivals:
+    """Says which of two processes attends. Lives on the event loop."""
+
+    def __init__(self, attendance: Attendance, *, heartbeat_seconds: float) -> None:
+        self._attendance = attendance
+        self._patience = min(_HEARTBEATS * heartbeat_seconds, _MOST_SECONDS)
+        self._told: dict[str, tuple[str, str]] = {}
+
+    async def make_way(self, session: Session) -> None:
+        """Return when this process may attend. Raises AttendsElsewhereError where another does."""
+        while (other := self._other(session)) is not None:
+            other.heard.clear()
+            try:
+                async with asyncio.timeout(self._patience):
+                    await other.heard.wait()
+            except TimeoutError:
+                if self._other(session) is other:
+                    break
+                continue
+            if self._other(session) is other:
+                self._refuse(session, other)
+        self._told.pop(session.host_id, None)
+
+    def _other(self, session: Session) -> Session | None:
+        """Another process of the same host that attends; those who don't say count as one."""
+        other = self._attendance.host(session.host_id)
+        if other is None or not (other.process_id and session.process_id):
+            return None
+        return None if other.process_id == session.process_id else other
+
+    def _refuse(self, session: Session, other: Session) -> None:
+        pair = (other.process_id, session.process_id)
+        if self._told.get(session.host_id) != pair:
+            self._told[session.host_id] = pair
+            log.warning(
+                "two processes with one certificate",
+                host=session.host_id,
+                attends=other.address,
+                since=other.since.isoformat(),
+                refused=session.address,
+            )
+        raise AttendsElsewhereError(
+            f"another process attends as host '{session.host_id}', from {other.address} since "
+            f"{other.since:%Y-%m-%d %H:%M:%S} UTC; stop one of the two, or issue this one a "
+            "certificate of its own with `potluck pki issue`",
+            host=session.host_id,
+            address=other.address,
+            since=other.since.isoformat(),
+        )

@@ -1,0 +1,100 @@
+"""The coordinator on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+import structlog
+
+from potluck.common.errors import PotluckError, UnreachableError
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.monitoring import Readiness, monitoring
+from potluck.common.net.tls import SERVER_OPTIONS
+from potluck.common.process.memory import spare_what_is_loaded
+from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
+from potluck.server.config import CoordinatorConfig
+from potluck.server.hosts.limits import Limits
+from potluck.server.service.certificate import ServerCertificate
+from potluck.server.service.coordinator import Coordinator
+from potluck.server.service.guard import Guard
+from potluck.server.service.host_service import CoordinatorService
+from potluck.server.service.operator_service import OperatorService
+from potluck.server.service.revocations import Revoking
+
+log = structlog.get_logger()
+
+STOP_SECONDS = 2.0
+"""How long calls under way may take to end when the coordinator stops."""
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    settings: CoordinatorConfig, broken: Callable[[PotluckError], None] = lambda _: None
+) -> AsyncIterator[str]:
+    """Serve hosts and operators; the address they can dial.
+
+    `broken` is called when the coordinator can't go on; leave then, and raise its error.
+    Raises ConfigurationError or IdentityError for certificates that can't be used, StorageError
+    for a state directory that can't, UnreachableError for an address that can't be listened on.
+    """
+    certificate = ServerCertificate(settings.tls)
+    instruments, readiness = Instruments(Party.COORDINATOR), Readiness("starting")
+    async with (
+        monitoring(settings.metrics_address, instruments, readiness) as metrics_address,
+        Coordinator.opened(settings, instruments) as coordinator,
+    ):
+        coordinator.metrics.watch_certificate(lambda: certificate.expires)
+        coordinator.watch_store(readiness.interrupt)
+        coordinator.broken.add_done_callback(lambda done: broken(done.result()))
+        options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
+        revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
+        guard = Guard(_limits(settings), revoking.check, coordinator.metrics.refused)
+        revoking.listen(guard.cut_off)
+        server = grpc.aio.server(interceptors=[guard], options=options)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(coordinator), server
+        )
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(
+            OperatorService(coordinator, revoking), server
+        )
+        address = _bind(server, settings.listen, certificate.credentials())
+        await server.start()
+        spare_what_is_loaded()
+        watching = [asyncio.create_task(each) for each in (revoking.watch(), guard.watch_expiry())]
+        readiness.reason = ""
+        if metrics_address:
+            log.info("serving metrics", address=metrics_address)
+        try:
+            yield address
+        finally:
+            readiness.reason = "stopping"
+            for each in watching:
+                each.cancel()
+            coordinator.attendance.close()
+            await server.stop(STOP_SECONDS)
+
+
+def _limits(settings: CoordinatorConfig) -> Limits:
+    return Limits(
+        calls_per_peer=settings.calls_per_peer,
+        transfers_per_peer=settings.transfers_per_peer,
+        stall_seconds=settings.stall_seconds,
+        least_bytes_per_second=settings.least_bytes_per_second,
+    )
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> str:
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnreachableError(
+            f"can't listen on {address}: the port is in use or the address is not this machine's; "
+            "choose another with `listen` or --listen",
+            address=address,
+        ) from error
+    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,325 @@
+"""Rounds under way: what must be known to go on after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from potluck.common.errors import NotFoundError
+from potluck.server.store import schema
+from potluck.server.store.member_rows import member_values, read_members
+from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
+from potluck.server.store.records import (
+    Attempt,
+    AttemptKey,
+    Exchange,
+    JsonObject,
+    MemberChange,
+    MemberRow,
+    MemberState,
+    UpdateRow,
+)
+from potluck.server.store.sql.column_types import (
+    Reader,
+    decode_json,
+    decode_rows,
+    decode_time,
+    encode_json,
+    encode_numbers,
+    encode_rows,
+    encode_text,
+    encode_time,
+    read_rows,
+)
+
+
+class AttemptState(StrEnum):
+    """How an attempt ended, if it did. At most one of a run is open."""
+
+    OPEN = "open"
+    ABANDONED = "abandoned"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    run_id: str
+    round: int
+    attempt: int
+    begun_at: datetime
+    available: tuple[int, ...]
+    spent: int
+
+
+_read_begun = Reader(
+    _Begun,
+    "attempts",
+    ["run_id", "round", "attempt"],
+    {"begun_at": decode_time, "available": decode_rows},
+)
+_read_exchange = Reader(
+    Exchange,
+    "exchanges",
+    ["run_id", "round", "attempt", "step"],
+    {
+        "question": decode_json,
+        "answers": lambda value: None if value is None else decode_json(value),
+    },
+)
+_STATE = select(schema.attempts.c.state).where(of_some_attempt(schema.attempts))
+_CHANGE_MEMBER = update(schema.members).where(
+    of_some_attempt(schema.members), schema.members.c.client_id == bindparam("key_client_id")
+)
+
+
+class Attempts(Part):
+    """Attempts at rounds, their questions, their cohorts. Only the open attempt can change."""
+
+    def begin_attempt(
+        self, key: AttemptKey, available: Iterable[int], at: datetime, *, spent: int = 0
+    ) -> None:
+        """Record who was available (row numbers) before anybody is selected.
+
+        spent: how many attempts at the round don't count against its policy.
+        Raises StorageError unless its round follows the last committed one, it follows the last
+        attempt at that round, and that one is not open.
+        """
+        with self._database.transaction() as connection:
+            committed, model = last_commit(connection, key.run_id)
+            if model is None:
+                raise self._refusal(f"{key} can't begin before the initial model is recorded")
+            if key.round != committed + 1:
+                raise self._refusal(f"{key} can't begin after round {committed}")
+            last = _last_attempt(connection, key.run_id, key.round)
+            if key.attempt != last + 1:
+                raise self._refusal(f"{key} can't begin after attempt {last}")
+            if _is_open(connection, key._replace(attempt=last)):
+                raise self._refusal(f"{key} can't begin before attempt {last} is abandoned")
+            row = {
+                **key._asdict(),
+                "begun_at": encode_time(at),
+                "available": encode_rows(available),
+                "state": AttemptState.OPEN.value,
+                "reason": "",
+                "spent": spent,
+            }
+            connection.execute(insert(schema.attempts), row)
+
+    def last_attempt(self, run_id: str, round_number: int) -> int:
+        """The number of the last attempt at a round, whatever became of it; 0 for none."""
+        with self._database.transaction() as connection:
+            return _last_attempt(connection, run_id, round_number)
+
+    def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:
+        """Record what a selector asks, before it is asked. The same again changes nothing.
+
+        Raises StorageError where another question was asked at this step.
+        """
+        with self._database.transaction() as connection:
+            self._require_open(connection, key)
+            self._put_question(connection, key, step, question)
+
+    def add_answers(
+        self,
+        key: AttemptKey,
+        step: int,
+        question: JsonObject,
+        answers: JsonObject,
+    ) -> None:
+        """Record what was answered, before the selector learns it.
+
+        Raises StorageError where another question was asked at this step, or it has answers.
+        """
+        table = schema.exchanges
+        with self._database.transaction() as connection:
+            self._require_open(connection, key)
+            self._put_question(connection, key, step, question)
+            change = (
+                update(table)
+                .where(
+                    of_attempt(table, key),
+                    table.c.step == step,
+                    table.c.answers.is_(None),
+                )
+                .values(answers=encode_json(answers))
+            )
+            if connection.execute(change).rowcount != 1:
+                raise self._refusal(f"question {step} in {key} has answers already")
+
+    def answers(self, key: AttemptKey) -> list[Exchange]:
+        """What was asked and answered in an attempt, in order."""
+        with self._database.transaction() as connection:
+            return _exchanges(connection, key)
+
+    def set_cohort(
+        self,
+        key: AttemptKey,
+        cohort: Sequence[tuple[str, str, str]],
+        quotas: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """Record client id, host id and reason of everyone chosen, in order, before they are told.
+
+        quotas: by client, the most samples of each class to train on, for those with a limit.
+        Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
+        """
+        clients = {client_id for client_id, _, _ in cohort}
+        if len(clients) != len(cohort) or not cohort:
+            raise self._refusal(f"the cohort of {key} is empty or repeats a client")
+        rows = [
+            {
+                **key._asdict(),
+                "position": position,
+                "client_id": client_id,
+                "host_id": host_id,
+                "state": MemberState.SELECTED.value,
+                "reason": encode_text(reason),
+                "quotas": encode_numbers((quotas or {}).get(client_id)),
+            }
+            for position, (client_id, host_id, reason) in enumerate(cohort)
+        ]
+        members = schema.members
+        with self._database.transaction() as connection:
+            self._require_open(connection, key)
+            query = select(members.c.position).where(of_attempt(members, key)).limit(1)
+            if connection.execute(query).first() is not None:
+                raise self._refusal(f"{key} has a cohort already")
+            connection.execute(insert(members), rows)
+
+    def set_member(
+        self,
+        key: AttemptKey,
+        client_id: str,
+        state: MemberState,
+        *,
+        trouble: str | None = None,
+        update: UpdateRow | None = None,
+    ) -> None:
+        """Record one member's new state; see `set_members`."""
+        change = MemberChange(client_id=client_id, state=state, trouble=trouble, update=update)
+        self.set_members(key, [change])
+
+    def set_members(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
+        """Record new states of members, all in one transaction.
+
+        Raises NotFoundError for a client that is not in the cohort; StorageError where an update
+        comes without RECEIVED or RECEIVED without one, or a member is INCLUDED other than by a
+        commit.
+        """
+        with self._database.transaction() as connection:
+            self._require_open(connection, key)
+            for change in changes:
+                received = change.state is MemberState.RECEIVED
+                if change.state is MemberState.INCLUDED or received != (change.update is not None):
+                    raise self._refusal(
+                        f"client {change.client_id} can't become {change.state} in {key} "
+                        f"{'with' if change.update else 'without'} an update",
+                        client=change.client_id,
+                    )
+                named = {**attempt_parameters(key), "key_client_id": change.client_id}
+                result = connection.execute(_CHANGE_MEMBER, {**named, **member_values(change)})
+                if result.rowcount != 1:
+                    raise NotFoundError(
+                        f"client {change.client_id} is not in the cohort of {key}",
+                        client=change.client_id,
+                    )
+
+    def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
+        """Record that nobody waits for an attempt any more. Raises StorageError if it is over."""
+        attempts = schema.attempts
+        with self._database.transaction() as connection:
+            self._require_open(connection, key)
+            connection.execute(
+                update(attempts)
+                .where(of_attempt(attempts, key))
+                .values(state=AttemptState.ABANDONED.value, reason=encode_text(reason))
+            )
+
+    def current_attempt(self, run_id: str) -> Attempt | None:
+        """The open attempt of a run with all that is needed to go on with it."""
+        attempts = schema.attempts
+        # Only the newest can be open, see begin_attempt; to look for others would be to read all.
+        newest = (
+            select(attempts)
+            .where(attempts.c.run_id == run_id)
+            .order_by(attempts.c.round.desc(), attempts.c.attempt.desc())
+            .limit(1)
+        )
+        with self._database.transaction() as connection:
+            rows = read_rows(connection, newest)
+            if not rows or rows[0]["state"] != AttemptState.OPEN.value:
+                return None
+            begun = _read_begun(rows[0])
+            key = AttemptKey(begun.run_id, begun.round, begun.attempt)
+            found = read_members(connection, of_attempt(schema.members, key))
+            return Attempt(
+                key=key,
+                begun_at=begun.begun_at,
+                available=begun.available,
+                members=tuple(found.get(key, list[MemberRow]())),
+                exchanges=tuple(_exchanges(connection, key)),
+                spent=begun.spent,
+            )
+
+    def _require_open(self, connection: Connection, key: AttemptKey) -> None:
+        if not _is_open(connection, key):
+            raise self._refusal(f"{key} is not open")
+
+    def _put_question(
+        self,
+        connection: Connection,
+        key: AttemptKey,
+        step: int,
+        question: JsonObject,
+    ) -> None:
+        table = schema.exchanges
+        query = select(table.c.question).where(of_attempt(table, key), table.c.step == step)
+        text = encode_json(question)
+        asked = connection.execute(query).scalar_one_or_none()
+        if asked is None:
+            row = {**key._asdict(), "step": step, "question": text}
+            connection.execute(insert(table), row)
+        elif asked != text:
+            raise self._refusal(
+                f"another question was asked at step {step} in {key}: the selector is not "
+                "deterministic",
+            )
+
+
+def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
+    """The last committed round and its model; (0, initial model), (0, None) before any."""
+    rounds, runs = schema.rounds, schema.runs
+    row = connection.execute(
+        select(rounds.c.round, rounds.c.model_blake3)
+        .where(rounds.c.run_id == run_id)
+        .order_by(rounds.c.round.desc())
+        .limit(1)
+    ).one_or_none()
+    if row is not None:
+        return row[0], row[1]
+    initial = connection.execute(
+        select(runs.c.initial_model_blake3).where(runs.c.run_id == run_id)
+    ).scalar_one_or_none()
+    return 0, initial
+
+
+def _last_attempt(connection: Connection, run_id: str, round_number: int) -> int:
+    attempts = schema.attempts
+    query = select(func.coalesce(func.max(attempts.c.attempt), 0)).where(
+        attempts.c.run_id == run_id, attempts.c.round == round_number
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def _is_open(connection: Connection, key: AttemptKey) -> bool:
+    state = connection.execute(_STATE, attempt_parameters(key)).scalar_one_or_none()
+    return state == AttemptState.OPEN.value
+
+
+def _exchanges(connection: Connection, key: AttemptKey) -> list[Exchange]:
+    table = schema.exchanges
+    query = select(table).where(of_attempt(table, key)).order_by(table.c.step)
+    return [_read_exchange(row) for row in read_rows(connection, query)]

@@ -1,0 +1,120 @@
+"""The clients the coordinator has met, and those it must not select."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, case, delete, func, select
+
+from potluck.common.errors import NotFoundError
+from potluck.server.store import schema
+from potluck.server.store.part import Part, upsert
+from potluck.server.store.records import ClientRow, ClientSeen, MemberState, QuarantineRow
+from potluck.server.store.sql.column_types import (
+    Reader,
+    Row,
+    decode_time,
+    encode_text,
+    encode_time,
+    read_rows,
+)
+
+_read_client = Reader(
+    ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
+)
+_read_quarantine = Reader(QuarantineRow, "quarantine", ["client_id"], {"at": decode_time})
+
+
+class Clients(Part):
+    """Who was heard of, when, on which host; who is in quarantine."""
+
+    def see_client(self, client_id: str, host_id: str, device: str, at: datetime) -> None:
+        """Record that a client was heard of; see `see_clients`."""
+        self.see_clients([ClientSeen(client_id=client_id, host_id=host_id, device=device, at=at)])
+
+    def see_clients(self, seen: Sequence[ClientSeen]) -> None:
+        """Record that clients were heard of, all in one transaction; later ones win."""
+        rows = [
+            {
+                "client_id": client.client_id,
+                "host_id": client.host_id,
+                "device": encode_text(client.device),
+                "first_seen_at": encode_time(client.at),
+                "last_seen_at": encode_time(client.at),
+            }
+            for client in seen
+        ]
+        with self._database.transaction() as connection:
+            upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
+
+    def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
+        """All clients met, with how often they were selected and included over all runs, by id.
+
+        limit: only so many of those that follow the one called `after`, in the database's own
+        order: databases collate text differently.
+        """
+        clients, quarantine = schema.clients, schema.quarantine
+        page = (
+            select(clients, quarantine.c.reason.label("quarantine"))
+            .outerjoin(quarantine, quarantine.c.client_id == clients.c.client_id)
+            .where(clients.c.client_id > after)
+            .order_by(clients.c.client_id)
+            .limit(limit)
+        )
+        with self._database.transaction() as connection:
+            rows = read_rows(connection, page)
+            if not rows:
+                return []
+            counts = _counts(connection, rows[0]["client_id"], rows[-1]["client_id"])
+            found = [_client(row, counts.get(row["client_id"], (0, 0))) for row in rows]
+        return found if limit else sorted(found, key=lambda client: client.client_id)
+
+    def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
+        """Record that a client must not be selected; it need not have been met."""
+        row = {
+            "client_id": encode_text(client_id),
+            "reason": encode_text(reason),
+            "at": encode_time(at),
+        }
+        with self._database.transaction() as connection:
+            upsert(connection, schema.quarantine, [row], update=["reason", "at"])
+
+    def readmit(self, client_id: str) -> None:
+        """Record that a client may be selected again. Raises NotFoundError if it always could."""
+        table, client_id = schema.quarantine, encode_text(client_id)
+        with self._database.transaction() as connection:
+            if (
+                connection.execute(delete(table).where(table.c.client_id == client_id)).rowcount
+                != 1
+            ):
+                there = sorted(connection.execute(select(table.c.client_id)).scalars())
+                raise NotFoundError(
+                    f"client {client_id!r} is not in quarantine; there are: "
+                    f"{', '.join(there) or 'none'}",
+                    client=client_id,
+                )
+
+    def quarantined(self) -> list[QuarantineRow]:
+        """The clients in quarantine, by id."""
+        with self._database.transaction() as connection:
+            rows = read_rows(connection, select(schema.quarantine))
+            found = [_read_quarantine(row) for row in rows]
+        return sorted(found, key=lambda client: client.client_id)
+
+
+def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
+    """How often clients were selected and included, of those from `first` to `last`."""
+    members = schema.members
+    included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
+    query = (
+        # PostgreSQL sums 64-bit integers to a decimal, hence no sum.
+        select(members.c.client_id, func.count(), func.count().filter(included == 1))
+        .where(members.c.client_id >= first, members.c.client_id <= last)
+        .group_by(members.c.client_id)
+    )
+    return {client: (selected, taken) for client, selected, taken in connection.execute(query)}
+
+
+def _client(row: Row, counts: tuple[int, int]) -> ClientRow:
+    return _read_client(row, selected=counts[0], included=counts[1])

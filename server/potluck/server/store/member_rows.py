@@ -1,0 +1,96 @@
+"""Reading the members of cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, select
+
+from potluck.server.store import schema
+from potluck.server.store.part import of_attempt, upsert
+from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
+from potluck.server.store.sql.column_types import (
+    Reader,
+    Row,
+    decode_json,
+    decode_numbers,
+    encode_float,
+    encode_json,
+    encode_text,
+    read_rows,
+)
+
+_KEY = ["run_id", "round", "attempt", "position"]
+_read_member = Reader(MemberRow, "members", _KEY, {"quotas": decode_numbers})
+_read_update = Reader(
+    UpdateRow,
+    "members",
+    _KEY,
+    {"reports": lambda value: {} if value is None else decode_json(value)},
+)
+
+
+def read_members(
+    connection: Connection, where: ColumnElement[bool]
+) -> dict[AttemptKey, list[MemberRow]]:
+    """Members by run, round and attempt, each in the order chosen."""
+    members = schema.members
+    query = (
+        select(members)
+        .where(where)
+        .order_by(members.c.run_id, members.c.round, members.c.attempt, members.c.position)
+    )
+    found: dict[AttemptKey, list[MemberRow]] = {}
+    for row in read_rows(connection, query):
+        key = AttemptKey(row["run_id"], row["round"], row["attempt"])
+        found.setdefault(key, []).append(_member(row))
+    return found
+
+
+def member_values(change: MemberChange) -> dict[str, Any]:
+    """The columns that a change sets; those of the update only where there is one."""
+    trouble = None if change.trouble is None else encode_text(change.trouble)
+    values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
+    if change.update is not None:
+        sent = change.update
+        values |= {
+            "blake3": sent.blake3,
+            "size": sent.size,
+            "encoding": sent.encoding,
+            "delta": int(sent.delta),
+            "compressed": int(sent.compressed),
+            "samples": sent.samples,
+            "steps": sent.steps,
+            "seconds": sent.seconds,
+            "loss": encode_float(sent.loss),
+            "normalizer": encode_float(sent.normalizer),
+            "reports": encode_json(sent.reports),
+        }
+    return values
+
+
+def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
+    """Count a cohort whose round is being committed: what resuming the run must know of it."""
+    members, table = schema.members, schema.participation
+    query = select(members.c.client_id, members.c.samples).where(of_attempt(members, key))
+    in_model = set(included)
+    rows = [
+        {
+            "run_id": key.run_id,
+            "client_id": client_id,
+            "picks": 1,
+            # Of a masked update the number of samples is not known: nobody told.
+            "samples": (samples or None) if client_id in in_model else None,
+            "included_round": key.round if client_id in in_model else None,
+            "included_attempt": key.attempt if client_id in in_model else None,
+        }
+        for client_id, samples in connection.execute(query)
+    ]
+    newest = ("samples", "included_round", "included_attempt")
+    upsert(connection, table, rows, update=newest, add=["picks"], keep_known=True)
+
+
+def _member(row: Row) -> MemberRow:
+    update = None if row["blake3"] is None else _read_update(row)
+    return _read_member(row, update=update)

@@ -1,0 +1,194 @@
+"""Committed rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from potluck.server.store import schema
+from potluck.server.store.attempt_table import AttemptState, last_commit
+from potluck.server.store.member_rows import read_members, take_part
+from potluck.server.store.part import Part, of_attempt
+from potluck.server.store.records import (
+    AttemptKey,
+    MemberRow,
+    MemberState,
+    Metrics,
+    Participation,
+    RoundCommit,
+    RoundRow,
+)
+from potluck.server.store.sql.column_types import (
+    Reader,
+    Row,
+    decode_json,
+    decode_time,
+    encode_float,
+    encode_json,
+    encode_time,
+    read_rows,
+)
+
+_KEY = ["run_id", "round"]
+_read_metrics = Reader(Metrics, "rounds", _KEY)
+_read_round = Reader(
+    RoundRow,
+    "rounds",
+    _KEY,
+    {
+        "selector_scalars": decode_json,
+        "strategy_scalars": decode_json,
+        "committed_at": decode_time,
+    },
+)
+_read_participation = Reader(Participation, "participation", ["run_id", "client_id"])
+
+
+class Rounds(Part):
+    """What is decided and stays decided."""
+
+    def commit_round(self, commit: RoundCommit) -> None:
+        """Make a round part of the run, in one transaction.
+
+        The members named become INCLUDED; those still SELECTED or RECEIVED become LATE. Raises
+        StorageError unless the attempt is open, the round follows the last committed one, and
+        every client named is a member whose update has been received.
+        """
+        key, attempts = commit.key, schema.attempts
+        row = _values(commit)
+        change = (
+            update(attempts)
+            .where(of_attempt(attempts, key), attempts.c.state == AttemptState.OPEN.value)
+            .values(state=AttemptState.COMMITTED.value)
+        )
+        with self._database.transaction() as connection:
+            last, model = last_commit(connection, key.run_id)
+            if model is None or key.round != last + 1:
+                raise self._refusal(f"{key} can't be committed after round {last}")
+            if connection.execute(change).rowcount != 1:
+                raise self._refusal(f"{key} can't be committed: it is not open")
+            self._settle_members(connection, key, commit.included)
+            connection.execute(insert(schema.rounds), row)
+            take_part(connection, key, commit.included)
+
+    def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRow]:
+        """The committed rounds of a run with numbers above `after`, the first `limit` of them."""
+        rounds = schema.rounds
+        with self._database.transaction() as connection:
+            where = and_(rounds.c.run_id == run_id, rounds.c.round > after)
+            return _read(connection, where, limit)
+
+    def round(self, run_id: str, number: int) -> RoundRow | None:
+        """One committed round of a run; None where there is none of this number."""
+        found = self.rounds(run_id, after=number - 1, limit=1)
+        return found[0] if found and found[0].key.round == number else None
+
+    def last_round(self, run_id: str) -> RoundRow | None:
+        """The last committed round of a run."""
+        rounds = schema.rounds
+        with self._database.transaction() as connection:
+            last, _ = last_commit(connection, run_id)
+            found = _read(connection, and_(rounds.c.run_id == run_id, rounds.c.round == last))
+        return found[0] if found else None
+
+    def last_rounds(self) -> dict[str, int]:
+        """The number of each run's last committed round, 0 before any."""
+        runs, rounds = schema.runs, schema.rounds
+        last = select(func.max(rounds.c.round)).where(rounds.c.run_id == runs.c.run_id)
+        query = select(runs.c.run_id, func.coalesce(last.scalar_subquery(), 0))
+        with self._database.transaction() as connection:
+            return {run_id: int(number) for run_id, number in connection.execute(query)}
+
+    def participation(self, run_id: str) -> list[Participation]:
+        """What a run remembers of each client that was selected in a committed round, by id."""
+        table = schema.participation
+        with self._database.transaction() as connection:
+            rows = read_rows(connection, select(table).where(table.c.run_id == run_id))
+            found = [_read_participation(row) for row in rows]
+        return sorted(found, key=lambda each: each.client_id)
+
+    def _settle_members(
+        self, connection: Connection, key: AttemptKey, included: Sequence[str]
+    ) -> None:
+        members = schema.members
+        query = select(members.c.client_id, members.c.position).where(
+            of_attempt(members, key), members.c.state == MemberState.RECEIVED.value
+        )
+        received = {row.client_id: row.position for row in connection.execute(query)}
+        missing = sorted(set(included) - set(received))
+        if missing or len(set(included)) != len(included):
+            why = f"{missing[0]} has sent no update" if missing else "one of them is named twice"
+            raise self._refusal(f"{key} can't include these clients: {why}")
+        if included:
+            connection.execute(
+                update(members)
+                .where(of_attempt(members, key), members.c.position == bindparam("place"))
+                .values(state=MemberState.INCLUDED.value),
+                [{"place": received[client_id]} for client_id in included],
+            )
+        waiting = (MemberState.SELECTED.value, MemberState.RECEIVED.value)
+        connection.execute(
+            update(members)
+            .where(of_attempt(members, key), members.c.state.in_(waiting))
+            .values(state=MemberState.LATE.value, trouble="the round ended without it")
+        )
+
+
+def _values(commit: RoundCommit) -> dict[str, Any]:
+    metrics = commit.metrics
+    return {
+        **commit.key._asdict(),
+        "model_blake3": commit.model_blake3,
+        "state_blake3": commit.state_blake3,
+        "selector_scalars": encode_json(commit.selector_scalars),
+        "strategy_scalars": encode_json(commit.strategy_scalars),
+        "loss": encode_float(metrics.loss),
+        "accuracy": encode_float(metrics.accuracy),
+        "worst_group_accuracy": encode_float(metrics.worst_group_accuracy),
+        "weighted_f1": encode_float(metrics.weighted_f1),
+        "seconds": commit.seconds,
+        "bytes_down": commit.bytes_down,
+        "bytes_up": commit.bytes_up,
+        "committed_at": encode_time(commit.committed_at),
+    }
+
+
+def _read(
+    connection: Connection, where: ColumnElement[bool], limit: int | None = None
+) -> list[RoundRow]:
+    rounds, members, attempts = schema.rounds, schema.members, schema.attempts
+    query = select(rounds).where(where).order_by(rounds.c.round).limit(limit)
+    rows = read_rows(connection, query)
+    if not rows:
+        return []
+    numbers = [row["round"] for row in rows]
+    of_rounds = and_(
+        members.c.run_id == rows[0]["run_id"],
+        members.c.round >= min(numbers),
+        members.c.round <= max(numbers),
+    )
+    committed = and_(
+        attempts.c.run_id == members.c.run_id,
+        attempts.c.round == members.c.round,
+        attempts.c.attempt == members.c.attempt,
+        attempts.c.state == AttemptState.COMMITTED.value,
+    )
+    selected = select(attempts.c.run_id).where(committed).exists()
+    found = read_members(connection, and_(of_rounds, selected))
+    return [_record(row, found) for row in rows]
+
+
+def _record(row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]]) -> RoundRow:
+    key = AttemptKey(row["run_id"], row["round"], row["attempt"])
+    return _read_round(row, key=key, metrics=_read_metrics(row), members=found.get(key, ()))

@@ -1,0 +1,251 @@
+"""Runs and their rosters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+
+from potluck.common.errors import NotFoundError
+from potluck.server.store import schema
+from potluck.server.store.part import Part
+from potluck.server.store.records import Run, RunRow, RunState
+from potluck.server.store.sql.column_types import (
+    Reader,
+    decode_time,
+    encode_text,
+    encode_time,
+    read_rows,
+)
+
+_UNFINISHED = (RunState.WAITING, RunState.RUNNING)
+_SHOWN = 10
+
+_read_run = Reader(
+    RunRow, "runs", ["run_id"], {"created_at": decode_time, "changed_at": decode_time}
+)
+
+
+class Runs(Part):
+    """What was started, where it stands, and which clients it is for."""
+
+    def add_run(self, run: Run) -> None:
+        """Record a new run, waiting. Raises StorageError where its id is taken."""
+        row = {
+            "run_id": run.run_id,
+            "name": encode_text(run.name),
+            "run_file": encode_text(run.run_file),
+            "created_at": encode_time(run.created_at),
+            "rounds": run.rounds,
+            "count": run.count,
+            "seed": str(run.seed),
+            "task": run.task,
+            "selector": run.selector,
+            "strategy": run.strategy,
+            "state": RunState.WAITING.value,
+            "reason": "",
+            "changed_at": encode_time(run.created_at),
+        }
+        with self._database.transaction() as connection:
+            if _exists(connection, run.run_id):
+                raise self._refusal(f"there is a run {run.run_id} already", run=run.run_id)
+            last = connection.execute(
+                select(func.coalesce(func.max(schema.runs.c.number), 0))
+            ).scalar_one()
+            connection.execute(insert(schema.runs), {**row, "number": last + 1})
+
+    def set_run_state(self, run_id: str, state: RunState, reason: str, at: datetime) -> None:
+        """Record where a run stands and why. Raises NotFoundError."""
+        change = (
+            update(schema.runs)
+            .where(schema.runs.c.run_id == run_id)
+            .values(state=state.value, reason=encode_text(reason), changed_at=encode_time(at))
+        )
+        with self._database.transaction() as connection:
+            if connection.execute(change).rowcount != 1:
+                raise _no_run(connection, run_id)
+
+    def set_initial_model(self, run_id: str, model_blake3: str, at: datetime) -> None:
+        """Record the model before round 1, once. Raises StorageError for another one, later."""
+        runs = schema.runs
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                select(runs.c.initial_model_blake3).where(runs.c.run_id == run_id)
+            ).one_or_none()
+            if row is None:
+                raise _no_run(connection, run_id)
+            if row[0] not in (None, model_blake3):
+                raise self._refusal(
+                    f"run {run_id} began with model {row[0]}, not {model_blake3}", run=run_id
+                )
+            connection.execute(
+                update(runs)
+                .where(runs.c.run_id == run_id, runs.c.initial_model_blake3.is_(None))
+                .values(initial_model_blake3=model_blake3, initial_model_at=encode_time(at))
+            )
+
+    def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
+        """All runs, newest first; or the first `limit` of those with numbers below `before`."""
+        number = schema.runs.c.number
+        query = _rows().order_by(number.desc()).limit(limit)
+        if before is not None:
+            query = query.where(number < before)
+        with self._database.transaction() as connection:
+            return _read(connection, query)
+
+    def unfinished_runs(self) -> list[RunRow]:
+        """The runs that wait or go on, oldest first: what a restarted coordinator resumes."""
+        unfinished = schema.runs.c.state.in_([state.value for state in _UNFINISHED])
+        with self._database.transaction() as connection:
+            return _read(connection, _rows().where(unfinished).order_by(schema.runs.c.number))
+
+    def runs_ended_since(self, at: datetime) -> list[str]:
+        """The ids of the runs that ended after this time."""
+        runs = schema.runs
+        unfinished = runs.c.state.in_([state.value for state in _UNFINISHED])
+        query = select(runs.c.run_id).where(~unfinished, runs.c.changed_at > encode_time(at))
+        with self._database.transaction() as connection:
+            return [str(run_id) for run_id in connection.execute(query).scalars()]
+
+    def run(self, run_id: str) -> RunRow:
+        """A run by its id; by a beginning of it, or by its name, where that means no other run.
+
+        Raises NotFoundError where it means none, or more than one, saying which there are.
+        """
+        text = encode_text(run_id)
+        with self._database.transaction() as connection:
+            found = _read(connection, _rows().where(schema.runs.c.run_id == text))
+            if found:
+                return found[0]
+            meant = _meant(connection, text)
+            if not meant:
+                raise _no_run(connection, run_id)
+            if len(meant) > 1:
+                raise NotFoundError(
+                    f"{run_id!r} could be any of {len(meant)} runs; give the id of one, newest "
+                    f"first: {_listed(meant)}",
+                    run=run_id,
+                )
+            return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
+
+    def set_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
+        """Number a run's clients from 0, once. Raises StorageError where it has a roster."""
+        with self._database.transaction() as connection:
+            if _roster_size(connection, run_id):
+                raise self._refusal(f"run {run_id} has a roster; append to it", run=run_id)
+            self._append(connection, run_id, 0, client_ids)
+
+    def append_to_roster(self, run_id: str, client_ids: Sequence[str]) -> int:
+        """Number late joiners after those there are; returns the number of the first.
+
+        Raises StorageError where one of them is in the roster already.
+        """
+        with self._database.transaction() as connection:
+            first = _roster_size(connection, run_id)
+            self._append(connection, run_id, first, client_ids)
+        return first
+
+    def roster(self, run_id: str) -> list[str]:
+        """A run's clients; the place of each is its row number for ever."""
+        roster = schema.roster
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                select(roster.c.row, roster.c.client_id)
+                .where(roster.c.run_id == run_id)
+                .order_by(roster.c.row)
+            ).all()
+            for place, (row, client_id) in enumerate(rows):
+                if row != place or not isinstance(client_id, str):
+                    raise self._refusal(
+                        f"table roster, run_id {run_id!r}: row {place} is missing or damaged; "
+                        "restore the database from a backup",
+                        run=run_id,
+                    )
+        return [client_id for _, client_id in rows]
+
+    def _append(
+        self, connection: Connection, run_id: str, first: int, client_ids: Sequence[str]
+    ) -> None:
+        if not _exists(connection, run_id):
+            raise _no_run(connection, run_id)
+        roster = schema.roster
+        known = set(
+            connection.execute(
+                select(roster.c.client_id).where(roster.c.run_id == run_id)
+            ).scalars()
+        )
+        for client_id in client_ids:
+            if client_id in known:
+                raise self._refusal(
+                    f"client {client_id} is in the roster of run {run_id} already",
+                    run=run_id,
+                    client=client_id,
+                )
+            known.add(client_id)
+        rows = [
+            {"run_id": run_id, "row": row, "client_id": client_id}
+            for row, client_id in enumerate(client_ids, first)
+        ]
+        if rows:
+            connection.execute(insert(roster), rows)
+
+
+def _rows() -> Select[tuple[object, ...]]:
+    runs, rounds = schema.runs, schema.rounds
+    of_run: ColumnElement[bool] = rounds.c.run_id == runs.c.run_id
+    committed = select(func.coalesce(func.max(rounds.c.round), 0)).where(of_run).scalar_subquery()
+    model = (
+        select(rounds.c.model_blake3)
+        .where(of_run)
+        .order_by(rounds.c.round.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    model_blake3 = func.coalesce(model, runs.c.initial_model_blake3).label("model_blake3")
+    return select(runs, committed.label("committed_rounds"), model_blake3)
+
+
+def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[RunRow]:
+    return [_read_run(row) for row in read_rows(connection, query)]
+
+
+def _meant(connection: Connection, text: str) -> list[str]:
+    """The ids of runs that `text` begins or whose name it is, newest first."""
+    if not text:
+        return []
+    runs = schema.runs
+    named = runs.c.name == text
+    begun = runs.c.run_id.startswith(text, autoescape=True)
+    query = select(runs.c.run_id, named).where(named | begun).order_by(runs.c.number.desc())
+    # LIKE ignores case in SQLite.
+    return [
+        str(each)
+        for each, is_name in connection.execute(query)
+        if is_name or str(each).startswith(text)
+    ]
+
+
+def _exists(connection: Connection, run_id: str) -> bool:
+    query = select(schema.runs.c.run_id).where(schema.runs.c.run_id == run_id)
+    return connection.execute(query).first() is not None
+
+
+def _roster_size(connection: Connection, run_id: str) -> int:
+    roster = schema.roster
+    return connection.execute(
+        select(func.count()).select_from(roster).where(roster.c.run_id == run_id)
+    ).scalar_one()
+
+
+def _no_run(connection: Connection, run_id: str) -> NotFoundError:
+    newest_first = select(schema.runs.c.run_id).order_by(schema.runs.c.number.desc())
+    there = [str(each) for each in connection.execute(newest_first).scalars()]
+    return NotFoundError(f"no run {run_id!r}; there are: {_listed(there)}", run=run_id)
+
+
+def _listed(run_ids: Sequence[str]) -> str:
+    if not run_ids:
+        return "none"
+    more = f" and {len(run_ids) - _SHOWN} more" if len(run_ids) > _SHOWN else ""
+    return ", ".join(run_ids[:_SHOWN]) + more

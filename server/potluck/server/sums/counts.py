@@ -1,0 +1,237 @@
+"""Sums over clients' label counts that the coordinator learns, and nothing else about them.
+
+Lives on the event loop. A sum is tried up to three times, each a session of its own
+(`sum_session.py`) with fresh keys and the same terms; what comes of each is stored. A session lives
+in memory alone: a coordinator that goes down begins another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.secagg import (
+    FederationRoot,
+    Header,
+    Lane,
+    LaneEncoding,
+    LogPosition,
+    Noise,
+    Purpose,
+    SessionRecord,
+    Unmasking,
+    complete_thresholds,
+    session_record,
+)
+from potluck.common.secagg import coordinator_side as coordinator
+from potluck.common.secagg.fixed_point import COUNT_LIMIT
+from potluck.common.secagg.histograms import decode_counts
+from potluck.common.secagg.masks import lane_dtype
+from potluck.common.secagg.messages import SESSION_ID_BYTES
+from potluck.common.secagg.thresholds import (
+    COMPLETE_LIMIT,
+    assumed_colluding_hosts,
+    colluding_clients,
+)
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.store import SecureSum
+from potluck.server.sums.sum_session import COUNTS, InStore, PhaseObserver, SumSession, SumTerms
+
+log = structlog.get_logger()
+
+_SPARE_SECONDS = 60.0
+"""Clients keep their keys for this long beyond all stages."""
+_STAGES = 5
+_PAUSE_SECONDS = 0.2
+"""Before the second attempt; twice as long before the third."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of asking for a sum: the last session's record, and the sum if there is one."""
+
+    record: SessionRecord
+    total: NDArray[np.int64] | None = None
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+    def explain(self) -> str:
+        """Why there is no sum, in a line."""
+        record = self.record
+        whys = [f"{who} refuses ({rule})" for who, rule in record.refusals.items()]
+        others = self.troubles.keys() - record.refusals.keys()
+        whys += [f"{who}: {self.troubles[who]}" for who in sorted(others)]
+        whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
+        return (
+            f"aborted at stage {record.stage} by rule {record.rule}, {record.have} of "
+            f"{record.need}; {'; '.join(whys[:3]) or 'nobody said why'}"
+            + f"; and {len(whys) - 3} more"
+            * (len(whys) > 3)
+        )
+
+
+class SecureSums:
+    """Asks clients for sums, one after the other. root: None where the federation has none."""
+
+    def __init__(
+        self, attendance: Attendance, in_store: InStore, root: FederationRoot | None
+    ) -> None:
+        self._attendance = attendance
+        self._in_store = in_store
+        self._root = root
+        self._one_at_a_time = asyncio.Lock()
+        self.observe: PhaseObserver = lambda *_: None
+        """Told of each phase that is over."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the federation has a root, without which nobody knows who a member is."""
+        return self._root is not None
+
+    async def sum_counts(
+        self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
+    ) -> Outcome:
+        """The sum over those of the clients that stay, tried up to three times with fresh keys.
+
+        Raises RunError where it can't be tried: no root, too few hosts, too many clients.
+        """
+        async with self._one_at_a_time:
+            invited, epochs = self._invited(clients)
+            header = self._header(terms, invited)
+            while True:
+                outcome = await self._attempt(terms, header, invited, epochs, present)
+                if outcome.total is not None:
+                    return outcome
+                log.warning("secure sum failed", run=terms.run_id, why=outcome.explain())
+                unwilling = outcome.record.refusals.keys() | outcome.troubles.keys()
+                invited, epochs = self._invited([c for c in invited if c not in unwilling])
+                try:
+                    header = coordinator.retry_header(
+                        header, random=os.urandom, issued_at=int(time.time())
+                    )
+                    check_invited(invited, header)
+                except (ConfigurationError, RunError):
+                    return outcome
+                await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
+
+    def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
+        """Host and data epoch of those that attend."""
+        sessions = {client: self._attendance.session_of(client) for client in sorted(clients)}
+        attending = {client: session for client, session in sessions.items() if session}
+        return (
+            {client: session.host_id for client, session in attending.items()},
+            {client: session.data_epoch for client, session in attending.items()},
+        )
+
+    def _header(self, terms: SumTerms, invited: Mapping[str, str]) -> Header:
+        if self._root is None:
+            raise RunError(
+                "the federation has no root: set federation_root and members of the coordinator"
+            )
+        hosts = list(invited.values())
+        colluding = terms.colluding_hosts
+        if colluding is None:
+            colluding = assumed_colluding_hosts(len(set(hosts)))
+        thresholds = complete_thresholds(hosts, colluding)
+        issued_at = int(time.time())
+        header = Header(
+            federation=self._root.federation,
+            session_id=os.urandom(SESSION_ID_BYTES),
+            run=terms.run_id,
+            purpose=Purpose.HISTOGRAM,
+            subject=terms.subject,
+            disclosure=terms.kind,
+            lanes=(
+                Lane(
+                    name=COUNTS,
+                    length=terms.classes,
+                    modulus_bits=64,
+                    encoding=LaneEncoding.COUNTS,
+                    clip=float(COUNT_LIMIT),
+                ),
+            ),
+            least_hosts=terms.least_hosts,
+            colluding_hosts=colluding,
+            degree=thresholds.degree,
+            threshold=thresholds.threshold,
+            quorum=thresholds.quorum,
+            issued_at=issued_at,
+            expires_at=issued_at + int(_STAGES * terms.stage_seconds + _SPARE_SECONDS),
+        )
+        check_invited(invited, header)
+        if terms.epsilon is None:
+            return header
+        honest = thresholds.quorum - colluding_clients(hosts, colluding)
+        noise = Noise(
+            epsilon=terms.epsilon, sensitivity=terms.sensitivity, contributors=max(1, honest)
+        )
+        return replace(header, noise=noise)
+
+    async def _attempt(
+        self,
+        terms: SumTerms,
+        header: Header,
+        invited: Mapping[str, str],
+        epochs: Mapping[str, int],
+        present: Callable[[str], bool],
+    ) -> Outcome:
+        assert self._root is not None  # noqa: S101  # there is no header without
+        entries = await self._in_store(lambda store: store.query_log())
+        position = LogPosition().extend(entries)
+        header = replace(header, log_length=position.length, log_head=position.head)
+        step = coordinator.invite(header, invited, self._root, log=entries)
+        drive = SumSession(self._attendance, self._in_store, terms, present, self.observe)
+        session = await drive.run(step)
+        record = session_record(session, datetime.now(UTC))
+        unmasking, total = session.unmasking, None
+        if unmasking is not None:
+            total = await asyncio.to_thread(_total, drive.uploads, unmasking)
+        done = SecureSum(
+            session_id=record.session_id,
+            run_id=terms.run_id,
+            kind=terms.kind,
+            task=terms.task_reference,
+            epochs=epochs,
+            record=record.model_dump(mode="json"),
+            total=None if total is None else tuple(total.tolist()),
+        )
+        await self._in_store(lambda store: store.add_sum(done))
+        return Outcome(record=record, total=total, troubles=drive.troubles)
+
+
+def check_invited(invited: Mapping[str, str], header: Header) -> None:
+    """Raises RunError for a group that can't have a sum."""
+    hosts = len(set(invited.values()))
+    needed = max(header.quorum, header.threshold, header.least_hosts)
+    if hosts < header.least_hosts or len(invited) < needed:
+        raise RunError(
+            f"{len(invited)} clients on {hosts} hosts attend, and a secure sum over them needs at "
+            f"least {needed} clients on at least {header.least_hosts} hosts",
+            clients=len(invited),
+            hosts=hosts,
+        )
+    if len(invited) > COMPLETE_LIMIT:
+        raise RunError(
+            f"{len(invited)} clients are more than the {COMPLETE_LIMIT} that a secure sum is made "
+            "for; sum over cells",
+            clients=len(invited),
+        )
+
+
+def _total(uploads: Mapping[str, bytes], unmasking: Unmasking) -> NDArray[np.int64]:
+    """The sum over the survivors' uploads, unmasked."""
+    lane = unmasking.header.lane(COUNTS)
+    words: NDArray[Any] = np.zeros(lane.length, lane_dtype(lane.modulus_bits))
+    for client in unmasking.survivors:
+        words += np.frombuffer(uploads[client], words.dtype)
+    unmasking.remove(COUNTS, words)
+    return decode_counts(words)

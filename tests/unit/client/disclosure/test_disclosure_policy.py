@@ -1,0 +1,296 @@
+"""What a client's policy makes of a request, its budget and its ledger."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from secrets import SystemRandom
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.client.disclosure.disclosure_policy import (
+    MOST_RELEASES,
+    DisclosurePolicy,
+    check_budget,
+    check_held_out,
+    check_weighting,
+    terms,
+)
+from potluck.client.disclosure.release_ledger import (
+    DisclosureLedger,
+    Recipient,
+    Release,
+    ReleaseKey,
+)
+from potluck.client.disclosure.releases import Asker, Discloser, noised, randomness
+from potluck.common.disclosure import (
+    Mode,
+    Parameters,
+    Request,
+    TaskReference,
+    Weighting,
+    parse_parameters,
+    parse_request,
+)
+from potluck.common.errors import DisclosureRefusedError, ProtocolError, StorageError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+TASK = TaskReference(name="digits", options={"clients": 6})
+AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def ask(policy: DisclosurePolicy, signal: Any, **wishes: Any) -> Parameters:
+    return terms(policy, "a", signal, Request(**wishes), task=TASK, model=None)
+
+
+def test_what_a_request_leaves_open_the_policy_decides() -> None:
+    policy = DisclosurePolicy(epsilon=0.5, adjacency="add-remove")
+    assert ask(policy, "label_counts", mode=Mode.NOISY) == Parameters(
+        mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="add-remove"
+    )
+    asked = ask(policy, "label_counts", mode=Mode.NOISY, epsilon=0.1, adjacency="replace")
+    assert (asked.epsilon, asked.adjacency) == (0.1, "replace")  # more noise than it must have
+
+
+@pytest.mark.parametrize(
+    ("policy", "signal", "wishes", "names"),
+    [
+        ({"signals": ()}, "label_counts", {"mode": "noisy"}, "signals"),
+        ({}, "interaction_matrix", {"mode": "exact"}, "signals"),
+        ({}, "label_counts", {"mode": "exact"}, "exact_label_counts"),
+        ({}, "triplet", {"mode": "plain"}, '"ldp"'),
+        ({"epsilon": 0.5}, "label_counts", {"mode": "noisy", "epsilon": 0.51}, "`epsilon` is 0.5"),
+        ({}, "label_counts", {"mode": "noisy", "adjacency": "add-remove"}, "adjacency"),
+    ],
+)
+def test_more_than_the_policy_allows_is_refused(
+    policy: dict[str, Any], signal: str, wishes: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(DisclosureRefusedError, match=names) as refusal:
+        ask(DisclosurePolicy(**policy), signal, **wishes)
+    assert refusal.value.reason == "DISCLOSURE_REFUSED"
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("policy", "signal", "mode"),
+    [
+        ({"exact_label_counts": True}, "label_counts", Mode.EXACT),
+        ({"triplet": "plain"}, "triplet", Mode.PLAIN),
+        ({"signals": ("interaction_matrix",)}, "interaction_matrix", Mode.EXACT),
+    ],
+)
+def test_what_the_owner_allows_is_disclosed_without_noise(
+    policy: dict[str, Any], signal: str, mode: Mode
+) -> None:
+    found = ask(DisclosurePolicy(**policy), signal, mode=mode)
+    assert (found.mode, found.epsilon) == (mode, None)
+    assert noised([3, 0, 5], found, SystemRandom()) == [3, 0, 5]
+
+
+def test_the_budget_is_exact_and_includes_its_bound() -> None:
+    policy = DisclosurePolicy(epsilon=0.1, epsilon_budget=0.3)
+    parameters = ask(policy, "label_counts", mode=Mode.NOISY)
+    for spent in ("0", "0.1", "0.2"):  # in floating point, 0.1 + 0.2 is more than 0.3
+        check_budget(policy, "a", "label_counts", parameters, spent=Fraction(spent), releases=0)
+    with pytest.raises(DisclosureRefusedError, match="epsilon_budget"):
+        check_budget(policy, "a", "label_counts", parameters, spent=Fraction("0.3"), releases=3)
+
+
+def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:
+    policy = DisclosurePolicy(exact_label_counts=True)
+    parameters = ask(policy, "label_counts", mode=Mode.EXACT)
+    with pytest.raises(DisclosureRefusedError, match="no more"):
+        check_budget(
+            policy, "a", "label_counts", parameters, spent=Fraction(0), releases=MOST_RELEASES
+        )
+
+
+@given(samples=st.integers(1, 1 << 40))
+def test_samples_are_told_as_exactly_as_agreed(samples: int) -> None:
+    assert Weighting.EXACT.tell(samples) == samples
+    assert Weighting.EQUAL.tell(samples) == 1
+    told = Weighting.BUCKETED.tell(samples)
+    assert told.bit_count() == 1
+    assert told * told < 2 * samples * samples * 1.0000001  # within a factor of √2
+    assert samples * samples <= 2 * told * told
+
+
+def test_a_run_gets_the_weighting_that_the_policy_permits() -> None:
+    check_weighting(DisclosurePolicy(), "a", Weighting.EQUAL)
+    check_weighting(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", Weighting.BUCKETED)
+    with pytest.raises(DisclosureRefusedError, match='weighting = "equal"'):
+        check_weighting(DisclosurePolicy(weighting=Weighting.EQUAL), "a", Weighting.BUCKETED)
+    check_held_out(DisclosurePolicy(), "a")
+    with pytest.raises(DisclosureRefusedError, match=r"evaluation\.every"):
+        check_held_out(DisclosurePolicy(held_out_counts=False), "a")
+
+
+def test_noise_that_telling_the_samples_undoes_is_noticed() -> None:
+    assert DisclosurePolicy(adjacency="add-remove").undermined
+    assert not DisclosurePolicy(adjacency="add-remove", weighting=Weighting.EQUAL).undermined
+    assert not DisclosurePolicy().undermined
+
+
+@pytest.mark.parametrize(
+    ("signal", "text"),
+    [
+        ("salaries", '{"mode": "noisy"}'),
+        ("label_counts", '{"mode": "plain"}'),
+        ("label_counts", '{"mode": "noisy", "epsilon": 0}'),
+        ("label_counts", '{"mode": "noisy", "epsilon": 1e-9}'),
+        ("label_counts", '{"mode": "noisy", "epsilon": NaN}'),
+        ("label_counts", '{"mode": "noisy", "sigma": 1}'),
+        ("label_counts", '{"mode": "noisy", "settings": {}}'),
+        ("triplet", '{"mode": "ldp"}'),
+        ("label_counts", "[]"),
+        ("label_counts", ""),
+    ],
+)
+def test_malformed_requests_are_refused(signal: str, text: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse_request(signal, text)
+
+
+def test_parameters_have_one_text() -> None:
+    parameters = Parameters(mode=Mode.NOISY, task=TASK, epsilon=0.5, adjacency="replace")
+    text = parameters.canonical()
+    assert parse_parameters(text) == parameters
+    with pytest.raises(ProtocolError):
+        parse_parameters(json.dumps(json.loads(text), indent=1))
+
+
+# The ledger ------------------------------------------------------------------------------------
+
+
+def release(epsilon: float | None = 0.5, **changes: Any) -> Release:
+    values: dict[str, Any] = {
+        "data_epoch": 1,
+        "signal": "label_counts",
+        "parameters_json": "{}",
+        "payload_json": '{"label_counts": [1]}',
+        "epsilon": epsilon,
+        "at": AT,
+    }
+    return Release(**(values | changes))
+
+
+def test_releases_survive_and_add_up(tmp_path: Path) -> None:
+    ledger = DisclosureLedger(tmp_path)
+    ledger.keep("a", release(0.1))
+    ledger.keep("a", release(0.2, data_epoch=2))
+    ledger.keep("a", release(None, signal="triplet"))
+    recipient = Recipient(federation="f", coordinator="c:1", run="r", at=AT)
+    ledger.keep("a", release(0.1, recipients=(recipient,)))  # the same again: noted, not charged
+    again = DisclosureLedger(tmp_path)
+    assert again.of("a").spent == Fraction(3, 10)
+    assert again.clients() == ["a"]
+    found = again.find("a", ReleaseKey(1, "label_counts", "{}"))
+    assert found is not None
+    assert found.recipients == (recipient,)
+    assert again.find("a", ReleaseKey(3, "label_counts", "{}")) is None
+    assert again.of("b").spent == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"client": "b", "releases": []}'])
+def test_a_damaged_ledger_stops_all_disclosures(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(StorageError, match="backup"):
+        DisclosureLedger(tmp_path).of("a")
+
+
+def test_what_could_not_be_written_was_not_disclosed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    ledger = DisclosureLedger(folder)  # there is no such folder, so the disk refuses
+    with pytest.raises(StorageError):
+        ledger.keep("a", release())
+    assert ledger.of("a").releases == ()
+
+
+# Answering -------------------------------------------------------------------------------------
+
+TRUTH = [50, 0, 7, 30]
+
+
+def discloser(folder: Path, **policy: Any) -> Discloser:
+    return Discloser(
+        policy=DisclosurePolicy(**policy),
+        ledger=DisclosureLedger(folder),
+        asker=Asker(federation="f", coordinator="c:1"),
+        member_key=None,
+    )
+
+
+async def test_only_a_simulation_repeats_its_noise(tmp_path: Path) -> None:
+    async def disclosed(name: str, seed: int | None) -> list[int]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        teller = discloser(tmp_path / name, epsilon=0.01, simulation_seed=seed)
+        return await counts_of(teller, 1)
+
+    assert await disclosed("one", 7) == await disclosed("again", 7)
+    assert await disclosed("yet another", 8) != await disclosed("one", 7)
+    assert await disclosed("real", None) != await disclosed("real too", None)
+
+
+async def counts_of(teller: Discloser, number: int, wishes: str = '{"mode":"noisy"}') -> list[int]:
+    async def measure(parameters: Parameters) -> dict[str, Any]:
+        generator = randomness(teller.policy, "a", parameters)
+        return {"label_counts": noised(TRUTH, parameters, generator)}
+
+    disclose = rpc.Disclose(
+        signal="label_counts", parameters_json=wishes, task=rpc.Plugin(name="digits")
+    )
+    instruction = rpc.Instruction(
+        id=str(number), client_id="a", run_id=f"run-{number}", disclose=disclose
+    )
+    profile = await teller.answer(instruction, measure)
+    counts: list[int] = json.loads(profile.payload_json)["label_counts"]
+    return counts
+
+
+async def test_asking_a_thousand_times_does_not_narrow_the_error(tmp_path: Path) -> None:
+    teller = discloser(tmp_path, epsilon=0.5)
+    first = await counts_of(teller, 0)
+    answers = [await counts_of(teller, number % 5) for number in range(1000)]
+    # The attacker's best estimate, the mean, is no better than the first answer: it is the same.
+    assert [sum(column) / len(answers) for column in zip(*answers, strict=True)] == first
+    restarted = discloser(tmp_path, epsilon=0.5)
+    assert await counts_of(restarted, 1001) == first
+    assert restarted.ledger.of("a").spent == Fraction(1, 2)
+
+
+async def test_asking_in_many_ways_spends_the_budget_and_no_more(tmp_path: Path) -> None:
+    teller = discloser(tmp_path, epsilon=0.5, epsilon_budget=2.0)
+    seen, refused = [], 0
+    for number in range(1000):
+        epsilon = 0.5 - number / 10_000  # never the same release twice
+        wishes = json.dumps({"mode": "noisy", "epsilon": epsilon})
+        try:
+            seen.append(await counts_of(teller, number, wishes))
+        except DisclosureRefusedError:
+            refused += 1
+    assert refused == 1000 - len(seen)
+    assert len(seen) <= 5
+    assert teller.ledger.of("a").spent <= 2
+
+
+async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
+    teller = discloser(tmp_path)
+
+    async def fails(parameters: Parameters) -> dict[str, Any]:
+        raise StorageError(f"no data for {parameters.mode}")
+
+    instruction = rpc.Instruction(
+        client_id="a",
+        disclose=rpc.Disclose(
+            signal="label_counts", parameters_json='{"mode":"noisy"}', task=rpc.Plugin(name="t")
+        ),
+    )
+    with pytest.raises(StorageError):
+        await teller.answer(instruction, fails)
+    assert teller.ledger.of("a").releases == ()

@@ -1,0 +1,183 @@
+"""Every objective against numbers worked out by hand, and against what must hold for all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.training.objectives.fedlc import FedLC
+from potluck.client.training.objectives.fedprox import FedProx
+from potluck.client.training.objectives.fedrs import FedRS
+from potluck.client.training.objectives.noise_robust import (
+    NoiseRobust,
+    noise_robust_loss,
+    reverse_cross_entropy,
+)
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.settings.plugins import OBJECTIVES, create, installed
+
+
+def loss_of(
+    objective: Objective,
+    logits: list[float],
+    label: int,
+    counts: list[int],
+    *,
+    parameters: tuple[Tensor, ...] = (),
+    received: tuple[Tensor, ...] = (),
+    predictions: Tensor | None = None,
+) -> float:
+    local = LocalContext(
+        round=1,
+        label_counts=torch.tensor(counts),
+        parameters=parameters,
+        received=received,
+        predictions=predictions,
+    )
+    z = torch.tensor([logits])
+    batch = Batch(inputs=z, labels=torch.tensor([label]), indices=torch.tensor([0]))
+    return float(objective.loss(z, batch, local))
+
+
+def test_fedrs_holds_absent_classes_back() -> None:
+    z, counts = [2.0, 1.0, 3.0], [6, 3, 0]
+    assert loss_of(FedRS(alpha=1.0), z, 0, counts) == pytest.approx(1.4076, abs=5e-5)
+    assert loss_of(FedRS(), z, 0, counts) == pytest.approx(0.6803, abs=5e-5)
+    assert FedRS().scales(torch.tensor(counts)).tolist() == [1.0, 1.0, 0.5]
+    assert FedRS(soft=True).scales(torch.tensor(counts)).tolist() == [1.0, 0.75, 0.5]
+
+
+def test_fedlc_keeps_the_label_in_the_denominator_unless_told_otherwise() -> None:
+    z, counts = [1.0, 1.0, 1.0], [16, 81, 0]
+    assert loss_of(FedLC(), z, 0, counts) == pytest.approx(0.77995, abs=5e-6)
+    assert loss_of(FedLC(denominator="others"), z, 0, counts) == pytest.approx(0.16667, abs=5e-6)
+    for denominator, expected in (("all", 0.77995), ("others", 0.16667)):
+        masked = FedLC(denominator=denominator, absent="mask")
+        assert loss_of(masked, z, 0, counts) == pytest.approx(expected, abs=5e-6)
+    assert FedLC(tau=2.0).margins(torch.tensor(counts)).tolist() == pytest.approx(
+        [1.0, 2 / 3, 200.0]
+    )
+
+
+def test_the_paper_s_fedlc_has_no_lower_bound_and_ours_has() -> None:
+    z, counts = [10.0, 1.0, 1.0], [16, 81, 0]
+    assert loss_of(FedLC(denominator="others"), z, 0, counts) == pytest.approx(-8.83, abs=5e-3)
+    assert loss_of(FedLC(), z, 0, counts) >= 0
+
+
+def test_fedlc_does_not_overflow_where_logits_are_large() -> None:
+    assert math.isfinite(loss_of(FedLC(), [1e4, -1e4, 3e3], 1, [16, 81, 0]))
+    assert math.isfinite(loss_of(FedLC(denominator="others"), [1e4, -1e4, 3e3], 1, [16, 81, 0]))
+
+
+def test_fedprox_s_pull_is_proportional_to_the_distance() -> None:
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    received = (torch.zeros(2),)
+    local = LocalContext(
+        round=1, label_counts=torch.tensor([1, 1]), parameters=(weight,), received=received
+    )
+    logits = torch.zeros(1, 2)
+    batch = Batch(inputs=logits, labels=torch.tensor([0]), indices=torch.tensor([0]))
+    loss = FedProx(mu=0.1).loss(logits, batch, local)
+    torch.autograd.backward(loss)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == pytest.approx([0.3, 0.4])
+    assert float(loss.detach()) == pytest.approx(math.log(2) + 0.05 * 25)
+
+
+def test_fedprox_with_mu_0_is_cross_entropy() -> None:
+    far = (torch.tensor([1e3]),)
+    alone = loss_of(create(OBJECTIVES, "cross-entropy", {}), [1.0, 2.0], 0, [1, 1])
+    near = loss_of(
+        FedProx(mu=0.0), [1.0, 2.0], 0, [1, 1], parameters=far, received=(torch.zeros(1),)
+    )
+    assert near == alone
+
+
+def test_the_reverse_term_is_four_times_the_doubt() -> None:
+    assert float(reverse_cross_entropy(torch.tensor(0.7))) == pytest.approx(1.2)
+
+
+def test_the_noise_robust_loss_is_the_sum_of_its_terms() -> None:
+    p = torch.tensor([0.7, 0.2, 0.1])
+    believed = torch.tensor([[0.5, 0.25, 0.25]])
+    logits = p.log().tolist()
+    labelled = -math.log(0.7)
+    pseudo = -(0.5 * math.log(0.7) + 0.25 * math.log(0.2) + 0.25 * math.log(0.1))
+    found = loss_of(NoiseRobust(alpha=5, beta=2), logits, 0, [1, 1, 1], predictions=believed)
+    assert found == pytest.approx(labelled + 5 * pseudo + 2 * 1.2, rel=1e-6)
+    assert not NoiseRobust(alpha=0).needs_predictions
+    assert loss_of(NoiseRobust(alpha=0, beta=0), logits, 0, [1, 1, 1]) == pytest.approx(labelled)
+
+
+def test_pseudo_labels_are_those_of_the_batch_s_samples() -> None:
+    logits = torch.zeros(2, 2)
+    believed = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
+    batch = Batch(inputs=logits, labels=torch.tensor([0, 1]), indices=torch.tensor([2, 0]))
+    local = LocalContext(
+        round=1, label_counts=torch.tensor([1, 1]), parameters=(), predictions=believed
+    )
+    each = noise_robust_loss(logits, batch.labels, believed[[2, 0]], 1.0, 1.0)
+    found = float(NoiseRobust().loss(logits, batch, local))
+    assert found == pytest.approx(float(each.mean()))
+
+
+NAMES = tuple(name for name in installed(OBJECTIVES) if name != "crash")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_objective_is_finite_and_has_finite_gradients(name: str, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    scale = data.draw(st.sampled_from([0.01, 1.0, 100.0]))
+    logits = (torch.randn(5, 4, generator=generator) * scale).requires_grad_()
+    labels = torch.randint(0, 3, (5,), generator=generator)  # class 3 is absent
+    weight = nn.Parameter(torch.randn(3, generator=generator))
+    local = LocalContext(
+        round=1,
+        label_counts=torch.bincount(labels, minlength=4),
+        parameters=(weight,),
+        received=(torch.randn(3, generator=generator),),
+        predictions=torch.softmax(torch.randn(5, 4, generator=generator), dim=1),
+    )
+    batch = Batch(inputs=logits, labels=labels, indices=torch.arange(5))
+    objective: Objective = create(OBJECTIVES, name, {})
+    loss = objective.loss(logits, batch, local)
+    torch.autograd.backward(loss)
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    assert math.isfinite(float(loss.detach()))
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedprox", {"mu": -0.1}, "fedprox: option 'mu' is -0.1; give a number ≥ 0"),
+        ("fedprox", {"mu": math.nan}, "'mu' is nan"),
+        ("fedrs", {"alpha": 1.5}, "'alpha' is 1.5; give a number ≥ 0 and ≤ 1"),
+        ("fedrs", {"soft": 1}, "'soft' is 1; give true or false"),
+        ("fedlc", {"tau": "1"}, "'tau' is '1'"),
+        ("fedlc", {"denominator": "paper"}, "give one of all, others"),
+        ("fedlc", {"absent": "drop"}, "give one of margin, mask"),
+        ("noise-robust", {"beta": -1}, "'beta' is -1; give a number ≥ 0"),
+        ("generalized-cross-entropy", {"q": 0}, r"q must be in \(0, 1\]"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        create(OBJECTIVES, name, options)
+
+
+def test_an_unknown_option_lists_the_valid_ones() -> None:
+    with pytest.raises(PluginError, match="its options: alpha, soft"):
+        create(OBJECTIVES, "fedrs", {"beta": 1})

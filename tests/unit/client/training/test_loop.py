@@ -1,0 +1,436 @@
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.training.loop import TrainingResult, train
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.squared_losses import SquaredLosses
+from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
+from potluck.common.learning.training import LocalTraining, training_for
+from potluck.common.names import ClientId
+from potluck.common.settings.configuration import validate
+from potluck.common.settings.plugins import OBJECTIVES, create
+from potluck.common.task import Examples
+from potluck.common.tasks.digits import ColoredDigits, Digits
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
+
+CPU = torch.device("cpu")
+
+
+def blobs(samples: int = 50) -> Examples:
+    """Two clouds of points, a class each."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(samples) % 2
+    inputs = torch.randn(samples, 4, generator=generator) + 2.0 * labels[:, None]
+    return Examples(inputs=inputs, labels=labels)
+
+
+def network(*, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.ReLU(), nn.Linear(8, 2))
+
+
+def run(
+    model: nn.Module,
+    data: Examples | None = None,
+    *,
+    objective: Objective | None = None,
+    seed: int = 3,
+    round_number: int = 1,
+    losses: SquaredLosses | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> TrainingResult:
+    return train(
+        model,
+        blobs() if data is None else data,
+        objective or CrossEntropy(),
+        LocalTraining(**settings),
+        classes=2,
+        seed=seed,
+        round_number=round_number,
+        device=CPU,
+        losses=losses,
+        progress=progress,
+        cancelled=cancelled,
+    )
+
+
+def test_losses_are_summed_over_the_first_pass_alone() -> None:
+    """With a learning rate near 0 they are those of the received model."""
+    data, sums = blobs(), []
+    for epochs in (1, 3):
+        losses, model = SquaredLosses(CPU), network()
+        with torch.no_grad():
+            before = functional.cross_entropy(model(data.inputs), data.labels, reduction="none")
+        run(model, data, losses=losses, epochs=epochs, learning_rate=1e-9, batch_size=7)
+        assert losses.root_mean_square() == pytest.approx(
+            float(before.square().mean().sqrt()), rel=1e-4
+        )
+        sums.append(losses.root_mean_square())
+    assert sums[0] == sums[1]
+    quick = SquaredLosses(CPU)
+    measured = run(network(), data, losses=quick, epochs=3, learning_rate=0.5)
+    unmeasured = run(network(), data, epochs=3, learning_rate=0.5)
+    assert measured.loss == unmeasured.loss
+    assert quick.root_mean_square() > measured.loss
+
+
+def frozen(model: nn.Module) -> dict[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in state_arrays(model).items()}
+
+
+def same(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> bool:
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def trained(*, dropout: float = 0.0, **changes: Any) -> dict[str, NDArray[Any]]:
+    model = network(dropout=dropout)
+    run(model, **changes)
+    return frozen(model)
+
+
+def bare_loop(
+    model: nn.Module, data: Examples, optimizer: torch.optim.Optimizer, *, epochs: int, batch: int
+) -> None:
+    """What local training is, in plain PyTorch."""
+    order = torch.Generator().manual_seed(3)
+    for _ in range(epochs):
+        permutation = torch.randperm(len(data), generator=order)
+        for start in range(0, len(data), batch):
+            indices = permutation[start : start + batch]
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(data.inputs[indices]), data.labels[indices])
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+
+def test_training_is_the_bare_loop_bit_for_bit() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    bare_loop(model, blobs(), optimizer, epochs=3, batch=16)
+    settings = {"learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    assert same(frozen(model), trained(**settings, epochs=3, batch_size=16))
+
+
+def test_the_same_seed_trains_to_the_same_bits_with_dropout() -> None:
+    first = trained(dropout=0.5, epochs=2)
+    torch.rand(5)  # what others draw makes no difference
+    assert same(first, trained(dropout=0.5, epochs=2))
+    assert not same(first, trained(dropout=0.5, epochs=2, seed=4))
+
+
+def test_torchs_global_generator_is_left_as_it_was() -> None:
+    model = network(dropout=0.5)
+    before = torch.random.get_rng_state()
+    run(model)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_training_learns_real_digits() -> None:
+    task = Digits(clients=1)
+    data = task.client_data(ClientId("client-0"), None).train
+    torch.manual_seed(0)
+    settings = LocalTraining(learning_rate=0.1, epochs=1)
+    model = task.model()
+    results = [
+        train(
+            model,
+            data,
+            CrossEntropy(),
+            settings,
+            classes=10,
+            seed=number,
+            round_number=1,
+            device=CPU,
+        )
+        for number in range(8)
+    ]
+    assert results[-1].loss < 0.3 < 1.0 < results[0].loss
+    assert results[0].samples == 1397
+    assert results[0].steps == 44
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"epochs": 2, "batch_size": 16}, 8),
+        ({"epochs": 1, "batch_size": 1000}, 1),
+        ({"steps": 9, "batch_size": 16}, 9),
+        ({"steps": 3, "batch_size": 16, "epochs": 7}, 3),
+    ],
+)
+def test_local_work_is_counted_in_epochs_or_steps(settings: dict[str, Any], steps: int) -> None:
+    counted = CountingCrossEntropy()
+    result = run(network(), objective=counted, **settings)
+    assert result.steps == steps == len(counted.sizes)
+    assert all(size <= settings["batch_size"] for size in counted.sizes)
+
+
+@dataclass
+class CountingCrossEntropy:
+    """Cross-entropy that notes what it is handed."""
+
+    needs_received: bool = True
+
+    def __post_init__(self) -> None:
+        self.sizes: list[int] = []
+        self.seen: list[int] = []
+        self.moved: list[float] = []
+        self.contexts: list[LocalContext] = []
+
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+        self.sizes.append(len(batch.labels))
+        self.seen += batch.indices.tolist()
+        pairs = zip(local.parameters, local.received, strict=True)
+        self.moved.append(sum(float((a - b).detach().norm()) for a, b in pairs))
+        self.contexts.append(local)
+        return functional.cross_entropy(logits, batch.labels)
+
+
+def test_an_epoch_visits_every_sample_once_in_another_order() -> None:
+    counted = CountingCrossEntropy()
+    run(network(), objective=counted, epochs=2, batch_size=16)
+    first, second = counted.seen[:50], counted.seen[50:]
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+
+
+def test_an_objective_sees_the_weights_as_they_came_and_as_they_are() -> None:
+    counted = CountingCrossEntropy()
+    run(network(), objective=counted, round_number=7)
+    assert counted.moved[0] == 0.0
+    assert counted.moved[1] > 0.0
+    assert counted.contexts[0].label_counts.tolist() == [25, 25]
+    assert counted.contexts[0].round == 7
+
+
+def test_the_loss_is_the_mean_over_samples_of_the_last_pass() -> None:
+    @dataclass(frozen=True)
+    class MeanLabel:
+        needs_received: bool = False
+
+        def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+            return logits.sum() * 0 + batch.labels.double().mean()
+
+    data = Examples(inputs=torch.zeros(50, 4), labels=torch.arange(50) % 2)
+    result = run(network(), data, objective=MeanLabel(), epochs=3, batch_size=16)
+    assert result.loss == pytest.approx(0.5, abs=1e-12)
+
+
+def test_the_learning_rate_decays_by_round() -> None:
+    settings = LocalTraining(learning_rate=0.1, learning_rate_decay=0.98)
+    assert [settings.learning_rate_in(n) for n in (1, 2, 101)] == pytest.approx(
+        [0.1, 0.098, 0.1 * 0.98**100]
+    )
+    decayed = trained(learning_rate=0.1, learning_rate_decay=0.5, round_number=2)
+    assert same(decayed, trained(learning_rate=0.05))
+
+
+def test_clipped_gradients_move_the_model_no_further_than_they_may() -> None:
+    before, after = frozen(network()), trained(learning_rate=1.0, gradient_clip=0.01, steps=1)
+    moved = math.sqrt(sum(float(((after[k] - before[k]) ** 2).sum()) for k in before))
+    assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+def test_progress_rises_to_one() -> None:
+    shares: list[float] = []
+    run(network(), progress=shares.append, epochs=300, batch_size=8)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) <= 52
+
+
+def test_a_cancelled_training_stops_at_the_next_step() -> None:
+    stop, counted = threading.Event(), CountingCrossEntropy()
+
+    def progress(share: float) -> None:
+        stop.set()
+
+    with pytest.raises(RoundClosedError, match="cancelled"):
+        run(network(), objective=counted, progress=progress, cancelled=stop.is_set, steps=100)
+    assert len(counted.sizes) == 2
+
+
+def test_a_training_that_is_over_keeps_no_gradients() -> None:
+    model = network()
+    run(model, epochs=1)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(RoundClosedError):
+        run(model, cancelled=iter([False, True]).__next__, batch_size=16)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_divergence_names_the_epoch_and_the_remedy() -> None:
+    message = r"diverged in epoch 1: .* at learning rate 1e\+30; lower training.learning_rate"
+    with pytest.raises(TrainingError, match=message):
+        run(network(), learning_rate=1e30, epochs=3)
+
+
+def test_weights_that_the_last_step_made_infinite_are_noticed() -> None:
+    with pytest.raises(TrainingError, match="loss or weights are NaN or infinite"):
+        run(network(), learning_rate=1e38, weight_decay=1e6, steps=1)
+
+
+def test_a_client_without_samples_can_not_train() -> None:
+    empty = Examples(inputs=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(TrainingError, match="no training samples"):
+        run(network(), empty)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Examples(inputs=torch.zeros(5, 3), labels=torch.zeros(5, dtype=torch.int64)),
+        Examples(inputs=torch.zeros(5, 4), labels=torch.full((5,), 2)),
+    ],
+)
+def test_samples_that_the_model_can_not_take_are_a_training_error(data: Examples) -> None:
+    with pytest.raises(TrainingError, match="fit together") as caught:
+        run(network(), data)
+    assert "\n" not in caught.value.message
+
+
+def test_a_device_without_memory_is_named_with_a_remedy() -> None:
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("tried to allocate 1 PiB")
+
+    with pytest.raises(TrainingError, match=r"cpu has too little memory .* lower training.batch"):
+        run(Huge())
+
+
+def test_settings_travel_as_json() -> None:
+    settings = LocalTraining(learning_rate=0.1, steps=5, gradient_clip=1.0, momentum=0.9)
+    assert LocalTraining.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"learningrate": 0.1},
+            r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, betas",
+        ),
+        ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
+        ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
+        ({"momentum": 1.0}, "'momentum': Input should be less than 1"),
+        ({"optimizer": "magic"}, "'optimizer': Input should be 'sgd', 'adam' or 'adamw'"),
+        ({"epochs": 0}, "'epochs': Input should be greater than or equal to 1"),
+    ],
+)
+def test_wrong_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        validate(LocalTraining, values, source="run.toml")
+
+
+def test_the_run_file_wins_over_the_task_which_wins_over_the_defaults() -> None:
+    task = ColoredDigits()
+    settings = training_for(task, {"epochs": 2}, source="run.toml")
+    assert settings.epochs == 2
+    assert settings.momentum == task.training["momentum"] != LocalTraining().momentum
+    assert settings.weight_decay == LocalTraining().weight_decay
+    assert training_for(task, settings.model_dump(), source="run.toml") == settings
+
+
+def test_a_task_that_recommends_nonsense_is_named() -> None:
+    class Sloppy(ColoredDigits):
+        training = {"speed": 1}  # noqa: RUF012 - as a user would write it
+
+    with pytest.raises(ConfigurationError, match="'training' of Sloppy: unknown key 'speed'"):
+        training_for(Sloppy(), {}, source="run.toml")
+
+
+def test_a_models_state_goes_out_and_in() -> None:
+    source, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    source.train()(torch.randn(5, 3))
+    arrays = frozen(source)
+    assert arrays["num_batches_tracked"].dtype == np.int64
+    assert arrays["num_batches_tracked"].shape == ()
+    for array in arrays.values():
+        array.flags.writeable = False
+    load_arrays(target, arrays)
+    assert same(frozen(target), arrays)
+    assert list(arrays) == list(source.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": None}, "received lacks tensor 'bias' of the task's model"),
+        ({"bias": np.zeros(3, np.float32)}, r"tensor 'bias' has shape .*3.*has .*2"),
+        ({"bias": np.zeros(2)}, "tensor 'bias' is F64, the task's model's is F32"),
+        ({"extra": np.zeros(2, np.float32)}, "tensor 'extra' is not in the task's model"),
+    ],
+)
+def test_other_tensors_than_the_models_are_refused(changes: dict[str, Any], message: str) -> None:
+    model = nn.Linear(4, 2)
+    before = frozen(model)
+    arrays = {name: np.ones_like(array) for name, array in before.items()} | changes
+    with pytest.raises(LayoutError, match=message):
+        load_arrays(model, {name: array for name, array in arrays.items() if array is not None})
+    assert same(before, frozen(model))
+
+
+def test_a_model_that_can_not_be_sent_is_named() -> None:
+    with pytest.raises(LayoutError, match=r"'weight' is torch.bfloat16, which can't be sent"):
+        state_arrays(nn.Linear(2, 2).bfloat16())
+
+
+def test_cross_entropy_is_installed() -> None:
+    objective = create(OBJECTIVES, "cross-entropy", {})
+    assert isinstance(objective, CrossEntropy)
+    logits, labels = torch.tensor([[2.0, 1.0, 3.0]]), torch.tensor([0])
+    local = LocalContext(round=1, label_counts=torch.tensor([1, 0, 0]), parameters=())
+    batch = Batch(inputs=logits, labels=labels, indices=torch.tensor([0]))
+    assert float(objective.loss(logits, batch, local)) == pytest.approx(1.4076, abs=5e-5)
+
+
+def test_noise_robust_training_believes_what_the_received_model_said() -> None:
+    """Pseudo-labels are fixed before the first step, without dropout, and change nothing else."""
+    model, data = network(dropout=0.5), blobs()
+    with torch.inference_mode():
+        model.eval()
+        expected = torch.softmax(model(data.inputs), dim=1)
+    seen: list[Tensor] = []
+
+    @dataclass(frozen=True)
+    class Believing:
+        needs_received: bool = False
+        needs_predictions: bool = True
+
+        def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+            assert local.predictions is not None
+            seen.append(local.predictions.clone())
+            return functional.cross_entropy(logits, local.predictions[batch.indices])
+
+    run(model, data, objective=Believing(), epochs=2, batch_size=16)
+    assert model.training
+    assert all(torch.equal(each, seen[0]) for each in seen)
+    torch.testing.assert_close(seen[0], expected)
+    assert same(trained(dropout=0.5), trained(dropout=0.5, objective=CrossEntropy()))
+
+
+def test_bfloat16_changes_nothing_where_there_is_no_gpu() -> None:
+    assert same(trained(precision="bfloat16"), trained())
+
+
+def test_adam_trains_and_repeats_itself() -> None:
+    first = trained(optimizer="adam", learning_rate=0.01, epochs=2)
+    assert same(first, trained(optimizer="adam", learning_rate=0.01, epochs=2))
+    assert not same(first, trained(optimizer="adamw", weight_decay=0.5, epochs=2))

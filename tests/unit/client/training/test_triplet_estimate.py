@@ -1,0 +1,441 @@
+"""The triplet estimate: its objective, its features, its matrices, and what it does not see."""
+
+import math
+import random
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from potluck.client.base.laplace import noisy_counts
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.training.features import features_and_logits
+from potluck.client.training.objectives.generalized_cross_entropy import (
+    GeneralizedCrossEntropy,
+    generalized_cross_entropy,
+)
+from potluck.client.training.triplet_estimate import (
+    LocalPrivacy,
+    MatrixEstimate,
+    TripletEstimate,
+    estimate_matrix,
+    estimate_triplet,
+)
+from potluck.common.errors import (
+    ConfigurationError,
+    LayoutError,
+    RoundClosedError,
+    TrainingError,
+)
+from potluck.common.learning.heterogeneity import triplet
+from potluck.common.learning.triplet import TripletSettings, triplet_settings_for
+from potluck.common.names import ClientId
+from potluck.common.settings import plugins
+from potluck.common.settings.configuration import validate
+from potluck.common.task import Examples
+from potluck.common.tasks.digits import ColoredDigits
+from potluck.common.tensors.model_arrays import state_arrays
+
+CPU = torch.device("cpu")
+WELL_TRAINED = TripletSettings(learning_rate=0.05, bias_steps=5, attribute_steps=200)
+
+
+# The objective
+
+
+def with_probability(probability: float) -> Tensor:
+    """Logits of two classes whose softmax gives the second this probability."""
+    return torch.tensor([[0.0, math.log(probability / (1 - probability))]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("probability", "expected"), [(0.5, 0.6258), (0.9, 0.1037)])
+def test_generalized_cross_entropy_check_vectors(probability: float, expected: float) -> None:
+    loss = generalized_cross_entropy(with_probability(probability), torch.tensor([1]), 0.3)
+    assert float(loss) == pytest.approx(expected, abs=5e-5)
+
+
+def test_it_lies_between_cross_entropy_and_absolute_error() -> None:
+    logits, label = with_probability(0.2), torch.tensor([1])
+    assert float(generalized_cross_entropy(logits, label, 1e-9)) == pytest.approx(-math.log(0.2))
+    assert float(generalized_cross_entropy(logits, label, 1.0)) == pytest.approx(0.8)
+
+
+def test_hopeless_samples_pull_on_nothing() -> None:
+    logits = torch.tensor([[1000.0, 0.0]], requires_grad=True)
+    torch.autograd.backward(generalized_cross_entropy(logits, torch.tensor([1]), 0.3))
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[0.0, 0.0]]
+
+
+def test_the_objective_is_installed_with_its_option() -> None:
+    objective: Objective = plugins.create(
+        plugins.OBJECTIVES, "generalized-cross-entropy", {"q": 1.0}
+    )
+    labels = torch.tensor([1])
+    batch = Batch(inputs=torch.zeros(1, 2), labels=labels, indices=torch.tensor([0]))
+    local = LocalContext(round=1, label_counts=torch.tensor([0, 1]), parameters=())
+    assert not objective.needs_received
+    assert float(objective.loss(with_probability(0.9), batch, local)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("q", [0, -0.3, 1.1, math.nan, "0.3"])
+def test_a_q_out_of_range_is_refused(q: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"q must be in \(0, 1\]"):
+        GeneralizedCrossEntropy(q=q)
+
+
+# Features
+
+
+class WithMethod(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decide = nn.Linear(4, 3)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs.reshape(-1, 2, 2) * 2
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.decide(self.features(inputs).flatten(1))
+        return logits
+
+
+class Pooling(nn.Module):
+    """Like torchvision's: a submodule `features` that does not pool; layers out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+        self.first = nn.Linear(4, 3)
+        self.features = nn.Conv2d(1, 1, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.first(self.features(inputs[:, None, :, None]).flatten(1)))
+        return logits
+
+
+def test_features_come_from_the_models_method_where_it_has_one() -> None:
+    inputs = torch.arange(20.0).reshape(5, 4)
+    features, logits = features_and_logits(WithMethod(), inputs, device=CPU, batch_size=2)
+    assert torch.equal(features, inputs * 2)
+    assert logits.shape == (5, 3)
+
+
+def test_features_are_what_the_last_linear_layer_called_gets() -> None:
+    torch.manual_seed(0)
+    model, inputs = Pooling(), torch.randn(5, 4)
+    features, logits = features_and_logits(model, inputs, device=CPU, batch_size=2)
+    assert features.shape == (5, 3)
+    assert torch.allclose(model.last(features), logits)
+    assert not model.last._forward_pre_hooks
+    assert not model.training
+
+
+def test_a_model_without_features_is_told_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"give the task's model a method 'features"):
+        features_and_logits(nn.Flatten(), torch.zeros(2, 4), device=CPU)
+
+
+def test_inputs_that_do_not_fit_are_a_failed_training() -> None:
+    with pytest.raises(TrainingError, match="the task's model failed"):
+        features_and_logits(Pooling(), torch.zeros(2, 7), device=CPU)
+
+
+# The matrix
+
+
+def biased_model(classes: int) -> nn.Module:
+    """Takes the attribute's one-hot (its last `classes` inputs) for the class, beyond doubt."""
+    identity, decide = nn.Linear(2 * classes, 2 * classes), nn.Linear(2 * classes, classes)
+    model = nn.Sequential(identity, decide)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        identity.weight.copy_(torch.eye(2 * classes))
+        decide.weight[:, classes:] = 100 * torch.eye(classes)
+    return model
+
+
+def weights_of(model: nn.Module) -> Mapping[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in state_arrays(model).items()}
+
+
+def samples(cells: Mapping[tuple[int, int], int], classes: int) -> Examples:
+    """So many samples of (class, the class that the attribute suggests); both as one-hots."""
+    pairs = [pair for pair, count in cells.items() for _ in range(count)]
+    labels = torch.tensor([label for label, _ in pairs], dtype=torch.int64)
+    suggested = torch.tensor([attribute for _, attribute in pairs], dtype=torch.int64)
+    one_hot = nn.functional.one_hot
+    inputs = torch.cat([one_hot(labels, classes), one_hot(suggested, classes)], dim=1).float()
+    return Examples(inputs=inputs, labels=labels)
+
+
+def estimate(
+    cells: Mapping[tuple[int, int], int], classes: int = 2, *, seed: int = 0
+) -> MatrixEstimate:
+    model = biased_model(classes)
+    return estimate_matrix(
+        model,
+        weights_of(model),
+        samples(cells, classes),
+        classes=classes,
+        settings=WELL_TRAINED,
+        seed=seed,
+        device=CPU,
+    )
+
+
+def test_two_classes_get_their_matrix() -> None:
+    """The attribute goes with the class for 40 and 25; the pivot is the class split most evenly."""
+    found = estimate({(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12})
+    assert found.matrix.tolist() == [[5, 40], [25, 12]]
+    assert (found.pivot, found.degenerate, found.head_accuracy) == (1, False, 1.0)
+    assert found.attributes.tolist() == [1] * 40 + [0] * 5 + [0] * 25 + [1] * 12
+
+
+def test_ties_go_to_the_lowest_class() -> None:
+    found = estimate({(0, 0): 20, (0, 1): 5, (1, 1): 20, (1, 0): 5})
+    assert found.pivot == 0
+    assert found.matrix.tolist() == [[20, 5], [5, 20]]
+
+
+def test_each_of_three_classes_is_told_from_the_rest_together() -> None:
+    found = estimate({(0, 0): 20, (0, 2): 10, (1, 1): 9, (1, 2): 1, (2, 2): 30, (2, 0): 4}, 3)
+    assert found.pivot == 1
+    assert found.matrix[1].tolist() == [9, 1]
+    assert found.matrix.sum(axis=1).tolist() == [30, 10, 34]
+
+
+def test_the_pivot_of_three_classes_carries_its_attribute_over() -> None:
+    found = estimate({(0, 0): 20, (0, 2): 16, (1, 0): 30, (1, 2): 2, (2, 2): 30, (2, 0): 9}, 3)
+    assert (found.pivot, found.degenerate) == (0, False)
+    assert found.matrix.tolist() == [[20, 16], [30, 2], [9, 30]]
+
+
+def test_a_class_without_samples_is_no_pivot() -> None:
+    found = estimate({(0, 0): 20, (0, 2): 6, (2, 2): 15, (2, 0): 5}, 3)
+    assert found.pivot == 2
+    assert found.matrix.tolist() == [[6, 20], [0, 0], [15, 5]]
+
+
+def test_a_class_with_one_sample_is_no_pivot() -> None:
+    """Its gap would be 1, the smallest."""
+    found = estimate({(0, 0): 20, (0, 1): 5, (1, 1): 1})
+    assert (found.pivot, found.matrix.tolist()) == (0, [[20, 5], [0, 1]])
+
+
+def test_a_pivot_with_an_empty_part_gives_all_one_attribute() -> None:
+    """Class 0's gap is 3, though only class 1 could be split: so says Alg. 2."""
+    found = estimate({(0, 0): 3, (1, 1): 30, (1, 0): 5})
+    assert (found.pivot, found.head_accuracy, found.degenerate) == (0, None, False)
+    assert found.matrix.tolist() == [[3, 0], [35, 0]]
+    assert triplet(found.matrix)[1:] == (1.0, 0.0)
+
+
+def test_where_no_class_can_be_split_it_is_degenerate() -> None:
+    found = estimate({(0, 0): 30, (1, 1): 10})
+    assert (found.degenerate, found.pivot, found.head_accuracy) == (True, None, None)
+    assert found.matrix.tolist() == [[30, 0], [10, 0]]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_client_of_one_class(classes: int) -> None:
+    """Of more than two classes there is nothing to tell the one from."""
+    found = estimate({(1, 1): 30, (1, 0): 10}, classes)
+    class_imbalance, attribute_imbalance, correlation = triplet(found.matrix)
+    assert (class_imbalance, correlation) == (1.0, 0.0)
+    assert found.degenerate == (classes == 3)
+    assert attribute_imbalance == pytest.approx(1.0 if classes == 3 else 0.1887, abs=1e-4)
+
+
+def test_a_single_sample_is_degenerate() -> None:
+    assert estimate({(0, 1): 1}).matrix.tolist() == [[1, 0], [0, 0]]
+
+
+cells_of = st.dictionaries(
+    st.tuples(st.integers(0, 2), st.integers(0, 2)), st.integers(1, 6), min_size=1
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cells_of)
+def test_rows_always_sum_to_the_label_counts(cells: Mapping[tuple[int, int], int]) -> None:
+    data = samples(cells, 3)
+    model = biased_model(3)
+    found = estimate_matrix(
+        model,
+        weights_of(model),
+        data,
+        classes=3,
+        settings=TripletSettings(bias_steps=1, attribute_steps=1),
+        seed=0,
+        device=CPU,
+    )
+    assert found.matrix.sum(axis=1).tolist() == torch.bincount(data.labels, minlength=3).tolist()
+    assert set(found.attributes.tolist()) <= {0, 1}
+    assert all(0 <= component <= 1 for component in triplet(found.matrix))
+
+
+# On a real task
+
+
+def of_client(number: int, *, groups: bool = True) -> Examples:
+    data = ColoredDigits().client_data(ClientId(f"client-{number}"), None).train
+    return Examples(inputs=data.inputs, labels=data.labels, groups=data.groups if groups else None)
+
+
+def of_digits(
+    data: Examples, *, seed: int = 1, privacy: LocalPrivacy | None = None
+) -> TripletEstimate:
+    torch.manual_seed(0)
+    model = ColoredDigits().model()
+    chosen = TripletSettings(bias_steps=5, attribute_steps=50, learning_rate=0.1)
+    return estimate_triplet(
+        model,
+        weights_of(model),
+        data,
+        classes=2,
+        settings=chosen,
+        seed=seed,
+        device=CPU,
+        privacy=privacy,
+    )
+
+
+def test_same_seed_same_triplet_whatever_went_before() -> None:
+    first = of_digits(of_client(2))
+    torch.randn(17)
+    of_digits(of_client(3))
+    assert of_digits(of_client(2)) == first
+
+
+def test_the_attribute_labels_are_not_looked_at() -> None:
+    assert of_digits(of_client(2, groups=False)) == of_digits(of_client(2))
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    model = ColoredDigits().model()
+    before = torch.default_generator.get_state()
+    estimate_matrix(
+        model,
+        weights_of(model),
+        of_client(2),
+        classes=2,
+        settings=WELL_TRAINED,
+        seed=0,
+        device=CPU,
+    )
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+# Privacy
+
+
+def local_privacy(epsilon: Fraction, seed: int) -> LocalPrivacy:
+    return LocalPrivacy(epsilon=epsilon, adjacency="replace", randomness=random.Random(seed))
+
+
+def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
+    cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
+    matrix = estimate(cells).matrix
+    model = biased_model(2)
+    released = estimate_triplet(
+        model,
+        weights_of(model),
+        samples(cells, 2),
+        classes=2,
+        settings=WELL_TRAINED,
+        seed=0,
+        device=CPU,
+        privacy=local_privacy(Fraction(1, 5), 3),
+    )
+    noisy = noisy_counts(matrix.ravel().tolist(), **vars(local_privacy(Fraction(1, 5), 3)))
+    assert noisy != matrix.ravel().tolist()
+    assert released.triplet == triplet(np.maximum(noisy, 0).reshape(2, 2))
+    assert released.degenerate is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_matrix_drowned_in_noise_still_gives_a_triplet(seed: int) -> None:
+    found = of_digits(of_client(0), privacy=local_privacy(Fraction(1, 100), seed))
+    assert all(0 <= component <= 1 for component in found.triplet)
+
+
+def test_hardly_any_noise_changes_nothing() -> None:
+    private = of_digits(of_client(2), privacy=local_privacy(Fraction(100), 0))
+    assert private.triplet == of_digits(of_client(2)).triplet
+
+
+# What goes wrong
+
+
+def failing(data: Examples, **changes: Any) -> None:
+    model = biased_model(2)
+    arguments: dict[str, Any] = {
+        "weights": weights_of(model),
+        "classes": 2,
+        "settings": WELL_TRAINED,
+        "seed": 0,
+        "device": CPU,
+    }
+    estimate_matrix(model, data=data, **(arguments | changes))
+
+
+def test_a_client_without_samples_is_refused() -> None:
+    empty = Examples(inputs=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(TrainingError, match="no training samples"):
+        failing(empty)
+
+
+def test_it_can_be_cancelled() -> None:
+    with pytest.raises(RoundClosedError):
+        failing(samples({(0, 0): 5, (1, 0): 5}, 2), cancelled=lambda: True)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    with pytest.raises(LayoutError):
+        failing(samples({(0, 0): 5, (1, 0): 5}, 2), weights=weights_of(biased_model(3)))
+
+
+def test_settings_are_the_papers_and_frozen() -> None:
+    paper = TripletSettings()
+    assert (paper.pretraining_rounds, paper.bias_steps, paper.attribute_steps) == (1, 50, 10)
+    assert (paper.q, paper.learning_rate, paper.batch_size) == (0.3, 1e-3, 28)
+    with pytest.raises(ConfigurationError, match="unknown key 'tau'"):
+        validate(TripletSettings, {"tau": 3}, source="profile.triplet")
+
+
+def test_a_task_may_recommend_settings_and_the_run_overrides_them() -> None:
+    task = ColoredDigits()
+    recommended = triplet_settings_for(task, {}, source="the run file")
+    assert recommended == TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
+    chosen = triplet_settings_for(task, {"attribute_steps": 10, "q": 0.5}, source="the run file")
+    assert (chosen.attribute_learning_rate, chosen.attribute_steps, chosen.q) == (0.1, 10, 0.5)
+    with pytest.raises(ConfigurationError, match="the run file: 'q'"):
+        triplet_settings_for(task, {"q": 2}, source="the run file")
+
+
+def test_the_head_has_a_learning_rate_of_its_own() -> None:
+    """From zero, ten steps of 0.001 only tell which part is larger; ten of 1.0 tell them apart."""
+    cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
+    accuracies = []
+    for rate in (None, 1.0):
+        model = biased_model(2)
+        found = estimate_matrix(
+            model,
+            weights_of(model),
+            samples(cells, 2),
+            classes=2,
+            settings=TripletSettings(attribute_learning_rate=rate, head="zero"),
+            seed=0,
+            device=CPU,
+        )
+        accuracies.append(found.head_accuracy)
+    assert accuracies == [0.5, 1.0]

@@ -1,0 +1,49 @@
+"""What breaks of a link do to the size of chunks."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.client.transfer.chunk_size import ChunkSize
+from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
+
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("size", "gained", "after"),
+    [
+        (1024, 0, 512),
+        (512, 7 * 512, 256),  # an eighth and more would be lost of what arrives
+        (512, 8 * 512, 512),
+        (512, 63 * 512, 512),
+        (512, 64 * 512, 1024),
+        (16, 0, 16),
+        (1024, 64 * 1024, 1024),
+    ],
+)
+def test_a_break(size: int, gained: int, after: int) -> None:
+    chunks = ChunkSize(size * KIB)
+    chunks.broke(gained * KIB)
+    assert chunks.bytes == after * KIB
+
+
+@pytest.mark.parametrize("carries", [20_000, 100_000, 700_000, 3_000_000])
+def test_any_link_that_carries_the_least_chunk_brings_a_file_through(carries: int) -> None:
+    chunks, held, breaks = ChunkSize(), 0, 0
+    while held < 50 << 20:
+        gained = carries // chunks.bytes * chunks.bytes
+        held += gained
+        chunks.broke(gained)
+        breaks += 1
+    assert LEAST_CHUNK_BYTES <= chunks.bytes <= CHUNK_BYTES
+    assert held / breaks > carries * 0.75
+
+
+def test_files_that_go_through_make_chunks_large_again() -> None:
+    chunks = ChunkSize(LEAST_CHUNK_BYTES)
+    for _ in range(6):
+        chunks.passed()
+    assert chunks.bytes == CHUNK_BYTES
+    chunks.passed()
+    assert chunks.bytes == CHUNK_BYTES

@@ -1,0 +1,288 @@
+"""What every metric promises, and the registry that counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.repository import ROOT
+
+from potluck.common.errors import REASONS
+from potluck.common.metrics import definitions as metrics
+from potluck.common.metrics.definitions import METRICS, Kind, Metric, metrics_of
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import OTHER, RUN, Party, known_reason
+from potluck.common.runfile import RoundPolicy
+from potluck.deploy.view.metrics_page import metrics_page
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.machine import Resumption, RoundMachine
+from potluck.server.rounds.round_rules import Plan
+from potluck.server.runs.run_metrics import RunObserver
+from potluck.server.store.records import (
+    AttemptKey,
+    MemberState,
+    Metrics,
+    RoundRow,
+    RunRow,
+    RunState,
+)
+
+PAGE = ROOT / "docs" / "metrics.md"
+PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}
+
+
+def samples(instruments: Instruments) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = text_string_to_metric_families(instruments.exposition().decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_page_is_made_from_the_definitions() -> None:
+    assert PAGE.read_text() == metrics_page(), (
+        "run: python -m potluck.deploy.view.metrics_page > docs/metrics.md"
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_follow_the_rules(metric: Metric) -> None:
+    assert re.fullmatch(r"potluck_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert metric.help.endswith(".")
+    assert metric.parties
+    if metric.unit:
+        assert metric.unit in metric.name
+    if Party.HOST in metric.parties and len(metric.parties) == 1:
+        assert metric.name.startswith("potluck_host_")
+    assert not PER_CLIENT & {label.name for label in metric.labels}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_label_is_bounded(metric: Metric) -> None:
+    for label in metric.labels:
+        assert label.values or label.about
+        if metric.kind is not Kind.GAUGE:
+            assert label.values, "a counter must begin at 0 under every label"
+    if any(not label.values for label in metric.labels):
+        unbounded = {label.name for label in metric.labels if not label.values}
+        assert unbounded <= {"run", "gpu"} or metric.name.endswith("_info")
+
+
+def test_names_are_unique() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names)) > 50
+
+
+def test_a_fresh_process_shows_counters_at_zero_and_no_gauge_without_a_value() -> None:
+    for party in Party:
+        shown = samples(Instruments(party))
+        names = {name for name, _ in shown}
+        for metric in metrics_of(party):
+            suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
+            expected = metric.kind is not Kind.GAUGE or metric is metrics.BUILD_INFO
+            assert (metric.name + suffix in names) == expected, metric.name
+        assert not any(name.endswith("_created") for name in names)
+
+
+def test_what_is_counted_is_shown() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    instruments.count(metrics.ATTEMPTS, outcome="committed")
+    instruments.count(metrics.ATTEMPTS, 2, outcome="committed")
+    instruments.set(metrics.ACCURACY, 0.5, run="a")
+    instruments.observe(metrics.PHASE_SECONDS, 0.3, phase="train")
+    shown = samples(instruments)
+    assert shown["potluck_rounds_total", frozenset({("outcome", "committed")})] == 3
+    assert shown["potluck_model_accuracy_ratio", frozenset({("run", "a")})] == 0.5
+    phase = ("phase", "train")
+    assert shown["potluck_round_phase_seconds_sum", frozenset({phase})] == 0.3
+    below = "potluck_round_phase_seconds_bucket"
+    assert shown[below, frozenset({phase, ("le", "0.25")})] == 0
+    assert shown[below, frozenset({phase, ("le", "0.5")})] == 1
+
+
+def test_a_run_that_is_forgotten_leaves_no_series() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    of_runs = [metric for metric in metrics_of(Party.COORDINATOR) if RUN in metric.labels]
+    for run in ("a", "b"):
+        for metric in of_runs:
+            values = {label.name: (label.values or ("x",))[0] for label in metric.labels}
+            instruments.set(metric, 1, **(values | {"run": run}))
+    for metric in of_runs:
+        instruments.forget(metric, run="a")
+    runs = {dict(labels)["run"] for _, labels in samples(instruments) if "run" in dict(labels)}
+    assert runs == {"b"}
+
+
+def test_none_takes_a_gauge_away() -> None:
+    instruments = Instruments(Party.COORDINATOR)
+    instruments.set(metrics.LOSS, 1.0, run="a")
+    instruments.set(metrics.LOSS, None, run="a")
+    instruments.set(metrics.LOSS, None, run="never set")
+    assert not any(name == metrics.LOSS.name for name, _ in samples(instruments))
+
+
+def test_refreshers_run_whenever_somebody_looks() -> None:
+    instruments, calls = Instruments(Party.HOST), [0]
+
+    def refresh() -> None:
+        calls[0] += 1
+        instruments.set(metrics.HOST_CLIENTS, calls[0])
+
+    instruments.refresh_with(refresh)
+    samples(instruments)
+    assert samples(instruments)["potluck_host_clients", frozenset()] == 2
+
+
+def test_registries_share_nothing() -> None:
+    first, second = Instruments(Party.HOST), Instruments(Party.HOST)
+    first.count(metrics.RECONNECTS)
+    assert samples(second)["potluck_host_reconnects_total", frozenset()] == 0
+
+
+def test_reasons_of_others_are_not_made_labels() -> None:
+    assert "UNREACHABLE" in REASONS
+    assert known_reason("UNREACHABLE") == "UNREACHABLE"
+    assert known_reason('x"} 1\npotluck_evil 1') == OTHER
+
+
+# What a run's observer makes of what happens ------------------------------------------------------
+
+TRAINED: list[rounds.Event] = [rounds.Reduced(), rounds.Evaluated(), rounds.Committed()]
+ATTEND: list[rounds.Event] = [rounds.Started(), rounds.Joined(("a", "b", "c"))]
+TWO_ROUNDS = Plan(
+    rounds=2,
+    count=2,
+    roster=3,
+    roster_timeout_seconds=60,
+    policy=RoundPolicy(quorum=1.0, attempts=2, over_selection=1),
+)
+
+
+def committed_row(round_number: int) -> RoundRow:
+    return RoundRow(
+        key=AttemptKey("a", round_number, 1),
+        model_blake3="",
+        state_blake3=None,
+        selector_scalars={},
+        strategy_scalars={},
+        metrics=Metrics(),
+        seconds=1.0,
+        bytes_down=0,
+        bytes_up=0,
+        committed_at=datetime(2026, 3, 1, tzinfo=UTC),
+        members=(),
+    )
+
+
+def counted(
+    events: Sequence[rounds.Event], resumption: Resumption | None = None
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Attempts by outcome, members by outcome and phases by name, after these events."""
+    instruments = Instruments(Party.COORDINATOR)
+    observer = RunObserver(instruments, "a", lambda: 0.0)
+    machine = RoundMachine(TWO_ROUNDS, resumption)
+    if resumption is not None:
+        row = committed_row(1)
+        begun = RunRow(
+            run_id="a", name="", run_file="", created_at=row.committed_at, rounds=2, count=2,
+            seed=0, task="", selector="", strategy="", state=RunState.RUNNING, reason="",
+            changed_at=row.committed_at, committed_rounds=1, model_blake3=None,
+        )  # fmt: skip
+        observer.resumed(begun, row, resumption.cohort)
+    for now, event in enumerate(events):
+        if isinstance(event, rounds.Committed):
+            observer.committed(committed_row(machine.round), 0)
+        actions = machine.handle(event, 10.0 * now)
+        observer.noted(event, actions, machine.phase)
+        for action in actions:
+            if isinstance(action, rounds.End):
+                observer.ended(action.ending)
+    shown = samples(instruments)
+
+    def of(metric: str, label: str) -> dict[str, float]:
+        found = {dict(labels)[label]: n for (name, labels), n in shown.items() if name == metric}
+        return {value: number for value, number in found.items() if number}
+
+    return (
+        of("potluck_rounds_total", "outcome"),
+        of("potluck_cohort_members_total", "outcome"),
+        of("potluck_round_phase_seconds_count", "phase"),
+    )
+
+
+def arrive(*clients: str) -> list[rounds.Event]:
+    return [rounds.UpdateArrived(client) for client in clients]
+
+
+ALL = rounds.Selected(("a", "b", "c"))
+
+
+def test_a_finished_run_abandons_nothing_and_each_commit_is_a_sample() -> None:
+    one_round: list[rounds.Event] = [ALL, *arrive("a", "c"), *TRAINED]
+    attempts, became, phases = counted([*ATTEND, *one_round, *one_round])
+    assert attempts == {"committed": 2}
+    assert became == {"selected": 6, "answered": 4, "spared": 2}
+    assert phases["commit"] == phases["evaluate"] == phases["train"] == 2
+
+
+def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
+    failing: list[rounds.Event] = [
+        ALL,
+        *arrive("a"),
+        *(rounds.ClientFailed(c, "no memory") for c in "bc"),
+    ]
+    events = [*ATTEND, *failing, rounds.Ticked(), *failing]
+    attempts, became, _ = counted(events)
+    assert attempts == {"quorum_missed": 2}
+    assert became == {"selected": 6, "answered": 2, "failed": 4}
+
+
+@pytest.mark.parametrize(
+    ("events", "attempts", "became"),
+    [
+        ([], {}, {}),
+        ([*ATTEND], {"abandoned": 1}, {}),
+        ([*ATTEND, ALL, *arrive("b")], {"abandoned": 1},
+         {"selected": 3, "answered": 1, "abandoned": 2}),
+        ([*ATTEND, ALL, *arrive("b", "a"), *TRAINED[:2]], {"abandoned": 1},
+         {"selected": 3, "answered": 2, "spared": 1}),
+        ([*ATTEND, ALL, *arrive("b", "a"), *TRAINED], {"committed": 1, "abandoned": 1},
+         {"selected": 3, "answered": 2, "spared": 1}),
+        ([*ATTEND, rounds.Outdated("others attend")], {"abandoned": 2}, {}),
+        ([*ATTEND, rounds.Scarce("no profiles")], {}, {}),
+        ([*ATTEND, *[rounds.Ticked()] * 9, rounds.Scarce("no profiles")], {}, {}),
+    ],
+    ids=["before", "selecting", "training", "committing", "next", "outdated", "waiting", "late"],
+)  # fmt: skip
+def test_a_run_that_is_stopped_abandons_the_attempt_under_way(
+    events: Sequence[rounds.Event], attempts: dict[str, float], became: dict[str, float]
+) -> None:
+    assert counted([*events, rounds.StopRequested()])[:2] == (attempts, became)
+
+
+def test_a_member_that_is_out_of_a_sum_is_counted_as_failed_alone() -> None:
+    out = rounds.SumFailed(1, 1, "no sum", (("a", "it refuses"),))
+    attempts, became, _ = counted([*ATTEND, ALL, *arrive("a"), out, rounds.StopRequested()])
+    assert attempts == {"quorum_missed": 1}
+    assert became == {"selected": 3, "failed": 1, "abandoned": 2}
+
+
+def test_after_a_restart_the_whole_cohort_is_counted() -> None:
+    stood = Resumption(
+        roster=("a", "b", "c"),
+        committed=1,
+        available=("a", "b", "c"),
+        cohort=(
+            ("a", MemberState.RECEIVED),
+            ("b", MemberState.SELECTED),
+            ("c", MemberState.LOST),
+        ),
+    )
+    attempts, became, _ = counted([*ATTEND, *arrive("b"), *TRAINED], stood)
+    assert attempts == {"committed": 1}
+    assert became == {"selected": 3, "answered": 2, "lost": 1}

@@ -1,0 +1,125 @@
+"""The models against the numbers of parameters that are published, and models of one's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.learning.task_loading import make_task, model_maker
+from potluck.common.models.resnet import resnet18_gn
+from potluck.common.settings.plugins import MODELS, installed
+
+PUBLISHED = {
+    "perceptron": (4_352, (54,), 2),
+    "mnist-cnn": (1_663_370, (1, 28, 28), 10),
+    "lenet5": (62_006, (3, 32, 32), 10),
+    "resnet18-gn": (11_689_512, (3, 64, 64), 1000),
+    "resnet50-gn": (25_557_032, (3, 64, 64), 1000),
+    "mobilenetv2-gn": (3_504_872, (3, 64, 64), 1000),
+}
+
+
+def test_all_models_are_counted() -> None:
+    assert set(installed(MODELS)) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_published(name: str) -> None:
+    parameters, shape, classes = PUBLISHED[name]
+    model = model_maker(name, {})()
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert [*model.buffers()] == [], "running statistics don't average"
+    with torch.inference_mode():
+        assert model.eval()(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "mobilenetv2-gn"])
+def test_gradients_reach_every_parameter(name: str) -> None:
+    torch.manual_seed(0)
+    model = model_maker(name, {"classes": 3})()
+    torch.autograd.backward(model(torch.randn(2, 3, 32, 32)).square().sum())
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_resnet_for_small_images_looks_closer() -> None:
+    model = resnet18_gn(classes=10, small_images=True)
+    # CIFAR-10's variant with its 3 × 3 stem and ten classes, as it is usually counted.
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
+    with torch.inference_mode():
+        assert model.stages(model.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 512, 4, 4)
+
+
+# Models of one's own -----------------------------------------------------------------------------
+
+OWN = """
+from os import system
+from torch import nn
+
+def tiny(width: int = 3, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width, bias=bias), nn.Linear(width, 10))
+
+class Net(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+def nothing() -> int:
+    return 3
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    (tmp_path / "potluck_own_models.py").write_text(OWN)
+    sys.path.insert(0, str(tmp_path))
+    yield ("potluck_own_models",)
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop("potluck_own_models", None)
+
+
+def test_any_callable_of_an_allowed_module_makes_a_model(own_module: tuple[str, ...]) -> None:
+    made = model_maker("potluck_own_models:tiny", {"width": 5}, own_module)()
+    assert isinstance(made, nn.Sequential)
+    task = make_task(
+        "digits",
+        {"clients": 3},
+        model={"name": "potluck_own_models:Net"},
+        model_modules=own_module,
+    )
+    assert type(task.model()).__name__ == "Net"
+    assert (task.classes, task.groups) == (10, 0)
+    assert getattr(task, "training", None), "what the task recommends still holds"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("os:system", {"command": "true"}, "from which this machine takes no models"),
+        ("potluck_own_models_too:x", {}, "from which this machine takes no models"),
+        ("potluck_own_models:system", {}, "can't be made with these options|is not a model of"),
+        ("potluck_own_models:system", {"command": "true"}, "is not a model of"),
+        ("potluck_own_models:absent", {}, "is not installed here"),
+        ("potluck_own_models:number", {}, "is not a model of"),
+        ("potluck_own_models:tiny", {"depth": 3}, "can't be made with these options.*depth"),
+        ("potluck_own_models:tiny", {"width": "x"}, "can't be made: "),
+        ("potluck_own_models:nothing", {}, "makes a int, not a torch module"),
+        ("lenet7", {}, "potluck.models: 'lenet7' is not installed; installed: lenet5"),
+    ],
+)
+def test_what_makes_no_model_is_refused(
+    own_module: tuple[str, ...], name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PluginError, match=message):
+        model_maker(name, options, own_module)()
+
+
+def test_a_model_needs_a_name() -> None:
+    with pytest.raises(ConfigurationError, match="a model needs a name"):
+        make_task("digits", {}, model={"classes": 3})

@@ -1,0 +1,71 @@
+"""Hand-encoded frames are what protobuf reads and writes."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.common.errors import ProtocolError
+from potluck.common.net.frames import FrameDecoder, chunk_of, encode_chunk, encode_frame, require
+from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
+
+Down = coordinator_pb2.CoordinatorServiceFetchModelResponse
+Up = coordinator_pb2.SubmitUpdateRequest
+
+
+@given(st.binary(min_size=1, max_size=70_000))
+def test_protobuf_reads_our_chunks(chunk: bytes) -> None:
+    assert Down.FromString(encode_chunk(chunk)).frame.chunk == chunk
+    assert Up.FromString(encode_chunk(chunk)).frame.chunk == chunk
+    reply = operator_pb2.OperatorServiceFetchModelResponse.FromString(encode_chunk(chunk))
+    assert reply.frame.chunk == chunk
+
+
+@given(st.binary(min_size=1, max_size=70_000))
+def test_we_read_protobufs_chunks(chunk: bytes) -> None:
+    text = Up(frame=transfer_pb2.UpdateFrame(chunk=chunk)).SerializeToString()
+    assert encode_chunk(chunk) == text
+    seen = chunk_of(text)
+    assert seen is not None
+    assert bytes(seen) == chunk
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Up(),
+        Up(frame=transfer_pb2.UpdateFrame(header=transfer_pb2.UpdateHeader(size=7, blake3="a"))),
+        Up(frame=transfer_pb2.UpdateFrame(trailer=transfer_pb2.FileTrailer(blake3="b" * 64))),
+    ],
+)
+def test_other_messages_pass_through_protobuf(message: Message) -> None:
+    assert FrameDecoder(Up)(encode_frame(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_chunk_a_message_or_nothing(text: bytes) -> None:
+    decoded = FrameDecoder(Up)(text)
+    chunk = chunk_of(text)
+    if chunk is not None:
+        assert Up.FromString(text).frame.chunk == chunk
+    elif decoded is not None:
+        assert isinstance(decoded, Up)
+
+
+@given(st.binary(min_size=1, max_size=64), st.data())
+def test_a_damaged_chunk_is_never_longer_than_what_came(chunk: bytes, data: st.DataObject) -> None:
+    text = bytearray(encode_chunk(chunk))
+    at = data.draw(st.integers(0, len(text) - 1))
+    text[at] ^= data.draw(st.integers(1, 255))
+    seen = chunk_of(bytes(text))
+    assert seen is None or len(seen) <= len(chunk)
+
+
+def test_what_is_required_must_be_there() -> None:
+    assert require(Up(), "a header") == Up()
+    with pytest.raises(ProtocolError, match="a header was expected on the stream, not a chunk"):
+        require(memoryview(b"x"), "a header")
+    with pytest.raises(ProtocolError, match="bytes that are no message"):
+        require(None, "a header")

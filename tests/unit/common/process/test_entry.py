@@ -1,0 +1,42 @@
+"""How the three programs begin: Ctrl-C at any moment, and the version."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.programs import MODULES, run_program
+from support.repository import ROOT
+
+from potluck.common.net.protocol import SOFTWARE_VERSION
+
+PROGRAMS = sorted(MODULES)
+
+INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+"""A module in the middle of whose import somebody presses Ctrl-C."""
+
+
+def test_the_console_scripts_begin_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {
+        program: f"{module}.__main__:main" for program, module in MODULES.items()
+    }
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("module", ["typer", "pydantic", "grpc"])
+def test_ctrl_c_during_the_imports_is_no_traceback(
+    program: str, module: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(INTERRUPTING)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    ended = run_program(program, "--help", folder=tmp_path, environment=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_program_tells_its_version(program: str, tmp_path: Path) -> None:
+    ended = run_program(program, "--version", folder=tmp_path)
+    told = f"{program} {SOFTWARE_VERSION}\n".encode()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, b"")

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, configuration = root.handlers, root.level, structlog.get_config()
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.configure(**configuration)
+
+
+def test_programs_get_json_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogFormat.AUTO, LogLevel.INFO)  # stderr is no terminal here
+    structlog.get_logger().info("round committed", round=3)
+    structlog.get_logger().debug("not written")
+    output, errors = capsys.readouterr()
+    assert output == ""
+    line = json.loads(errors)
+    assert (line["event"], line["level"], line["round"]) == ("round committed", "info", 3)
+    assert line["timestamp"].endswith("Z")
+
+
+def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogFormat.CONSOLE, LogLevel.WARNING)
+    structlog.get_logger().warning("host left", host="host-0")
+    errors = capsys.readouterr().err
+    assert "host left" in errors
+    assert "host=host-0" in errors
+    assert "\x1b" not in errors  # no colours into a file
+
+
+@pytest.mark.parametrize(
+    ("level", "events"),
+    [(LogLevel.INFO, ["worse"]), (LogLevel.DEBUG, ["usual", "worse"]), (LogLevel.ERROR, [])],
+)
+def test_libraries_speak_the_same_way(
+    capsys: pytest.CaptureFixture[str], level: LogLevel, events: list[str]
+) -> None:
+    configure_logging(LogFormat.JSON, level)
+    logging.getLogger("library").info("usual")
+    logging.getLogger("library").warning("worse")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == events
+
+
+def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogFormat.JSON)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    line = json.loads(capsys.readouterr().err)
+    assert "ValueError: broken" in line["exception"]

@@ -1,0 +1,184 @@
+"""What is said of configuration files that are wrong, through the programs that read them."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+import pytest
+from support.pki import make_federation
+from support.programs import run_program
+from support.repository import ROOT
+
+from potluck.client.config import example_config as host_example
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.training import LocalTraining
+from potluck.common.runfile import example_run_file, parse_run_file
+from potluck.common.settings.configuration_errors import (
+    COORDINATOR,
+    EXPERIMENT,
+    HOST,
+    INVENTORY,
+    OPERATOR,
+    RUN,
+)
+from potluck.deploy.experiments.definition import ExperimentFile
+from potluck.deploy.machines.inventory import example_inventory
+from potluck.deploy.operator.operator_config import example_operator_config
+from potluck.server.config import example_config as coordinator_example
+from potluck.server.rounds.plan import draw_up
+
+LONGEST = 500
+
+FILES = {
+    RUN: example_run_file(),
+    COORDINATOR: coordinator_example(),
+    HOST: host_example(),
+    OPERATOR: example_operator_config(),
+    EXPERIMENT: (ROOT / "experiments" / "dc-mnist.toml").read_text(),
+    INVENTORY: example_inventory(),
+}
+
+
+@pytest.mark.parametrize("kind", [COORDINATOR, HOST, OPERATOR, EXPERIMENT, INVENTORY])
+def test_a_file_for_another_program_is_recognised(kind: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_run_file(FILES[kind], source="my.toml")
+    assert caught.value.message.startswith(f"my.toml: this looks like {kind}, not a run file: ")
+    assert len(caught.value.message) < LONGEST
+
+
+@pytest.mark.parametrize("program", ["potluck-server", "potluck-client"])
+def test_a_program_recognises_a_run_file(program: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(FILES[RUN])
+    ended = run_program(program, "--config", "run.toml", folder=tmp_path)
+    said = ended.stderr.decode()
+    assert (ended.returncode, said.count("\n")) == (1, 1)
+    assert said.startswith(f"{program}: run.toml: this looks like a run file, not the config")
+    assert len(said) < LONGEST
+
+
+def test_an_experiment_says_so_too() -> None:
+    assert ExperimentFile.kind == EXPERIMENT
+
+
+def test_a_file_of_nobody_is_told_in_a_line() -> None:
+    text = (ROOT / "pyproject.toml").read_text() + "".join(f"[t{n}]\n" for n in range(500))
+    with pytest.raises(ConfigurationError) as caught:
+        parse_run_file(text, source="pyproject.toml")
+    assert "unknown keys 'build-system', 'project', 'tool' and 500 more; known" in str(caught.value)
+    assert len(caught.value.message) < LONGEST
+
+
+def test_many_problems_are_counted() -> None:
+    wrong = "rounds = 0\ncount = 0\nroster = -1\nseed = -1\n[task]\nname = 'digits'\n"
+    with pytest.raises(ConfigurationError, match=r"'roster': .*; and 1 more$"):
+        parse_run_file(wrong, source="run.toml")
+
+
+def test_a_misspelt_key_is_guessed() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown key 'round\.quorm' \(did you mean 'q"):
+        parse_run_file("[task]\nname = 'digits'\n[round]\nquorm = 1\n", source="run.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "task = 'digits'",
+            r"""'task' is a table \(got 'digits'\); write task\.name = "digits"$""",
+        ),
+        (
+            "task = {name = 'x'}\nround = 3",
+            r"'round' is a table \(got 3\); write its keys below \[",
+        ),
+        ("task = {name = 'x'}\ntraining = 3", r"'training' is a table \(got 3\); write its keys"),
+    ],
+)
+def test_a_value_in_place_of_a_table_is_told_how_to_write_it(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_run_file(text, source="run.toml")
+
+
+def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(FILES[RUN])
+    ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')
+    told = "potluck: run.toml: 'task' is a table (got 'digits'); write task.name = \"digits\"\n"
+    assert (ended[0], ended[1]) == (1, told)
+
+
+@pytest.mark.parametrize("file", ["run.toml", "-"])
+def test_a_byte_order_mark_is_no_mistake(file: str, tmp_path: Path) -> None:
+    data = codecs.BOM_UTF8 + b'[task]\nname = "digits"\n'
+    (tmp_path / "run.toml").write_bytes(data)
+    code, said = _run(tmp_path, file, "-o", "rounds=3", stdin=data)
+    assert code == 1
+    assert said.startswith("potluck: can't reach the coordinator at 127.0.0.1:1: ")
+
+
+def test_utf_16_is_told_from_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes("rounds = 3\n".encode("utf-16"))
+    code, said = _run(tmp_path, "run.toml")
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith("potluck: run.toml: UTF-16 text, or no text at all; save it as UTF-8")
+
+
+def test_the_example_shows_every_setting_of_training_and_sets_none() -> None:
+    text = example_run_file()
+    table = text.partition("[training]\n")[2].partition("\n[round]")[0]
+    for name, field in LocalTraining.model_fields.items():
+        assert f"\n# {name} =" in f"\n{table}"
+        assert (field.description or "").splitlines()[0] in table
+    assert parse_run_file(text, source="run.toml").training == {}
+
+
+def _run(folder: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
+    """`potluck run ARGUMENTS…` with a coordinator that is not there."""
+    files = make_federation(folder / "pki").operator
+    environment = {
+        "POTLUCK_COORDINATOR": "127.0.0.1:1",
+        "POTLUCK_CERTIFICATE": str(files.certificate),
+        "POTLUCK_KEY": str(files.key),
+        "POTLUCK_AUTHORITY": str(files.authority),
+    }
+    ended = run_program(
+        "potluck", "run", *arguments, folder=folder, environment=environment, stdin=stdin
+    )
+    return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "[::1]:65536", "localhost", ":80", "h:-1"])
+def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> None:
+    (tmp_path / "coordinator.toml").write_text(FILES[COORDINATOR])
+    arguments = ("--config", "coordinator.toml", f"--listen={listen}")
+    ended = run_program("potluck-server", *arguments, folder=tmp_path)
+    told = f"'listen': must be HOST:PORT, with a port from 0 to 65535 (got '{listen}')\n"
+    assert (ended.returncode, ended.stderr.decode()) == (
+        1,
+        f"potluck-server: coordinator.toml: {told}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("count = true", "'count': must be a number, not true or false"),
+        ("round.quorum = true", "'round.quorum': must be a number, not true or false"),
+        ("profiles.epsilon = true", "'profiles.epsilon': must be a number, not true or false"),
+        ("secure_aggregation = 1", "'secure_aggregation': must be true or false"),
+        ("transport.up.delta = 0", "'transport.up.delta': must be true or false"),
+    ],
+)
+def test_a_truth_is_no_number_and_a_number_no_truth(line: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        parse_run_file(f'{line}\n[task]\nname = "digits"\n', source="run.toml")
+
+
+def test_nor_in_tables_that_are_read_later() -> None:
+    with pytest.raises(ConfigurationError, match="'epochs': must be a number"):
+        draw_up('training.epochs = true\n[task]\nname = "digits"\n', source="run.toml")
+    with pytest.raises(ConfigurationError, match="fedavgm': momentum must be a number, not true"):
+        draw_up(
+            '[task]\nname = "digits"\n[strategy]\nname = "fedavgm"\nmomentum = true\n',
+            source="run.toml",
+        )

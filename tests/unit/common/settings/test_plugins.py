@@ -1,0 +1,38 @@
+"""Plug-ins that come while a process runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from potluck.common.errors import PluginError
+from potluck.common.settings import plugins
+from potluck.server.rounds.compatibility import check_installed
+
+
+def install(folder: Path) -> None:
+    """As pip does: a module, and beside it what it offers."""
+    (folder / "late_tasks.py").write_text("class Late:\n    pass\n")
+    information = folder / "late_tasks-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: late-tasks\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[potluck.tasks]\nlate = late_tasks:Late\n")
+
+
+def test_one_installed_after_the_start_asks_for_a_new_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(PluginError, match=r"'late' is not installed; installed: .*digits"):
+        plugins.create(plugins.TASKS, "late", {})
+    install(tmp_path)
+    said = "potluck.tasks: 'late' was installed after this process had started; start it anew"
+    for look_up in (
+        lambda: plugins.create(plugins.TASKS, "late", {}),
+        lambda: check_installed(plugins.TASKS, "late"),
+    ):
+        with pytest.raises(PluginError) as caught:
+            look_up()
+        assert caught.value.message == said

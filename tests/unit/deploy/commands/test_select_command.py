@@ -1,0 +1,266 @@
+"""`potluck select`, from the command line to what it prints."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.populations import table_6
+
+from potluck.common.process.command_line import exit_code_of
+from potluck.deploy.commands.select_command import select
+
+SIX = [[10, 0, 0], [0, 10, 0], [5, 5, 0], [0, 0, 4], [2, 2, 2], [0, 3, 7]]
+
+Run = Callable[..., tuple[int, str, str]]
+Write = Callable[[Any], Path]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command; returns exit code, standard output, standard error."""
+    app = typer.Typer()
+    app.command()(select)
+
+    def play(*arguments: object) -> tuple[int, str, str]:
+        texts = [str(argument) for argument in arguments]
+        code = exit_code_of(lambda: app(texts, standalone_mode=False), program="potluck")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return play
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a value as a profile file."""
+
+    def file(value: Any) -> Path:
+        path = tmp_path / "profiles.json"
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return path
+
+    return file
+
+
+def histograms(rows: list[list[int]] = SIX) -> dict[str, Any]:
+    clients = [{"id": f"k{row}", "label_counts": counts} for row, counts in enumerate(rows)]
+    return {"classes": len(rows[0]), "clients": clients}
+
+
+def waterbirds() -> dict[str, Any]:
+    federation = table_6("waterbirds-dist")
+    assert federation.triplets is not None
+    assert federation.interaction_matrices is not None
+    clients = [
+        {"id": each, "samples": int(matrix.sum()), "triplet": row, "interaction_matrix": matrix}
+        for each, row, matrix in zip(
+            federation.ids,
+            federation.triplets.tolist(),
+            federation.interaction_matrices.astype(int),
+            strict=True,
+        )
+    ]
+    return {
+        "classes": 2,
+        "clients": [c | {"interaction_matrix": c["interaction_matrix"].tolist()} for c in clients],
+    }
+
+
+def test_one_json_object_per_round(run: Run, write: Write) -> None:
+    code, out, err = run(
+        "--selector", "fedentopt", "--profiles", write(histograms()),
+        "--rounds", 3, "--count", 2, "--seed", 5, "-o", "buffer=4", "--json",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert list(line) == ["round", "cohort", "reasons"]
+        assert list(line["reasons"]) == line["cohort"]
+        assert line["reasons"][line["cohort"][1]].endswith("bit")
+    # a buffer of 4 keeps the cohorts of three rounds apart
+    assert sorted(client for line in lines for client in line["cohort"]) == [
+        f"k{k}" for k in range(6)
+    ]
+
+
+def test_the_same_seed_prints_the_same(run: Run, write: Write) -> None:
+    path = write(waterbirds())
+    command = (
+        "--selector",
+        "feddiverse",
+        "--profiles",
+        path,
+        "--rounds",
+        4,
+        "--count",
+        9,
+        "--json",
+    )
+    assert run(*command, "--seed", 1) == run(*command, "--seed", 1)
+    assert run(*command, "--seed", 1) != run(*command, "--seed", 2)
+
+
+def test_options_reach_the_selector(run: Run, write: Write) -> None:
+    code, out, _ = run(
+        "--selector", "feddiverse", "--profiles", write(waterbirds()), "--rounds", 1, "--count", 9,
+        "-o", "rotation=triplet", "-o", "cross_product=signed", "--json",
+    )  # fmt: skip
+    reasons = list(json.loads(out)["reasons"].values())
+    assert (code, reasons[::3]) == (0, ["sc-weighted", "ci-weighted", "ai-weighted"])
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ["uniform", "round-robin", "feddiverse", "known-matrix", "fedentopt", "kl", "dc-real",
+     "dc-balanced", "dc-random", "dc-exhaustive"],
+)  # fmt: skip
+def test_every_selector_runs_offline(run: Run, write: Write, selector: str) -> None:
+    profiles = waterbirds()
+    for client in profiles["clients"]:
+        client["label_counts"] = [sum(row) for row in client["interaction_matrix"]]
+    code, out, err = run(
+        "--selector", selector, "--profiles", write(profiles), "--rounds", 2, "--count", 7, "--json"
+    )
+    assert (code, err) == (0, "")
+    assert [len(set(json.loads(line)["cohort"])) for line in out.splitlines()] == [7, 7]
+
+
+def test_people_get_a_table(run: Run, write: Write) -> None:
+    code, out, _ = run("--selector", "kl", "--profiles", write(histograms()), "--count", 2)
+    assert code == 0
+    assert out.split()[:3] == ["round", "client", "why"]
+    assert "most samples" in out
+
+
+def test_a_picture_comes_along(run: Run, write: Write, tmp_path: Path) -> None:
+    picture = tmp_path / "selection.png"
+    command = ("--selector", "feddiverse", "--profiles", write(waterbirds()), "--count", 9)
+    code, out, _ = run(*command, "--rounds", 3, "--json", "--plot", picture)
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_than_there_are_takes_all_and_says_so(run: Run, write: Write) -> None:
+    code, out, err = run(
+        "--selector", "uniform", "--profiles", write(histograms()), "--count", 9, "--json"
+    )
+    assert code == 0
+    assert len(json.loads(out)["cohort"]) == 6
+    assert "--count is 9" in err
+    assert "6 clients" in err
+
+
+def test_only_an_id_is_required(run: Run, write: Write) -> None:
+    path = write({"classes": 2, "clients": [{"id": "a"}, {"id": "b"}]})
+    assert run("--selector", "uniform", "--profiles", path, "--count", 1)[0] == 0
+    code, _, err = run("--selector", "feddiverse", "--profiles", path, "--count", 1)
+    assert code == 1
+    assert "needs the triplet" in err
+
+
+def test_some_clients_may_lack_a_profile(run: Run, write: Write) -> None:
+    profiles = histograms()
+    profiles["clients"].append({"id": "late"})
+    code, out, _ = run("--selector", "kl", "--profiles", write(profiles), "--count", 7, "--json")
+    line = json.loads(out)
+    assert (code, line["cohort"][-1]) == (0, "late")
+
+
+@pytest.mark.parametrize("kind", ["zero triplets", "same clients"])
+def test_degenerate_profiles_are_no_error(run: Run, write: Write, kind: str) -> None:
+    triplet = [0, 0, 0] if kind == "zero triplets" else [0.2, 0.3, 0.1]
+    clients = [{"id": f"k{row}", "triplet": triplet, "label_counts": [3, 3]} for row in range(8)]
+    path = write({"classes": 2, "clients": clients})
+    for selector in ("feddiverse", "fedentopt", "dc-balanced", "kl"):
+        code, out, _ = run(
+            "--selector", selector, "--profiles", path, "--count", 6, "--rounds", 3, "--json"
+        )
+        assert code == 0
+        assert [len(json.loads(line)["cohort"]) for line in out.splitlines()] == [6, 6, 6]
+
+
+def with_client(**fields: Any) -> dict[str, Any]:
+    return {"classes": 2, "clients": [{"id": "a", **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "invalid JSON"),
+        ("[]", "should be an object"),
+        ({"classes": 3}, "clients: field required"),
+        ({"classes": 3, "clients": []}, "clients: list should have at least 1 item"),
+        ({**with_client(), "classes": 0}, "classes: input should be greater than or equal to 1"),
+        ({"classes": 3, "clients": [{"samples": 3}]}, "clients.0.id: field required"),
+        ({"classes": 3, "clients": [{"id": "a"}, {"id": "a"}]}, "'a' is there twice"),
+        (with_client(colour=3), "clients.0.colour: extra inputs"),
+        (with_client(samples=-1), "samples: input should be greater than or equal to 0"),
+        (with_client(samples=1.5), "samples: input should be a valid integer"),
+        (with_client(label_counts=[1]), "client 'a' has 1 entries for 2 classes"),
+        (with_client(label_counts=[1, -2]), "counts.1: input should be greater than or equal to 0"),
+        (with_client(label_counts=[1, "2"]), "counts.1: input should be a valid number, not '2'"),
+        (with_client(label_counts=[1, float("nan")]), "counts.1: input should be a finite number"),
+        (with_client(label_counts=[float("inf"), 1]), "counts.0: input should be a finite number"),
+        (
+            with_client(triplet=[0.1, 0.2, 1.5]),
+            "triplet.2: input should be less than or equal to 1",
+        ),
+        (
+            with_client(triplet=[-0.1, 0, 0]),
+            "triplet.0: input should be greater than or equal to 0",
+        ),
+        (with_client(triplet=[0.1, 0.2]), "triplet.2: field required"),
+        (with_client(interaction_matrix=[[1, 2]]), "of client 'a' has 1 entries for 2 classes"),
+        (with_client(interaction_matrix=[[1], [2]]), "interaction_matrix.0.1: field required"),
+    ],
+)
+def test_bad_files_are_refused_naming_the_place(
+    run: Run, write: Write, content: Any, message: str
+) -> None:
+    code, out, err = run("--selector", "uniform", "--profiles", write(content), "--count", 1)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert "profiles.json" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_missing_file(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("--selector", "uniform", "--profiles", tmp_path / "none", "--count", 1)
+    assert code == 1
+    assert "No such file" in err
+
+
+@pytest.mark.parametrize(
+    ("selector", "option", "message"),
+    [
+        ("fedentopt", "bufer=3", "its options: buffer"),
+        ("dc-balanced", "theta=3", "its options: added, stop_early"),
+        ("uniform", "theta=3", "its options: none"),
+        ("feddiverse", "rotation=daily", "one of round, triplet"),
+        ("fedentopt", "buffer=-1", "a whole number ≥ 0"),
+        ("fedentopt", "buffer", "not KEY=VALUE"),
+        ("powr", "a=1", "installed: "),
+    ],
+)
+def test_bad_options_list_the_valid_ones(
+    run: Run, write: Write, selector: str, option: str, message: str
+) -> None:
+    code, out, err = run(
+        "--selector", selector, "--profiles", write(histograms()), "--count", 1, "-o", option
+    )
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_too_many_subsets(run: Run, write: Write) -> None:
+    path = write(histograms(SIX * 20))
+    code, _, err = run(
+        "--selector", "dc-exhaustive", "--profiles", path, "--count", 20, "-o", "added=10"
+    )
+    assert code == 1
+    assert "46897636623981 ways, more than 10^8" in err

@@ -1,0 +1,198 @@
+"""What `potluck doctor` finds, on files and on its own figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support import mounts
+from support.operator_service import status, waits
+from typer.testing import CliRunner
+
+from potluck.common.net.identity import Role
+from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
+from potluck.common.net.tls import TlsFiles
+from potluck.common.settings.configuration import load
+from potluck.deploy.cli import app
+from potluck.deploy.doctor import diagnosis
+from potluck.deploy.doctor.diagnosis import Finding, Verdict
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, write_demo_files
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki import certificate_register
+from potluck.rpc.v1 import operator_pb2
+from potluck.server.config import CoordinatorConfig
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def described(
+    versions: Mapping[str, int] = VERSIONS, **values: object
+) -> operator_pb2.DescribeCoordinatorResponse:
+    answer = operator_pb2.DescribeCoordinatorResponse(
+        software_version=SOFTWARE_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        versions=versions,
+        disk_free_bytes=50,
+        disk_size_bytes=100,
+        hosts_attending=3,
+        clients_attending=24,
+        runs_under_way=1,
+    )
+    answer.time.FromDatetime(NOW)
+    answer.certificate_expires_at.FromDatetime(NOW + timedelta(days=100))
+    for name, value in values.items():
+        setattr(answer, name, value)
+    return answer
+
+
+def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = NOW) -> set[str]:
+    """What is not good."""
+    found = list(diagnosis.federation(answer, 0.1, now))
+    for each in found:
+        assert bool(each.remedy) == (each.verdict is not Verdict.GOOD), each
+    return {f"{each.about} {each.verdict}" for each in found if each.verdict is not Verdict.GOOD}
+
+
+def test_a_federation_that_is_well() -> None:
+    assert verdicts(described()) == set()
+
+
+def test_what_may_be_wrong_with_a_coordinator() -> None:
+    assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version bad"}
+    assert verdicts(described(versions={})) == {"its version bad"}
+    assert verdicts(described(software_version="0.0.1")) == {"its version doubtful"}
+    assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
+    assert verdicts(described(disk_free_bytes=0)) == {"its disk bad"}
+    assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}
+
+
+def test_runs_that_wait_for_hosts_are_told() -> None:
+    answer = described()
+    answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
+    assert verdicts(answer) == {"run doubtful"}
+    [finding] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "run"]
+    assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
+
+
+@pytest.mark.parametrize(("minutes", "text"), [(5, "behind"), (-5, "ahead of")])
+def test_clocks_that_differ(minutes: int, text: str) -> None:
+    answer = described()
+    answer.time.FromDatetime(NOW + timedelta(minutes=minutes))
+    [clock] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "clock"]
+    assert clock.verdict is Verdict.BAD
+    assert clock.found == f"this machine's is 5 min 00 s {text} the coordinator's"
+
+
+def test_a_certificate_that_ends_soon() -> None:
+    answer = described()
+    answer.certificate_expires_at.FromDatetime(NOW + timedelta(days=13))
+    assert verdicts(answer) == {"its certificate doubtful"}
+
+
+def test_certificates_of_a_party(tmp_path: Path) -> None:
+    pki.create_authority(tmp_path, "demo")
+    issued = pki.issue(tmp_path, Role.HOST, "host-0", clients=["client-0:3"])
+    tls = TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
+    now = datetime.now(UTC)
+
+    def verdict(at: datetime = now) -> Finding:
+        return diagnosis.certificates(tls, at)
+
+    assert verdict().verdict is Verdict.GOOD
+    assert verdict().found.startswith("host 'host-0' of demo, until ")
+    assert verdict(now + timedelta(days=360)).verdict is Verdict.DOUBTFUL
+    expired = verdict(now + timedelta(days=400))
+    assert expired.verdict is Verdict.BAD
+    assert "expired on" in expired.found
+    assert "potluck pki" in expired.remedy
+    issued.key.chmod(0o644)
+    assert verdict().remedy == f"chmod 600 {issued.key}"
+    issued.key.unlink()
+    assert verdict().verdict is Verdict.BAD
+
+
+def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> None:
+    certificate_register.revoke(files.folder / "pki", "coordinator")
+    config = load(CoordinatorConfig, files.coordinator, environment_prefix="TEST")
+    now = datetime.now(UTC)
+    [unknown, *_] = diagnosis.coordinator_files(config, now)
+    assert unknown.verdict is Verdict.GOOD, "nobody has told it"
+    listed = config.model_copy(update={"revoked": files.folder / "pki" / pki.REVOKED})
+    [known, *_] = diagnosis.coordinator_files(listed, now)
+    assert known.verdict is Verdict.BAD
+    assert "was revoked on" in known.found
+
+
+@pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not() or "can mount")
+def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
+    with mounts.tmpfs(tmp_path / "full", megabytes=1) as full:
+        assert diagnosis.state_directory(full / "state").verdict is Verdict.GOOD
+        with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        found = diagnosis.state_directory(full / "state")
+    assert found.verdict is Verdict.BAD
+    assert "No space left on device" in found.found
+    assert "make room" in found.remedy
+    with mounts.tmpfs(tmp_path / "fixed", megabytes=1, read_only=True) as fixed:
+        assert diagnosis.state_directory(fixed).verdict is Verdict.BAD
+
+
+def test_ports_that_are_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.DOUBTFUL
+    assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.GOOD
+
+
+def test_this_installation_is_complete() -> None:
+    [found] = diagnosis.software()
+    assert found.verdict is Verdict.GOOD, found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DemoFiles:
+    options = DemoOptions(
+        task="digits", selector="uniform", strategy="fedavg", clients=4, hosts=2, count=2,
+        rounds=1, seed=0, device="cpu",
+    )  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return write_demo_files(tmp_path / "demo", options, port)
+
+
+def test_the_command_looks_at_every_file_and_says_what_to_do(files: DemoFiles) -> None:
+    operator = files.folder / "operator.toml"
+    paths = [str(files.coordinator), *map(str, files.hosts)]
+    result = CliRunner().invoke(
+        app, ["doctor", *paths, "--config", str(operator), "--json"], standalone_mode=False
+    )
+    found = json.loads(result.stdout)
+    assert list(found) == ["this machine", *paths, "the federation"]
+    assert {each["about"] for each in found[paths[0]]} == {"certificate", "disk", "port"}
+    assert {each["about"] for each in found[paths[1]]} == {
+        "certificate",
+        "disk",
+        "device",
+        "coordinator",
+    }
+    certificate, coordinator = found["the federation"]
+    assert certificate["verdict"] == "good"
+    assert coordinator["verdict"] == "bad"
+    assert "can't reach the coordinator" in coordinator["found"]
+    assert "check that potluck-server runs there" in coordinator["remedy"]
+    assert result.return_value == 1
+
+
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, files: DemoFiles) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("listen = 1\nlsten = 2\n")
+    result = CliRunner().invoke(app, ["doctor", str(broken), "--json"], standalone_mode=False)
+    [finding] = json.loads(result.stdout)[str(broken)]
+    assert finding["verdict"] == "bad"
+    assert "unknown key 'lsten'" in finding["found"]

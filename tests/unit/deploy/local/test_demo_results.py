@@ -1,0 +1,203 @@
+"""What a demo leaves: its files, its summary, its picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import tomllib
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from rich.console import Console
+from support.operator_service import committed, member, status
+
+from potluck.client.config import load_config
+from potluck.common.errors import ConfigurationError, PluginError, RunError
+from potluck.common.runfile import parse_run_file
+from potluck.deploy.commands.demo_command import print_summary
+from potluck.deploy.local.demo_files import (
+    DemoOptions,
+    client_ranges,
+    demo_run_file,
+    new_folder,
+    reserved_port,
+    write_demo_files,
+)
+from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
+from potluck.deploy.operator.run_view import RunView, observe
+from potluck.deploy.view.run_plot import clients_of, plot_run, selection_matrix
+from potluck.deploy.view.run_summary import RunSummary, summarise
+from potluck.rpc.v1.operator_pb2 import RunState
+
+SUMMARY_KEYS = (
+    "run, task, selector, strategy, rounds, clients, count, accuracy, worst_group_accuracy, loss, "
+    "seconds, bytes_down, bytes_up, history"
+)
+ROUND_KEYS = "round, cohort, accuracy, worst_group_accuracy, loss, seconds, bytes_down, bytes_up"
+
+
+def options(**changes: object) -> DemoOptions:
+    values = {
+        "task": "colored-digits",
+        "selector": "uniform",
+        "strategy": "fedavg",
+        "clients": 24,
+        "hosts": 4,
+        "count": 9,
+        "rounds": 30,
+        "seed": 7,
+        "device": "cpu",
+    }
+    return DemoOptions(**(values | changes))  # type: ignore[arg-type]  # checked at run time
+
+
+def summary_of_two_rounds() -> RunSummary:
+    second = committed(2, 0.75, member(10), member(2))
+    events = [status(), second, committed(1, 0.5), status(RunState.RUN_STATE_FINISHED)]
+    return summarise(reduce(observe, events, RunView()), clients=24)
+
+
+def test_the_summary_has_exactly_the_promised_keys() -> None:
+    values = json.loads(summary_of_two_rounds().model_dump_json())
+    assert ", ".join(values) == SUMMARY_KEYS
+    assert [", ".join(entry) for entry in values["history"]] == [ROUND_KEYS] * 2
+    assert values["history"][1]["cohort"] == ["client-10", "client-2"]
+    assert (values["accuracy"], values["worst_group_accuracy"]) == (0.75, 0.375)
+    assert (values["rounds"], values["clients"], values["count"]) == (2, 24, 3)
+    assert (values["seconds"], values["bytes_down"]) == (3.0, 2_400_000)
+
+
+def test_the_summary_takes_the_last_round_that_was_evaluated() -> None:
+    unevaluated = committed(2, 0.0)
+    unevaluated.committed.ClearField("metrics")
+    view = reduce(observe, [status(), committed(1, 0.5), unevaluated], RunView())
+    summary = summarise(view, clients=3)
+    assert (summary.rounds, summary.accuracy) == (2, 0.5)
+    assert summary.history[1].loss is None
+
+
+def test_a_loss_that_is_not_finite_is_null() -> None:
+    event = committed(1, 0.5)
+    event.committed.metrics.loss = float("nan")
+    view = reduce(observe, [status(), event], RunView())
+    assert json.loads(summarise(view, clients=3).model_dump_json())["loss"] is None
+
+
+def test_there_is_no_summary_of_nothing() -> None:
+    with pytest.raises(RunError, match="nothing has been heard"):
+        summarise(RunView(), clients=3)
+
+
+def test_the_plot_is_a_picture_with_a_line_per_metric(tmp_path: Path) -> None:
+    path = tmp_path / "run.png"
+    plot_run(summary_of_two_rounds(), path)
+    pixels = matplotlib.image.imread(path)[..., :3]
+    assert min(pixels.shape[:2]) > 400
+    for colour in ((0x1B, 0x7F, 0x5C), (0xC2, 0x41, 0x7C), (0x35, 0x66, 0xA8), (0xE0, 0x91, 0x2F)):
+        near = np.abs(pixels - np.array(colour) / 255).max(axis=-1) < 0.02
+        assert near.sum() > 50
+
+
+def test_the_plot_does_without_metrics(tmp_path: Path) -> None:
+    event = committed(1, 0.5)
+    event.committed.ClearField("metrics")
+    summary = summarise(reduce(observe, [status(), event], RunView()), clients=3)
+    plot_run(summary, tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_raster_has_a_row_per_client_and_a_column_per_round() -> None:
+    summary = summary_of_two_rounds()
+    assert clients_of(summary) == ["client-0", "client-1", "client-2", "client-10"]
+    matrix = selection_matrix(summary.history, clients_of(summary))
+    assert matrix.tolist() == [[1, 0], [1, 0], [1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("clients", "hosts", "sizes"), [(24, 4, [6] * 4), (5, 2, [2, 3]), (3, 3, [1] * 3), (1, 1, [1])]
+)
+def test_clients_are_split_over_hosts_in_order(clients: int, hosts: int, sizes: list[int]) -> None:
+    ranges = client_ranges(clients, hosts)
+    assert [len(part) for part in ranges] == sizes
+    assert [client for part in ranges for client in part] == list(range(clients))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 25}, "25 clients a round can't be chosen from 24"),
+        ({"assignments": ["count=30"]}, "30 clients a round"),
+        ({"assignments": ["round.deadline=3"]}, r"unknown key 'round\.deadline'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        demo_run_file(options(**changes))
+
+
+def test_a_selector_that_is_not_installed_is_answered_with_those_that_are() -> None:
+    with pytest.raises(PluginError, match=r"'powr' is not installed; installed: .*uniform"):
+        demo_run_file(options(selector="powr"))
+
+
+def test_more_hosts_than_clients_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="3 clients can't be split over 4 hosts"):
+        write_demo_files(tmp_path / "demo", options(clients=3, count=2), 7443)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_the_files_of_a_demo_are_those_of_a_real_federation(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    files = write_demo_files(folder, options(assignments=["training.epochs=2"]), 7443)
+    run_file = parse_run_file(files.run_file, source="run.toml")
+    assert (run_file.roster, run_file.training) == (24, {"epochs": 2})
+    assert (folder / "run.toml").read_text() == files.run_file
+    hosts = [load_config(path, {}) for path in files.hosts]
+    assert [host.clients for host in hosts] == [
+        (f"client-{first}:{first + 5}",) for first in (0, 6, 12, 18)
+    ]
+    for host in hosts:
+        host.tls.load()
+        assert host.coordinator == "127.0.0.1:7443"
+    operator = load_operator_config(OperatorFlags(config=folder / "operator.toml"), [])
+    assert operator == files.operator
+    assert tomllib.loads(files.coordinator.read_text())["listen"] == "127.0.0.1:7443"
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        write_demo_files(folder, options(), 7443)
+
+
+def test_a_reserved_port_can_be_listened_on() -> None:
+    with reserved_port() as port, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: Path) -> None:
+    files = write_demo_files(tmp_path / "demo", options(), 7443)
+    console = Console(file=io.StringIO(), width=300)
+    with console.capture() as capture:
+        print_summary(console, summary_of_two_rounds(), files)
+    text = capture.get()
+    assert "50.0 % → 75.0 %" in text
+    assert "25.0 % → 37.5 %" in text
+    for path in (files.model, files.summary, files.plot):
+        assert str(path) in text
+
+
+def test_demos_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    folders = [new_folder(tmp_path / "demos", now) for _ in range(3)]
+    assert [each.name for each in folders] == [
+        f"20260102-030405{number}" for number in ("", "-2", "-3")
+    ]
+    assert all(each.is_dir() for each in folders)

@@ -1,0 +1,326 @@
+"""An inventory becomes containers; containers that differ become steps. Without an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from potluck.client.config import ClientConfig
+from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.net.identity import Role
+from potluck.common.settings.configuration import parse
+from potluck.deploy.machines.deploy_plan import Kind, Observed, ObservedContainer, plan
+from potluck.deploy.machines.desired_state import (
+    CONFIGURATION,
+    DesiredContainer,
+    PartyFiles,
+    desired_on,
+)
+from potluck.deploy.machines.inventory import Inventory, example_inventory, load_inventory
+from potluck.deploy.machines.machine_images import fingerprint
+from potluck.deploy.machines.party_files import (
+    Party,
+    issue_missing,
+    missing,
+    parties_on,
+    read_files,
+)
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.federation_root import add_members, create_root
+from potluck.server.config import CoordinatorConfig
+
+FILES = {
+    "coordinator": PartyFiles(tls={"certificate.pem": b"c"}),
+    "gpu-1-a": PartyFiles(tls={"certificate.pem": b"a"}),
+}
+
+
+def inventory(text: str | None = None) -> Inventory:
+    return parse(Inventory, text or example_inventory(), source="federation.toml")
+
+
+def desired(found: Inventory) -> list[DesiredContainer]:
+    return desired_on(found.machines[0], found, FILES)
+
+
+def with_host(**values: Any) -> Inventory:
+    document = tomlkit.parse(example_inventory()).unwrap()
+    document["machines"][0]["hosts"][0].update(values)
+    return inventory(tomlkit.dumps(document))
+
+
+def observed(containers: list[DesiredContainer], **changed: Any) -> Observed:
+    """As if these had been brought about; `changed` on each."""
+    found = {
+        one.name: replace(
+            ObservedContainer(
+                name=one.name,
+                party=one.party,
+                digest=one.digest,
+                image="i",
+                running=True,
+                state="running",
+                configuration_digest=one.configuration_digest,
+                tls_digest=one.tls_digest,
+            ),
+            **changed,
+        )
+        for one in containers
+    }
+    return Observed(containers=found, images={one.image: "i" for one in containers})
+
+
+def kinds(steps: list[Any]) -> list[Kind]:
+    return [step.kind for step in steps]
+
+
+def test_configurations_are_what_the_programs_read() -> None:
+    coordinator, host = desired(inventory())
+    assert (coordinator.role, host.role) == (Role.COORDINATOR, Role.HOST)
+    server = parse(
+        CoordinatorConfig, coordinator.files.others["potluck.toml"].decode(), source="there"
+    )
+    assert server.listen == "0.0.0.0:7443"
+    assert str(server.revoked) == "/etc/potluck/tls/revoked.pem"
+    client = parse(ClientConfig, host.files.others["potluck.toml"].decode(), source="there")
+    assert client.coordinator == "gpu-1.example.org:7443"
+    assert client.device == "cpu"
+
+
+def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
+    wanted = desired(inventory())
+    images = {one.image: "i" for one in wanted}
+    nothing = Observed(containers={}, images={})
+    assert kinds(plan(wanted, nothing, images)) == [
+        *(Kind.PUT_IMAGE, Kind.PUT_IMAGE, Kind.CREATE, Kind.CREATE)
+    ]
+    assert plan(wanted, observed(wanted), images) == []
+    assert plan(wanted, observed(wanted), {}) == []  # a registry's: whatever is there will do
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"digest": "x"}, Kind.REPLACE),
+        ({"image": "j"}, Kind.REPLACE),
+        ({"configuration_digest": ""}, Kind.RECONFIGURE),
+        ({"tls_digest": "x"}, Kind.REFRESH),
+        ({"running": False, "state": "exited"}, Kind.START),
+        ({"digest": "x", "tls_digest": "x", "running": False}, Kind.REPLACE),
+    ],
+)
+def test_what_differs_says_what_is_done(changed: dict[str, Any], kind: Kind) -> None:
+    wanted = desired(inventory())
+    assert set(kinds(plan(wanted, observed(wanted, **changed), {}))) == {kind}
+
+
+def test_a_container_that_is_no_longer_named_is_removed() -> None:
+    wanted = desired(inventory())
+    [step] = plan(wanted[:1], observed(wanted), {})
+    assert (step.kind, step.subject) == (Kind.REMOVE, "potluck-demo-gpu-1-a")
+
+
+def test_another_image_is_put_there_and_run() -> None:
+    wanted = desired(inventory())
+    images = {one.image: "new" for one in wanted}
+    steps = plan(wanted, observed(wanted), images)
+    assert kinds(steps) == [Kind.PUT_IMAGE, Kind.PUT_IMAGE, Kind.REPLACE, Kind.REPLACE]
+
+
+def test_gpus_limits_and_data_reach_the_engine() -> None:
+    found = with_host(
+        gpus=["1"], memory="16g", cpus=4, shared_memory="1g", data_directory="/srv/data"
+    )
+    [_, host] = desired(found)
+    [request] = host.options["device_requests"]
+    assert request["DeviceIDs"] == ["1"]
+    assert host.options["mem_limit"] == 16 << 30
+    assert host.options["nano_cpus"] == 4_000_000_000
+    assert {mount["Target"]: mount.get("ReadOnly") for mount in host.options["mounts"]} == {
+        "/etc/potluck": False,
+        "/var/lib/potluck": False,
+        "/data": True,
+    }
+    text = host.files.others["potluck.toml"].decode()
+    assert parse(ClientConfig, text, source="there").device == "cuda:0"
+    assert host.digest != desired(inventory())[1].digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"ssh://ops@gpu-1.example.org"', '"http://gpu-1"', "'machines.0.engine': must be ssh://"),
+        ('"ssh://ops@gpu-1.example.org"', '"ssh://-oProxyCommand=x"', "must be ssh://"),
+        ('"ssh://ops@gpu-1.example.org"', '"tcp://gpu-1:2376"', "needs its `tls` table"),
+        ('machine = "gpu-1"', 'machine = "gpu-9"', "'gpu-9' is none of the machines gpu-1"),
+        ("gpus = []", 'gpus = ["all"]', "'all' is neither a GPU's index nor its UUID"),
+        ("gpus = []", "gpsu = []", "unknown key 'machines.0.hosts.0.gpsu' (did you mean 'gpus'?)"),
+        ("gpu-1.example.org:7443", "gpu-1.example.org", "'address': must be HOST:PORT"),
+        ("# data_directory =", 'data_directory = "data"', "must be an absolute path on that"),
+        ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "b"\nclients = ["client-5"]',
+         "client 'client-5' is listed twice"),
+        ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "gpu-1-a"\nclients = ["c"]',
+         "host 'gpu-1-a' comes 2 times"),
+        ('"gpu-1-a"', '"coordinator"', "a host can't be called 'coordinator'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:
+    text = example_inventory()
+    assert old in text
+    last = "data_directory" in old  # the host's, not the coordinator's
+    text = new.join(text.rsplit(old, 1)) if last else text.replace(old, new, 1)
+    with pytest.raises(ConfigurationError) as caught:
+        inventory(text)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+TEXTS = st.text(alphabet=string.printable, max_size=30)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    items: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
+    items = list(enumerate(value)) if isinstance(value, list) else items
+    return found + [each for key, inner in items for each in places(inner, (*path, key))]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_whatever_an_inventory_holds_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    document = tomlkit.parse(example_inventory()).unwrap()
+    *path, last = data.draw(st.sampled_from(places(document)))
+    inner = document
+    for key in path:
+        inner = inner[key]
+    inner[last] = data.draw(VALUES)
+    try:
+        text = tomlkit.dumps(document)
+    except (TypeError, ValueError):  # what TOML has no word for
+        return
+    with contextlib.suppress(ConfigurationError):  # and nothing else
+        found = inventory(text)
+        for machine in found.machines:
+            files = {party.name: PartyFiles(tls={}) for party in parties_on([machine], found)}
+            assert all(one.digest for one in desired_on(machine, found, files))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=300))
+def test_any_bytes_as_an_inventory_end_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"federation\.toml"):
+        load_inventory(path)
+
+
+def test_certificates_that_are_missing_are_issued_once(tmp_path: Path) -> None:
+    found = inventory().model_copy(update={"pki": tmp_path / "pki"})
+    parties = parties_on(found.machines, found)
+    assert [party.name for party in parties] == ["coordinator", "gpu-1-a"]
+    assert len(issue_missing(parties, found)) == 2
+    assert issue_missing(parties, found) == []
+    assert missing(parties, found.pki) == []
+    files = read_files(parties[0], found)
+    assert set(files.tls) == {"certificate.pem", "key.pem", "authority.pem", "revoked.pem"}
+
+
+@pytest.mark.parametrize(
+    ("party", "message"),
+    [
+        (Party(name="gpu-1-a", role=Role.HOST, clients=("client-9",)),
+         r"does not name client-9; issue it anew with .* --clients client-9 --force"),
+        (Party(name="coordinator", role=Role.COORDINATOR, names=("elsewhere",)),
+         r"does not name elsewhere; .* --host elsewhere --force"),
+        (Party(name="coordinator", role=Role.HOST), "is for the role coordinator, but host is"),
+    ],
+)  # fmt: skip
+def test_a_certificate_that_does_not_fit_is_refused(
+    tmp_path: Path, party: Party, message: str
+) -> None:
+    found = inventory().model_copy(update={"pki": tmp_path / "pki"})
+    issue_missing(parties_on(found.machines, found), found)
+    with pytest.raises((ConfigurationError, IdentityError), match=message):
+        read_files(party, found)
+
+
+def with_root(folder: Path) -> Inventory:
+    document = tomlkit.parse(example_inventory()).unwrap()
+    document |= {"pki": str(folder / "pki"), "federation_root": str(folder / "root")}
+    return inventory(tomlkit.dumps(document))
+
+
+def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path) -> None:
+    found = with_root(tmp_path)
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    create_root(tmp_path / "root", found.federation)
+    [host] = found.machines[0].hosts
+    with pytest.raises(ConfigurationError, match=r"potluck pki member .* client-0 --host gpu-1-a"):
+        read_files(parties[1], found)
+    keys = add_members(tmp_path / "root", host.clients, host.name)
+    files = {party.name: read_files(party, found) for party in parties}
+    public = (tmp_path / "root" / "root.pub").read_bytes()
+    assert {each.others["root.pub"] for each in files.values()} == {public}
+    assert not any("root.key" in each.others for each in files.values())
+    assert files["coordinator"].others.keys() == {"root.pub", "members.json"}
+    names = {f"members/{key.name}" for key in keys}
+    assert files["gpu-1-a"].others.keys() == {"root.pub", "members.json"} | names
+    texts = [
+        one.files.others["potluck.toml"].decode()
+        for one in desired_on(found.machines[0], found, files)
+    ]
+    coordinator = parse(CoordinatorConfig, texts[0], source="potluck.toml")
+    client = parse(ClientConfig, texts[1], source="potluck.toml")
+    for config in (coordinator, client):
+        assert config.federation_root == Path(CONFIGURATION, "root.pub")
+        assert config.members == Path(CONFIGURATION, "members.json")
+    assert client.member_key == Path(CONFIGURATION, "members")
+
+
+def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:
+    found = with_root(tmp_path)
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    create_root(tmp_path / "root", "another")
+    with pytest.raises(ConfigurationError, match="is of federation another, the inventory is of"):
+        read_files(parties[0], found)
+
+
+def test_a_key_that_was_made_elsewhere_is_told(tmp_path: Path) -> None:
+    found = inventory().model_copy(update={"pki": tmp_path / "pki"})
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    (found.pki / "gpu-1-a.key").unlink()
+    with pytest.raises(ConfigurationError, match="its key was made elsewhere and stays there"):
+        read_files(parties[1], found)
+
+
+def test_a_foreign_federations_certificates_are_refused(tmp_path: Path) -> None:
+    pki.create_authority(tmp_path / "pki", "other")
+    found = inventory().model_copy(update={"pki": tmp_path / "pki"})
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    with pytest.raises(PotluckError, match="is of federation other, the inventory is of demo"):
+        read_files(parties[0], found)
+
+
+def test_images_are_told_apart_by_what_they_hold() -> None:
+    image = {"Id": "a", "RootFS": {"Layers": ["x", "y"]}, "Config": {"Cmd": ["run"]}}
+    assert fingerprint(image) == fingerprint(image | {"Id": "b"})
+    assert fingerprint(image) != fingerprint(image | {"RootFS": {"Layers": ["x"]}})
+    assert fingerprint(image) != fingerprint(image | {"Config": {"Cmd": ["other"]}})
+    assert fingerprint({}) == fingerprint({"Config": None})

@@ -1,0 +1,137 @@
+"""Slurm's commands as they are given, without a cluster; `test_deploy_slurm.py` has a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from potluck.client.config import load_config
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.settings.configuration import validate
+from potluck.deploy.machines.desired_state import PartyFiles
+from potluck.deploy.machines.inventory import Inventory
+from potluck.deploy.machines.slurm import JOB, SlurmMachine, run_command
+
+FILES = {"lab-a": PartyFiles(tls={"certificate.pem": b"c", "key.pem": b"k"})}
+
+
+@dataclass
+class Cluster:
+    """Answers as Slurm does."""
+
+    state: str = "RUNNING"
+    said: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        self.said.append(list(command))
+        if command[0] == "sbatch":
+            assert environment["POTLUCK_SETUP"] == "module load cuda"
+            return f"{41 + sum(each[0] == 'sbatch' for each in self.said)};cluster"
+        if command[0] == "squeue":
+            if not self.state:
+                raise RunError("squeue refused: slurm_load_jobs error: Invalid job id specified")
+            return f"{self.state}|node-1"
+        return ""
+
+
+def inventory(folder: Path, **host: object) -> Inventory:
+    slurm = {
+        "directory": str(folder),
+        "options": ["--partition=gpu"],
+        "setup": ["module load cuda"],
+    }
+    hosts = [{"name": "lab-a", "clients": ["client-0:5"], "device": "cuda:0"} | host]
+    machine = {"name": "cluster", "engine": "slurm", "slurm": slurm, "hosts": hosts}
+    values = {"federation": "demo", "address": "lab:7443", "machines": [machine]}
+    return validate(Inventory, values, source="federation.toml")
+
+
+def entry(folder: Path, cluster: Cluster, **host: object) -> SlurmMachine:
+    found = inventory(folder, **host)
+    return SlurmMachine(found.machines[0], found, cluster)
+
+
+def test_a_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
+    cluster = Cluster()
+    job, done = entry(tmp_path, cluster).up(FILES)
+    assert (job.job_id, done) == ("42", "submitted")
+    [submitted] = cluster.said
+    assert submitted[:3] == ["sbatch", "--parsable", "--job-name=potluck-demo-cluster"]
+    assert submitted[-3] == "--partition=gpu"
+    assert Path(submitted[-2]).name == "hosts.sbatch"
+    assert load_config(Path(submitted[-1]), {}).device == "cuda:0"
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*") if path.is_file()}
+    assert modes == {0o600}
+    assert entry(tmp_path, cluster).up(FILES)[1] == "nothing to do"
+    assert entry(tmp_path, cluster).up(FILES)[0].job_id == "42"
+
+
+def test_hosts_get_their_member_files_where_there_is_a_root(tmp_path: Path) -> None:
+    cluster = Cluster()
+    found = inventory(tmp_path).model_copy(update={"federation_root": Path("root")})
+    others = {"root.pub": b"p", "members.json": b"m", "members/client-0.key": b"k"}
+    files = {"lab-a": PartyFiles(tls=FILES["lab-a"].tls, others=others)}
+    SlurmMachine(found.machines[0], found, cluster).up(files)
+    [submitted] = cluster.said
+    config = load_config(Path(submitted[-1]), {})
+    for path, content in (
+        (config.federation_root, b"p"),
+        (config.members, b"m"),
+        (config.member_key, None),
+    ):
+        assert path is not None
+        assert content is None or path.read_bytes() == content
+    assert config.member_key is not None
+    assert (config.member_key / "client-0.key").read_bytes() == b"k"
+
+
+def test_a_job_that_should_be_another_is_replaced_and_one_that_ended_submitted(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster()
+    entry(tmp_path, cluster).up(FILES)
+    job, done = entry(tmp_path, cluster, device="cuda:1").up(FILES)
+    assert (job.job_id, done) == ("43", "submitted anew")
+    assert ["scancel", "42"] in cluster.said
+    for state in ("COMPLETED", "CANCELLED by 0", ""):
+        cluster.state = state
+        assert entry(tmp_path, cluster, device="cuda:1").up(FILES)[1] == "submitted"
+
+
+def test_down_cancels_by_id_and_takes_the_keys_away(tmp_path: Path) -> None:
+    cluster = Cluster()
+    entry(tmp_path, cluster).up(FILES)
+    job = entry(tmp_path, cluster).down()
+    assert job is not None
+    assert cluster.said[-1] == ["scancel", "42"]
+    assert list(tmp_path.rglob("*.pem")) == []
+    assert entry(tmp_path, cluster).down() is None
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60) | st.sampled_from([b"{}", b"[]", b'{"job_id": 1}', b"1"]))
+def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    machine = entry(tmp_path, Cluster())
+    machine.folder.mkdir(parents=True, exist_ok=True)
+    (machine.folder / JOB).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"job\.json"):
+        machine.look()
+
+
+def test_where_slurm_is_missing_that_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="sbatch-of-nowhere is not here; run this on"):
+        run_command(["sbatch-of-nowhere"], {})
+
+
+@pytest.mark.parametrize("option", ["gpu", "", "; rm -rf /"])
+def test_options_must_be_options(tmp_path: Path, option: str) -> None:
+    slurm = {"directory": str(tmp_path), "options": [option]}
+    machine = {"name": "cluster", "engine": "slurm", "slurm": slurm}
+    values = {"federation": "demo", "address": "lab:7443", "machines": [machine]}
+    with pytest.raises(ConfigurationError, match="is no option"):
+        validate(Inventory, values, source="federation.toml")

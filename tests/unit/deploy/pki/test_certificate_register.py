@@ -1,0 +1,290 @@
+"""Certificates after their first day, and what damaged files of theirs do to whoever reads them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pki import make_federation
+from typer.testing import CliRunner
+
+from potluck.client.cli import app as client_app
+from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.net.identity import Identity, Role, exceeding, parse_claims, parse_identity
+from potluck.common.net.key_files import make_request, parse_request, read_request
+from potluck.common.net.revocation import Revocations, parse_revocations, read_revocations
+from potluck.deploy.commands.pki_commands import app
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki.certificate_register import expires_in, find, renew, revoke, sign
+from potluck.deploy.pki.certificates import inspect, read_certificate
+
+NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pki.create_authority(tmp_path / "pki", "test", now=NOW)
+    pki.issue(tmp_path / "pki", Role.COORDINATOR, "coordinator", hosts=["localhost"], now=NOW)
+    pki.issue(tmp_path / "pki", Role.HOST, "lab-a", clients=["client-0:5"], now=NOW)
+    return tmp_path / "pki"
+
+
+def host(name: str = "lab-b", federation: str = "test") -> Identity:
+    claims = parse_claims(["client-6:9"])
+    return Identity(federation=federation, role=Role.HOST, name=name, claims=claims)
+
+
+def test_renewing_keeps_everything_but_number_and_period(folder: Path) -> None:
+    before, key = inspect(folder / "coordinator.pem"), (folder / "coordinator.key").read_bytes()
+    path, old = renew(folder, "coordinator", days=90, now=NOW + timedelta(days=300))
+    after = inspect(path)
+    assert (after.identity, after.hosts) == (before.identity, before.hosts)
+    assert after.serial != before.serial == old.summary.serial
+    assert after.not_after == NOW + timedelta(days=390)
+    assert (folder / "coordinator.key").read_bytes() == key
+    renew(folder, "coordinator", new_key=True, now=NOW + timedelta(days=301))
+    assert (folder / "coordinator.key").read_bytes() != key
+    assert (folder / "coordinator.key").stat().st_mode & 0o777 == 0o600
+    assert len(find(folder, "coordinator")) == 3
+
+
+def test_of_two_in_one_second_the_newer_is_renewed_and_the_older_superseded(folder: Path) -> None:
+    for _ in range(4):
+        path, old = renew(folder, "lab-a", now=NOW)
+        assert [one.summary.serial for one in revoke(folder, "lab-a", superseded=True)] == [
+            old.summary.serial
+        ]
+        assert find(folder, "lab-a")[-1].summary.serial == inspect(path).serial
+
+
+def test_states_are_told_apart(folder: Path) -> None:
+    [lab] = find(folder, "lab-a")
+    times = {
+        NOW - timedelta(days=1): "not yet valid",
+        NOW: "valid",
+        NOW + timedelta(days=340): "expires soon",
+        NOW + timedelta(days=366): "expired",
+    }
+    assert {at: lab.state(at) for at in times} == times
+    revoke(folder, "lab-a", now=NOW)
+    assert find(folder, lab.summary.serial)[0].state(NOW) == "revoked"
+    assert expires_in(folder, NOW) == {"coordinator": timedelta(days=365)}
+    with pytest.raises(ConfigurationError, match="was revoked on 2030-05-01"):
+        renew(folder, "lab-a")
+
+
+def test_revoking_counts_up_and_forgets_nobody(folder: Path) -> None:
+    authority = folder / "authority.pem"
+    assert read_revocations(folder / pki.REVOKED, authority).number == 0
+    revoke(folder, "lab-a", now=NOW)
+    renew(folder, "coordinator", now=NOW)
+    revoke(folder, "coordinator", superseded=True, now=NOW + timedelta(days=1))
+    found = read_revocations(folder / pki.REVOKED, authority)
+    assert (found.number, len(found.revoked)) == (2, 2)
+    assert revoke(folder, "lab-a") == []
+    assert read_revocations(folder / pki.REVOKED, authority).number == 2
+    with pytest.raises(ConfigurationError, match=r"issued some to coordinator, lab-a"):
+        revoke(folder, "lab-z")
+
+
+def test_an_older_list_readmits_nobody(folder: Path) -> None:
+    authority = folder / "authority.pem"
+    empty = read_revocations(folder / pki.REVOKED, authority)
+    [lab] = revoke(folder, "lab-a", now=NOW)
+    serial = int(lab.summary.serial, 16)
+    revocations = Revocations()
+    revocations.check(serial, "host 'lab-a'")
+    assert revocations.add(read_revocations(folder / pki.REVOKED, authority)) == {serial}
+    assert revocations.add(empty) == frozenset()
+    with pytest.raises(IdentityError, match=r"host 'lab-a' \(serial [0-9a-f]+\) was revoked on"):
+        revocations.check(serial, "host 'lab-a'")
+
+
+def test_a_list_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
+    pki.create_authority(tmp_path / "other", "test")
+    with pytest.raises(IdentityError, match="not signed by this federation's authority"):
+        read_revocations(tmp_path / "other" / pki.REVOKED, folder / "authority.pem")
+
+
+def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path: Path) -> None:
+    key, request, fingerprint = make_request(tmp_path / "host", host())
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert make_request(tmp_path / "host", host())[2] == fingerprint  # the key is kept
+    path = sign(folder, request, clients=["client-6:9"], now=NOW)
+    assert inspect(path).identity == host()
+    assert not (folder / "lab-b.key").exists()
+    renewed, _ = renew(folder, "lab-b", now=NOW + timedelta(days=1))
+    assert path == renewed
+    assert read_certificate(path).public_key() == read_request(request).public_key
+
+
+def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) -> None:
+    _, request, _ = make_request(tmp_path / "host", host())
+    asks = "asks to speak for client-6:9, and is granted "
+    with pytest.raises(ConfigurationError, match=f"{asks}nobody; say with --clients"):
+        sign(folder, request, now=NOW)
+    with pytest.raises(ConfigurationError, match=f"{asks}client-6, client-7:8; "):
+        sign(folder, request, clients=["client-6", "client-7:8"], now=NOW)
+    assert not (folder / "lab-b.pem").exists()
+    path = sign(folder, request, clients=["client-6,client-7:10"], now=NOW)
+    identity = inspect(path).identity
+    assert identity is not None
+    assert [str(claim) for claim in identity.claims] == ["client-6", "client-7:10"]
+    with pytest.raises(ConfigurationError, match="exists; add --force"):
+        sign(folder, request, now=NOW)
+    sign(folder, request, force=True, now=NOW)  # as it was before
+    assert inspect(path).identity == identity
+    revoke(folder, "lab-b", now=NOW)
+    with pytest.raises(ConfigurationError, match=f"{asks}nobody"):
+        sign(folder, request, force=True, now=NOW)
+    _, foreign, _ = make_request(tmp_path / "host", host("lab-c", federation="elsewhere"))
+    with pytest.raises(ConfigurationError, match="asks for federation elsewhere"):
+        sign(folder, foreign, clients=["client-6:9"])
+
+
+def test_a_request_gets_no_other_role_than_is_said(folder: Path, tmp_path: Path) -> None:
+    wolf = Identity(federation="test", role=Role.OPERATOR, name="lab-b")
+    _, request, _ = make_request(tmp_path / "host", wolf)
+    with pytest.raises(ConfigurationError, match="asks for the role operator, not host; if that"):
+        sign(folder, request, clients=["client-6:9"], now=NOW)
+    refused = CliRunner().invoke(app, ["sign", str(folder), str(request), "--yes"])
+    assert refused.exit_code == 1
+    assert not (folder / "lab-b.pem").exists()
+    assert inspect(sign(folder, request, role=Role.OPERATOR, now=NOW)).identity == wolf
+    _, lab_a, _ = make_request(tmp_path / "host", host("lab-a"))
+    with pytest.raises(ConfigurationError, match=r"client-6:9, and is granted client-0:5; "):
+        sign(folder, lab_a, force=True, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "more"),
+    [
+        ("client-3:5", "client-0:4,client-5", ""),
+        ("client-3:5", "client-0:4", "client-3:5"),
+        ("silo-08:11", "silo-00:10,silo-11", ""),
+        ("silo-8:11", "silo-00:20", "silo-8:11"),
+        ("a,b", "a", "b"),
+        ("x0:99999999999", "x0:99999999999", ""),
+        ("x0:99999999999", "x0:199999999999", "x0:99999999999"),
+    ],
+)
+def test_what_exceeds_a_grant(asked: str, granted: str, more: str) -> None:
+    found = exceeding(parse_claims([asked]), parse_claims([granted]))
+    assert ",".join(map(str, found)) == more
+
+
+def test_names_that_the_authority_needs_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'revoked' is the authority's own"):
+        pki.issue(folder, Role.HOST, "revoked", clients=["a"])
+
+
+def test_commands_from_enrolling_to_revoking(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    make_federation(tmp_path / "pki")
+    here, there = str(tmp_path / "pki"), str(tmp_path / "host")
+    asked = run(
+        client_app,
+        ["enroll", there, "--name", "lab-b", "--federation", "test", "--clients", "client-6:9"],
+    )
+    assert asked.exit_code == 0, asked.output
+    request = f"{there}/lab-b.csr"
+    sign_it = ["sign", here, request, "--clients", "client-6:9"]
+    refused = run(app, sign_it, input="n\n")
+    assert refused.exit_code == 1
+    assert run(app, ["sign", here, request, "--yes"]).exit_code == 1
+    assert not (tmp_path / "pki" / "lab-b.pem").exists()
+    signed = run(app, sign_it, input="y\n")
+    assert signed.exit_code == 0
+    [shown] = {line for line in asked.output.splitlines() if line.startswith("fingerprint")}
+    assert shown in signed.output
+    assert run(app, ["renew", here, "lab-b"]).exit_code == 0
+    assert "nothing to renew" in run(app, ["renew", here]).output
+    assert "potluck pki push" in run(app, ["revoke", here, "lab-b"]).output
+    listed = json.loads(run(app, ["list", here, "--json"]).output)
+    assert [one["state"] for one in listed if one["name"] == "lab-b"] == ["revoked"] * 2
+    assert "revoked" in run(app, ["list", here]).output
+
+
+# --- Whatever a file holds, reading it ends in one clear error ------------------------------------
+
+DAMAGE = st.one_of(
+    st.binary(max_size=200),
+    st.builds(
+        lambda kind, body: (
+            f"-----BEGIN {kind}-----\n".encode()
+            + base64.encodebytes(body)
+            + f"-----END {kind}-----\n".encode()
+        ),
+        st.sampled_from(["CERTIFICATE", "X509 CRL", "CERTIFICATE REQUEST", "PRIVATE KEY"]),
+        st.binary(max_size=200),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("genuine")
+    pki.create_authority(folder, "test")
+    pki.issue(folder, Role.HOST, "lab-a", clients=["a"])
+    revoke(folder, "lab-a")
+    _, request, _ = make_request(folder, host())
+    return {
+        "authority": (folder / "authority.pem").read_bytes(),
+        "list": (folder / pki.REVOKED).read_bytes(),
+        "request": request.read_bytes(),
+    }
+
+
+def damaged(pem: bytes, data: st.DataObject) -> bytes:
+    """Something else, or the same with some bytes of its content changed."""
+    if data.draw(st.booleans()):
+        return data.draw(DAMAGE)
+    head, *lines, tail = pem.splitlines()
+    body = bytearray(base64.b64decode(b"".join(lines)))
+    for place in data.draw(st.sets(st.integers(0, len(body) - 1), min_size=1, max_size=3)):
+        body[place] ^= data.draw(st.integers(1, 255))
+    return b"\n".join([head, base64.b64encode(bytes(body)), tail])
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_damaged_revocation_lists_end_in_one_clear_error(
+    genuine: dict[str, bytes], data: st.DataObject
+) -> None:
+    pem = damaged(genuine["list"], data)
+    with pytest.raises(PotluckError) as caught:
+        parse_revocations(pem, genuine["authority"], source="the list")
+    assert caught.value.message.startswith("the list")
+    assert "\n" not in caught.value.message
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_damaged_requests_end_in_one_clear_error(
+    genuine: dict[str, bytes], data: st.DataObject
+) -> None:
+    pem = damaged(genuine["request"], data)
+    with pytest.raises((ValueError, IdentityError)):
+        parse_request(pem)
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=200))
+def test_any_text_is_an_identity_with_one_spelling_or_refused(text: str) -> None:
+    for uri in (text, f"potluck://test/host/{text}", f"potluck://test/host/h?clients={text}"):
+        with contextlib.suppress(IdentityError):  # and nothing else
+            assert parse_identity(uri).uri() == uri
+
+
+def test_the_lists_of_this_release_are_read_by_any_x509_tool(genuine: dict[str, bytes]) -> None:
+    found = x509.load_pem_x509_crl(genuine["list"])
+    authority = x509.load_pem_x509_certificate(genuine["authority"])
+    assert found.issuer == authority.subject
+    assert len(list(found)) == 1

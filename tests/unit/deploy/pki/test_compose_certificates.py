@@ -1,0 +1,66 @@
+"""The certificates of the compose file: each party's own, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from support.repository import ROOT
+
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.pki.compose_certificates import HOSTS, make_certificates
+
+PARTIES = ["coordinator", "operator", *HOSTS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("authority", "grafana", *PARTIES):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def tls(folder: Path) -> TlsFiles:
+    return TlsFiles(
+        certificate=folder / "certificate.pem",
+        key=folder / "key.pem",
+        authority=folder / "authority.pem",
+    )
+
+
+def test_every_party_gets_its_own_and_keeps_it(folder: Path) -> None:
+    assert make_certificates(folder) == PARTIES
+    roles = {party: tls(folder / party).load().identity.role for party in PARTIES}
+    assert roles == {
+        "coordinator": Role.COORDINATOR,
+        "operator": Role.OPERATOR,
+        **dict.fromkeys(HOSTS, Role.HOST),
+    }
+    for party in PARTIES:
+        assert (folder / party / "key.pem").stat().st_mode & 0o077 == 0
+        assert not (folder / "authority" / f"{party}.key").exists()
+    password = folder / "grafana" / "admin-password"
+    before = [(folder / party / "key.pem").read_bytes() for party in PARTIES]
+    before.append(password.read_bytes())
+    assert make_certificates(folder) == []
+    (folder / "host-1" / "key.pem").unlink()  # killed amid it, say
+    assert make_certificates(folder) == ["host-1"]
+    after = [(folder / party / "key.pem").read_bytes() for party in PARTIES]
+    after.append(password.read_bytes())
+    changed = [old != new for old, new in zip(before, after, strict=True)]
+    assert changed == [party == "host-1" for party in PARTIES] + [False]
+    assert tls(folder / "host-1").load().identity.may_speak_for("client-9")
+
+
+def test_the_compose_file_has_these_parties_and_clients() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    hosts = {
+        name: service["environment"]["POTLUCK_CLIENT_CLIENTS"]
+        for name, service in services.items()
+        if name.startswith("host-")
+    }
+    assert hosts == HOSTS
+    mounted = {volume.split(":")[1] for volume in services["pki"]["volumes"]}
+    assert mounted == {f"/pki/{name}" for name in ("authority", "grafana", *PARTIES)}

@@ -1,0 +1,134 @@
+"""What ships for Kubernetes, systemd and Slurm is well-formed, and says what our programs read."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from support.repository import ROOT
+
+from potluck.client.config import ClientConfig
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.settings.configuration import parse
+from potluck.server.config import CoordinatorConfig
+
+ASSETS = ROOT / "deploy" / "assets"
+BASE = ASSETS / "kubernetes" / "base"
+OWN_KINDS = {"ServiceMonitor", "PodMonitor"}
+"""Of the Prometheus operator, whose schemas no validator of Kubernetes's own kinds has."""
+
+UNITS = ("potluck-server.service", "potluck-client@.service")
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def objects() -> list[dict[str, Any]]:
+    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+    return [each for name in kustomization["resources"] for each in documents(BASE / name)]
+
+
+def identifier(each: dict[str, Any]) -> str:
+    return f"{each['kind']} {each['metadata']['name']}"
+
+
+def check_monitor(each: dict[str, Any]) -> None:
+    assert each["apiVersion"] == "monitoring.coreos.com/v1"
+    endpoints = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}[each["kind"]]
+    assert set(each["spec"]) == {"selector", endpoints}
+    wanted = each["spec"]["selector"]["matchLabels"].items()
+    kinds = {"ServiceMonitor": "Service", "PodMonitor": "Deployment"}
+    found = [
+        one
+        for one in objects()
+        if one["kind"] == kinds[each["kind"]] and wanted <= one["metadata"]["labels"].items()
+    ]
+    assert found
+    ports = {endpoint["port"] for endpoint in each["spec"][endpoints]}
+    assert ports == {"metrics"}
+
+
+@pytest.mark.parametrize("each", objects(), ids=identifier)
+@pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
+def test_manifests_fit_kubernetes_schema(each: dict[str, Any], version: str) -> None:
+    if each["kind"] in OWN_KINDS:
+        check_monitor(each)
+    else:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_validator_finds_mistakes() -> None:
+    [stateful] = [each for each in objects() if each["kind"] == "StatefulSet"]
+    stateful["spec"]["replicsa"] = stateful["spec"].pop("replicas")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(stateful, "1.28", strict=True)
+
+
+def test_configurations_in_manifests_are_what_the_programs_read() -> None:
+    found = {
+        each["metadata"]["name"]: each["data"]["potluck.toml"]
+        for each in objects()
+        if each["kind"] == "ConfigMap"
+    }
+    server = parse(CoordinatorConfig, found["coordinator"], source="coordinator")
+    client = parse(ClientConfig, found["host-0"], source="host-0")
+    assert server.metrics_address == client.metrics_address == "0.0.0.0:9464"
+    services = [each for each in objects() if each["kind"] == "Service"]
+    assert [f"{each['metadata']['name']}.potluck.svc:7443" for each in services] == [
+        client.coordinator
+    ]
+
+
+def test_manifests_name_this_release() -> None:
+    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+    assert {image["newTag"] for image in kustomization["images"]} == {SOFTWARE_VERSION}
+
+
+def test_kustomize_puts_them_together() -> None:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    command = [program, "kustomize", str(ASSETS / "kubernetes" / "gpu")]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    [host] = [each for each in yaml.safe_load_all(made) if each["kind"] == "Deployment"]
+    [container] = host["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"] == f"potluck/client:{SOFTWARE_VERSION}"
+    kubernetes_validate.validate(host, "1.28", strict=True)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_pass_systemds_own_check(tmp_path: Path, name: str) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (ASSETS / "systemd" / name).read_text()
+    unit = tmp_path / name.replace("@.", "@lab-a.")
+    unit.write_text(text.replace("/opt/potluck/bin", str(Path(sys.executable).parent)))
+    done = subprocess.run(
+        [program, "verify", "--man=no", "--recursive-errors=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    unit.write_text(text.replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
+    again = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, check=False, timeout=60
+    )
+    assert b"NoNewPrivilege" in again.stderr  # it would have found a mistake
+
+
+def test_the_batch_script_is_one_file_under_two_names() -> None:
+    shown = ASSETS / "slurm" / "hosts.sbatch"
+    kept = ASSETS.parent / "potluck" / "deploy" / "hosts.sbatch"
+    assert shown.resolve() == kept
+    subprocess.run(["bash", "-n", str(kept)], check=True, timeout=60)

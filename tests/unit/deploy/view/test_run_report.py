@@ -1,0 +1,88 @@
+"""The report of a run: what was planned beside what was realised."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from potluck.common.errors import RunError
+from potluck.deploy.commands.report_command import summary_lines
+from potluck.deploy.view.run_report import report_values, run_report
+from potluck.deploy.view.selection_plots import plot_selection
+from potluck.rpc.v1 import operator_pb2 as rpc
+
+INCLUDED, LOST = rpc.MEMBER_STATE_INCLUDED, rpc.MEMBER_STATE_LOST
+CLIENTS = [
+    rpc.ClientProfile(client_id="c10", label_counts=[4, 4], triplet=[0, 0.1, 0.9]),
+    rpc.ClientProfile(client_id="c2", label_counts=[8, 0], triplet=[1, 0, 0]),
+    rpc.ClientProfile(client_id="c1", label_counts=[0, 8]),
+]
+
+
+def committed(
+    number: int, accuracy: float, **states: rpc.MemberState.ValueType
+) -> rpc.CommittedRound:
+    return rpc.CommittedRound(
+        round=number,
+        members=[rpc.Member(client_id=client, state=state) for client, state in states.items()],
+        metrics=rpc.Metrics(accuracy=accuracy),
+    )
+
+
+ROUNDS = [committed(1, 0.5, c2=INCLUDED, c1=LOST), committed(2, 0.75, c1=INCLUDED, c2=INCLUDED)]
+
+
+def test_a_lost_client_spoils_what_was_planned() -> None:
+    report = run_report(ROUNDS, 2, CLIENTS)
+    assert list(report.population.ids) == ["c1", "c2", "c10"]
+    assert report.planned[1].tolist() == [1, 0]
+    assert report.realised[1].tolist() == [1]
+    assert report.accuracies == {"mean": {1: 0.5, 2: 0.75}}
+    first, second = report_values(report)
+    assert first["planned"]["entropy"] == pytest.approx(1)
+    assert first["realised"]["entropy"] == pytest.approx(0)
+    assert first["planned"]["to_balanced"] == pytest.approx(0)
+    assert first["realised"]["to_balanced"] == pytest.approx(1 - math.sqrt(0.5))
+    assert first["planned"]["types"]["no triplet"] == 1
+    assert first["realised"]["types"]["no triplet"] == 0
+    assert second["planned"] == second["realised"]
+    lines = summary_lines([first, second])
+    assert "  clients a round: 2 selected, 1.5 included" in lines
+    assert "  entropy of their labels, in bits: 1 selected, 0.5 included" in lines
+
+
+def test_what_nobody_disclosed_is_not_measured() -> None:
+    silent = [rpc.ClientProfile(client_id=each.client_id) for each in CLIENTS]
+    values = report_values(run_report(ROUNDS, 2, silent))
+    assert values[0] == {"round": 1, "planned": {"clients": 2}, "realised": {"clients": 1}}
+    assert len(summary_lines(values)) == 1
+
+
+def test_without_a_round_there_is_nothing_to_report() -> None:
+    with pytest.raises(RunError, match="no committed round"):
+        run_report([], 2, CLIENTS)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
+    clients = CLIENTS if known else [rpc.ClientProfile(client_id=c.client_id) for c in CLIENTS]
+    pictures = []
+    for rounds in (ROUNDS, [committed(1, 0.5, c2=INCLUDED, c1=INCLUDED), ROUNDS[1]]):
+        report = run_report(rounds, 2, clients)
+        path = tmp_path / "report.png"
+        plot_selection(
+            report.population,
+            report.planned,
+            path,
+            title="run",
+            included=report.realised,
+            accuracies=report.accuracies,
+        )
+        pictures.append(imread(path)[..., :3])
+    with_loss, without = pictures
+    assert (with_loss.min(axis=2) < 0.9).mean() > 0.01
+    assert with_loss.shape != without.shape or not np.array_equal(with_loss, without)

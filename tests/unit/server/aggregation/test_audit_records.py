@@ -1,0 +1,161 @@
+"""The audit of claimed label counts, as it is put together for a run."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from potluck.common.disclosure import Mode, Parameters, TaskReference
+from potluck.common.errors import RunError, StorageError
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.server.aggregation.audit_records import (
+    BiasRecords,
+    audit_run,
+    bias_changes,
+    check_auditable,
+)
+from potluck.server.aggregation.label_audit import Contradiction, Verdict
+from potluck.server.rounds.plan import Blueprint, draw_up
+from potluck.server.selection import Population
+from potluck.server.store.records import (
+    AttemptKey,
+    MemberRow,
+    MemberState,
+    Metrics,
+    RoundRow,
+    UpdateRow,
+)
+
+AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def blueprint(more: str = "", *, selector: str = "fedentopt") -> Blueprint:
+    text = f"{more}\n[task]\nname = 'colored-digits'\n[selector]\nname = '{selector}'\n"
+    return draw_up(text + "[training]\nlearning_rate = 0.1\nmomentum = 0.0\n", source="test")
+
+
+def committed(number: int, clients: list[str]) -> RoundRow:
+    update = UpdateRow(
+        blake3="0" * 64,
+        size=1,
+        encoding="float32",
+        delta=False,
+        compressed=False,
+        samples=40,
+        steps=10,
+        seconds=1.0,
+        loss=None,
+    )
+    members = [
+        MemberRow(
+            client_id=client,
+            host_id="h",
+            state=MemberState.INCLUDED,
+            reason="",
+            trouble=None,
+            update=update,
+        )
+        for client in clients
+    ]
+    return RoundRow(
+        key=AttemptKey("r", number, 1),
+        model_blake3="0" * 64,
+        state_blake3=None,
+        selector_scalars={},
+        strategy_scalars={},
+        metrics=Metrics(),
+        seconds=1.0,
+        bytes_down=0,
+        bytes_up=0,
+        committed_at=AT,
+        members=members,
+    )
+
+
+def population(*claims: list[float]) -> Population:
+    return Population(
+        ids=[f"client-{row}" for row in range(len(claims))],
+        classes=2,
+        samples=np.full(len(claims), 40),
+        label_counts=np.array(claims),
+    )
+
+
+def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> None:
+    records = BiasRecords(tmp_path / "r")
+    rounds = [committed(number, ["client-0", "client-1"]) for number in (1, 2)]
+    for one in rounds:
+        records.write(one.key.round, {"client-0": [0.3, -0.3], "client-1": [0.3, -0.3]})
+    records.write(3, {"client-2": [0.3, -0.3]})  # reduced, never committed
+    claims = population([38, 2], [0, 40], [20, 20])
+    honest, liar, unseen = audit_run(
+        blueprint(), claims, {"client-0": math.inf, "client-1": math.inf}, rounds, records
+    )
+    assert (honest.verdict, honest.rounds) == (Verdict.CONSISTENT, 2)
+    assert (unseen.row, unseen.verdict) == (2, Verdict.UNKNOWN)
+    assert (liar.row, liar.verdict) == (1, Verdict.SUSPICIOUS)
+    [suspicion] = liar.suspicions
+    assert suspicion.contradiction is Contradiction.HIDDEN
+    assert suspicion.bound == 12  # 0.3 of a reach of 0.1 × 10 steps, of 40 samples
+    # The number of steps isn't exact where the number of samples isn't.
+    _, liar, _ = audit_run(blueprint("weighting = 'bucketed'"), claims, {}, rounds, records)
+    assert [each.bound for each in liar.suspicions] == [1]
+
+
+def test_noise_excuses(tmp_path: Path) -> None:
+    records = BiasRecords(tmp_path / "r")
+    records.write(1, {"client-0": [0.05, -0.05]})
+    noisy = Parameters(
+        mode=Mode.NOISY, task=TaskReference(name="t"), epsilon=0.5, adjacency="replace"
+    )
+    assert noisy.noise_rate == 0.25
+    rounds = [committed(1, ["client-0"])]
+    for rate, verdict in (
+        (math.inf, Verdict.SUSPICIOUS),
+        (noisy.noise_rate, Verdict.CONSISTENT),
+    ):
+        [audit] = audit_run(blueprint(), population([0, 40]), {"client-0": rate}, rounds, records)
+        assert audit.verdict is verdict
+
+
+def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
+    model: dict[str, NDArray[Any]] = {
+        "w": np.zeros((2, 3), np.float32),
+        "count": np.zeros(1, np.int64),
+        "b": np.ones(2, np.float32),
+    }
+    write_tensors(tmp_path / "model", model)
+    moved = model | {"b": np.array([1.5, 0.25], np.float32)}
+    write_tensors(tmp_path / "update", moved)
+    with open_tensors(tmp_path / "model") as base, open_tensors(tmp_path / "update") as file:
+        update = EncodedUpdate(file, base.layout, Encoding.FLOAT32, None)
+        assert bias_changes({"c": update}, base, 2) == {"c": [0.5, -0.75]}
+        assert bias_changes({"c": update}, base, 5) == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (blueprint(selector="uniform"), "nobody was asked"),
+        (blueprint("transport.up.encoding = 'int8'"), "int8"),
+    ],
+)
+def test_where_there_is_nothing_to_audit_it_says_why(run: Blueprint, why: str) -> None:
+    check_auditable(blueprint())
+    with pytest.raises(RunError, match=why):
+        check_auditable(run)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    records = BiasRecords(tmp_path)
+    assert records.read(4) == {}
+    (tmp_path / "4.json").write_text('{"client-0": [0.1')
+    with pytest.raises(StorageError, match=r"4\.json"):
+        records.read(4)

@@ -1,0 +1,272 @@
+"""The audit of claimed label counts: what it concludes, and how often it is wrong."""
+
+import math
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from potluck.client.base.laplace import noisy_counts
+from potluck.client.training.loop import train
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.training import training_for
+from potluck.common.names import ClientId
+from potluck.common.tasks.digits import Digits
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
+from potluck.server.aggregation.label_audit import (
+    AuditSettings,
+    BiasUpdates,
+    ClientAudit,
+    Contradiction,
+    Verdict,
+    audit_labels,
+    noise_at_most,
+    output_bias,
+)
+
+Floats = NDArray[np.float64]
+EXACT = np.array([math.inf])
+
+
+def one_client(
+    claimed: list[float],
+    changes: list[list[float]],
+    *,
+    rate: float = math.inf,
+    reach: float | None = None,
+    settings: AuditSettings | None = None,
+) -> ClientAudit:
+    """The audit of a client whose output bias changed so, round by round."""
+    rounds = [
+        BiasUpdates(changes=np.array([change]), reach=None if reach is None else np.array([reach]))
+        for change in changes
+    ]
+    [audit] = audit_labels(
+        np.array([claimed]), rounds, noise_rates=np.array([rate]), settings=settings
+    )
+    return audit
+
+
+def test_a_bias_that_rose_once_contradicts_a_claim_of_none() -> None:
+    audit = one_client([40, 0, 60], [[0.1, -0.1, 0.1], [0.1, 0.02, 0.1], [0.1, -0.1, 0.1]])
+    [suspicion] = audit.suspicions
+    assert (audit.verdict, audit.rounds) == (Verdict.SUSPICIOUS, 3)
+    assert suspicion.contradiction is Contradiction.HIDDEN
+    assert (suspicion.label, suspicion.claimed, suspicion.bound) == (1, 0.0, 1)
+    assert (suspicion.rounds, suspicion.rises, suspicion.probability) == (3, 1, 0.0)
+
+
+def test_a_bias_that_never_rose_contradicts_a_claim_of_many() -> None:
+    audit = one_client([50, 50, 0], [[0.1, -0.1, -0.1]] * 5)
+    [suspicion] = audit.suspicions
+    assert suspicion.contradiction is Contradiction.INVENTED
+    assert (suspicion.label, suspicion.claimed, suspicion.bound) == (1, 50.0, 5)
+    assert (suspicion.rounds, suspicion.rises, suspicion.probability) == (5, 0, 0.0)
+
+
+def test_too_few_rounds_say_nothing_of_what_never_rose() -> None:
+    assert one_client([50, 50], [[0.1, -0.1]] * 4).verdict is Verdict.CONSISTENT
+
+
+def test_a_few_samples_may_never_show() -> None:
+    """Three samples, or 5 % of all."""
+    assert one_client([27, 3], [[0.1, -0.1]] * 9).verdict is Verdict.CONSISTENT
+    assert one_client([26, 4], [[0.1, -0.1]] * 9).verdict is Verdict.SUSPICIOUS
+    assert one_client([950, 50], [[0.1, -0.1]] * 9).verdict is Verdict.CONSISTENT
+    strict = AuditSettings(unseen_samples=0, unseen_share=0.0)
+    assert one_client([27, 1], [[0.1, -0.1]] * 9, settings=strict).verdict is Verdict.SUSPICIOUS
+
+
+def test_how_far_a_bias_rose_tells_how_many_at_least() -> None:
+    """A rise of 0.3 at a reach of 1 needs three samples in ten: 30 of 100."""
+    claim, changes = [95.0, 5.0], [[0.1, 0.1], [0.1, 0.3], [0.1, -0.4]]
+    [suspicion] = one_client(claim, changes, reach=1.0).suspicions
+    assert (suspicion.label, suspicion.bound) == (1, 30)
+    assert one_client(claim, changes).verdict is Verdict.CONSISTENT
+    assert one_client([70, 30], changes, reach=1.0).verdict is Verdict.CONSISTENT
+
+
+def test_noise_excuses_what_it_may_have_done() -> None:
+    """At ε = 0.5 a claim of −2 for one sample has probability e^−1.5 / (1 + e^−0.5) = 0.139."""
+    changes = [[0.1, 0.1]]
+    assert one_client([100, 0], changes).verdict is Verdict.SUSPICIOUS
+    assert one_client([100, -2], changes, rate=0.5).verdict is Verdict.CONSISTENT
+    [suspicion] = one_client([100, -12], changes, rate=0.5).suspicions
+    expected = math.exp(-6.5) / (1 + math.exp(-0.5))
+    assert suspicion.probability == pytest.approx(expected)
+    [suspicion] = one_client([100, 20], [[0.1, -0.1]] * 5, rate=0.5).suspicions
+    assert suspicion.probability == pytest.approx(math.exp(-7) / (1 + math.exp(-0.5)))
+
+
+def test_suspicions_come_least_probable_first() -> None:
+    audit = one_client([-15, 500, -20, -15], [[0.1] * 4], rate=0.5)
+    assert [suspicion.label for suspicion in audit.suspicions] == [2, 0, 3]
+
+
+def test_who_took_no_part_or_claimed_nothing_is_unknown() -> None:
+    nothing = math.nan
+    claimed = np.array([[5.0, 5.0], [nothing, nothing], [5.0, 5.0]])
+    changes = np.array([[nothing, nothing], [0.1, -0.1], [0.1, 0.1]])
+    audits = audit_labels(claimed, [BiasUpdates(changes=changes)], noise_rates=np.full(3, 1.0))
+    assert [audit.row for audit in audits] == [0, 1, 2]
+    assert [audit.verdict for audit in audits] == [
+        Verdict.UNKNOWN,
+        Verdict.UNKNOWN,
+        Verdict.CONSISTENT,
+    ]
+    assert [audit.rounds for audit in audits] == [0, 1, 1]
+    assert audit_labels(claimed, [], noise_rates=np.full(3, 1.0))[2].verdict is Verdict.UNKNOWN
+
+
+@given(st.integers(-60, 60), st.floats(0.05, 5))
+def test_the_noises_distribution_function(value: int, rate: float) -> None:
+    assert noise_at_most(value, rate) == pytest.approx(float(stats.dlaplace(rate).cdf(value)))
+
+
+def test_exact_claims_have_no_noise() -> None:
+    assert [noise_at_most(value, math.inf) for value in (-1, 0, 1)] == [0.0, 1.0, 1.0]
+
+
+def test_the_output_bias_is_the_last_of_its_shape() -> None:
+    model = {"a.bias": np.zeros(3), "b.weight": np.zeros((3, 3)), "b.bias": np.zeros(3)}
+    assert output_bias(model, 3) == "b.bias"
+    with pytest.raises(ConfigurationError, match="no bias of 4 classes"):
+        output_bias(model, 4)
+
+
+def test_bad_input_is_refused() -> None:
+    claimed, changes = np.zeros((2, 3)), np.zeros((2, 3))
+    rates = np.ones(2)
+    with pytest.raises(ConfigurationError, match="clients × classes"):
+        audit_labels(np.zeros(3), [], noise_rates=rates)
+    with pytest.raises(ConfigurationError, match="don't fit"):
+        audit_labels(claimed, [BiasUpdates(changes=np.zeros((2, 4)))], noise_rates=rates)
+    with pytest.raises(ConfigurationError, match="don't fit"):
+        audit_labels(claimed, [BiasUpdates(changes=changes, reach=np.ones(3))], noise_rates=rates)
+    with pytest.raises(ConfigurationError, match="don't fit"):
+        audit_labels(claimed, [], noise_rates=np.ones(3))
+    with pytest.raises(ConfigurationError, match="not positive"):
+        audit_labels(claimed, [], noise_rates=np.array([1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"significance": 0.0},
+        {"significance": 1.0},
+        {"least_rounds": 0},
+        {"unseen_samples": -1},
+        {"unseen_share": 1.0},
+    ],
+)
+def test_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        AuditSettings(**values)  # type: ignore[arg-type]  # counts are whole, the rest shares
+
+
+# Measured on a federation that trains
+
+
+CLIENTS, CLASSES, ROUNDS = 12, 10, 8
+
+
+@cache
+def federation() -> tuple[NDArray[np.int64], tuple[BiasUpdates, ...]]:
+    """True label counts, and eight rounds of FedAvg in which all clients train."""
+    task = Digits(clients=CLIENTS, alpha=0.3)
+    torch.manual_seed(0)
+    model = task.model()
+    settings = training_for(task, {}, source="test")
+    data = [task.client_data(ClientId(f"client-{row}"), None).train for row in range(CLIENTS)]
+    counts = np.stack([np.bincount(one.labels.numpy(), minlength=CLASSES) for one in data])
+    shares = counts.sum(axis=1) / counts.sum()
+    weights = {name: array.copy() for name, array in state_arrays(model).items()}
+    bias = output_bias(weights, CLASSES)
+    seen = []
+    for number in range(1, ROUNDS + 1):
+        changes, reach = np.zeros(counts.shape), np.zeros(CLIENTS)
+        average = {name: np.zeros(array.shape) for name, array in weights.items()}
+        for row, samples in enumerate(data):
+            load_arrays(model, weights)
+            result = train(
+                model,
+                samples,
+                CrossEntropy(),
+                settings,
+                classes=CLASSES,
+                seed=number * 100 + row,
+                round_number=number,
+                device=torch.device("cpu"),
+            )
+            trained = state_arrays(model)
+            changes[row] = trained[bias].astype(np.float64) - weights[bias]
+            reach[row] = settings.learning_rate / (1 - settings.momentum) * result.steps
+            for name, array in trained.items():
+                average[name] += shares[row] * array
+        weights = {name: array.astype(np.float32) for name, array in average.items()}
+        seen.append(BiasUpdates(changes=changes, reach=reach))
+    return counts, tuple(seen)
+
+
+def suspicious(claimed: Floats, epsilon: float) -> float:
+    """The share of clients called suspicious."""
+    audits = audit_labels(claimed, federation()[1], noise_rates=np.full(CLIENTS, epsilon))
+    return float(np.mean([audit.verdict is Verdict.SUSPICIOUS for audit in audits]))
+
+
+def noised(counts: NDArray[np.int64], epsilon: float, seed: int) -> Floats:
+    noisy = noisy_counts(
+        counts.ravel().tolist(),
+        epsilon=epsilon,
+        adjacency="add-remove",
+        randomness=random.Random(seed),
+    )
+    return np.array(noisy, dtype=np.float64).reshape(counts.shape)
+
+
+def test_the_bias_of_a_class_without_samples_never_rises() -> None:
+    counts, seen = federation()
+    assert (counts == 0).sum() > 10
+    for updates in seen:
+        assert (updates.changes[counts == 0] < 0).all()
+
+
+def test_no_bias_rises_further_than_the_classes_share_allows() -> None:
+    counts, seen = federation()
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    for updates in seen:
+        assert updates.reach is not None
+        assert (updates.changes <= shares * updates.reach[:, None]).all()
+
+
+def test_honest_exact_claims_are_believed() -> None:
+    assert suspicious(federation()[0].astype(np.float64), math.inf) == 0
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 0.5, 0.1, 0.01])
+def test_honest_noisy_claims_are_hardly_ever_suspected(epsilon: float) -> None:
+    """At most as often as the significance, 1 %; 480 audits each."""
+    rates = [suspicious(noised(federation()[0], epsilon, seed), epsilon) for seed in range(40)]
+    assert np.mean(rates) <= 0.01 + 3 * math.sqrt(0.01 * 0.99 / (40 * CLIENTS))
+
+
+def test_flattering_claims_are_found_out_where_they_are_exact() -> None:
+    counts = federation()[0]
+    flattering = np.repeat(counts.sum(axis=1, keepdims=True) / CLASSES, CLASSES, axis=1)
+    lacking = (counts == 0).any(axis=1)
+    assert suspicious(flattering, math.inf) >= 0.8 * lacking.mean()
+
+
+def test_hiding_the_class_held_most_is_found_out() -> None:
+    claimed = federation()[0].copy()
+    rows = np.arange(CLIENTS)
+    most = claimed.argmax(axis=1)
+    claimed[rows, most] = 0
+    assert suspicious(claimed.astype(np.float64), math.inf) == 1

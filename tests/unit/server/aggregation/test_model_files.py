@@ -1,0 +1,106 @@
+"""The coordinator's model files: shared by runs that know nothing of each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from potluck.common.errors import StorageError
+from potluck.server.aggregation.model_files import ModelFiles, Rendition
+
+ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
+OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}
+
+
+def test_a_model_that_was_just_written_survives_another_runs_tidying(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    old, new = files.write(OTHERS), files.write(ARRAYS)
+    both = {old.blake3, new.blake3}
+    assert files.unsettled() == both
+    files.needed({old.blake3})
+    files.settle({old.blake3})
+    files.delete({new.blake3})  # by a run that does not know the new one
+    assert files.existing(new.blake3).is_file()
+    assert files.unsettled() == {new.blake3}
+    files.needed(both)
+    files.reconsider({old.blake3})
+    assert files.unsettled() == both
+    files.delete(both)
+    assert list(tmp_path.iterdir()) == []
+    assert files.unsettled() == set()
+
+
+def test_a_published_model_stays_until_it_is_said_to_be_needed(tmp_path: Path) -> None:
+    digest = ModelFiles(tmp_path).write(ARRAYS)
+    files = ModelFiles(tmp_path)
+    assert files.clear_leftovers() == {digest.blake3}
+    files.published(digest.blake3)
+    files.delete({digest.blake3})
+    assert files.existing(digest.blake3).is_file()
+    files.let_go({digest.blake3})
+    files.delete(files.unsettled())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_may_write_the_same_model_at_once(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+
+    def write(_: int) -> str:
+        digest = files.write(ARRAYS)
+        return files.publish(digest, [Rendition.whole(digest)]).blake3
+
+    with ThreadPoolExecutor(8) as pool:
+        [blake3] = set(pool.map(write, range(64)))
+    files.verify(blake3)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{blake3}.safetensors", f"{blake3}.json"}
+
+
+def test_what_a_kill_left_half_written_is_cleared(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    digest = files.write(ARRAYS)
+    (tmp_path / ".abc").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("a person's own")
+    assert ModelFiles(tmp_path).clear_leftovers() == {digest.blake3}
+    (tmp_path / "notes.txt").unlink()
+    assert [path.stem for path in tmp_path.iterdir()] == [digest.blake3]
+
+
+def test_a_damaged_model_is_told(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    digest = files.write(ARRAYS)
+    path = files.existing(digest.blake3)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(StorageError, match="its BLAKE3 digest is not its name any more"):
+        files.verify(digest.blake3)
+
+
+def dropped(files: ModelFiles, blake3: str) -> None:
+    files.needed({blake3})
+    files.delete({blake3})
+
+
+def test_a_model_nobody_needs_is_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    files = ModelFiles(folder)
+    old = files.write(OTHERS)
+    inode = files.existing(old.blake3).stat().st_ino
+    dropped(files, old.blake3)
+    new = files.write(ARRAYS)
+    assert files.existing(new.blake3).stat().st_ino == inode
+    files.verify(new.blake3)
+    assert [path.stem for path in folder.iterdir()] == [new.blake3]
+
+
+def test_a_model_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    files = ModelFiles(folder)
+    old = files.write(OTHERS)
+    with files.opened(old.blake3) as file:
+        dropped(files, old.blake3)
+        files.write({"weights": np.ones(3, dtype=np.float32)})
+        assert np.array_equal(file.arrays["weights"], OTHERS["weights"])

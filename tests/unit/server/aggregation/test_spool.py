@@ -1,0 +1,42 @@
+"""The spool of updates, where disks fail."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from potluck.common.errors import StorageError, disk_error
+from potluck.server.aggregation.spool import Spool
+
+
+def test_a_spool_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "ab12")
+    spool.path(1, 1, "a", "e" * 64).touch()
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "16")  # as seen from its own folder
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12: Read-only file system; "):
+        spool.remove()
+    with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1: Read-only file"):
+        spool.clear(1, 1)
+    with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1: Read-only file"):
+        spool.clear_except(2, 1)
+
+
+def test_a_spool_that_is_not_there_is_removed() -> None:
+    Spool(Path("/nonexistent")).remove()
+
+
+def test_a_disk_is_named_as_well_as_the_error_does() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/state/models/.abc")
+    text = disk_error(full, "/state").message
+    assert text == "can't use /state/models/.abc: No space left on device; see its disk"
+    bare = OSError(errno.ENOSPC, "No space left on device")
+    assert disk_error(bare, "/state").message.startswith("can't use /state: No space left")

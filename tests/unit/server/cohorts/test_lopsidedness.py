@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+from support.populations import population, rounds
+
+from potluck.server.cohorts.lopsidedness import below_cap, lopsidedness
+from potluck.server.selectors.uniform import Uniform
+
+
+def test_the_cap_spares_those_below_it_and_those_who_just_joined() -> None:
+    picks = np.array([0, 2, 3, 5])
+    assert below_cap(np.array([0, 1, 2, 3, 6]), picks, 3).tolist() == [0, 1, 6]
+
+
+def test_equal_picks_are_not_lopsided() -> None:
+    found = lopsidedness(np.full(10, 7))
+    assert found is not None
+    assert (found.gini, found.times_fair, found.unlikely.tolist()) == (0, 1, [])
+
+
+def test_one_client_with_everything() -> None:
+    found = lopsidedness(np.array([0, 0, 400, 0]))
+    assert found is not None
+    assert found.gini == pytest.approx(0.75)
+    assert found.busiest == 2
+    assert found.times_fair == 4
+    assert found.unlikely.tolist() == [2]
+
+
+def test_nothing_to_say_before_the_first_pick() -> None:
+    assert lopsidedness(np.zeros(3, dtype=np.int64)) is None
+
+
+def test_uniform_selection_raises_no_alarm() -> None:
+    for seed in range(50):
+        picks = np.zeros(60, dtype=np.int64)
+        for selection in rounds(Uniform(), population(60), 9, 40, seed=seed):
+            picks[selection.rows] += 1
+        found = lopsidedness(picks)
+        assert found is not None
+        assert not len(found.unlikely)
+
+
+def test_a_client_in_every_round_raises_one() -> None:
+    """40 rounds, 9 of 60: six picks are fair, forty are not."""
+    picks = np.full(60, 5)
+    picks[17] = 40
+    found = lopsidedness(picks)
+    assert found is not None
+    assert found.unlikely.tolist() == [17]

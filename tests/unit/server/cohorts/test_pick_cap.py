@@ -1,0 +1,49 @@
+"""Nobody is selected too often where the run sets a limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.server.cohorts.pick_cap import cap_on_picks, under_cap
+
+
+def rows(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("share", "round_number", "cap"),
+    [(1.0, 1, 1), (1.0, 7, 7), (0.5, 1, 1), (0.5, 2, 1), (0.5, 3, 2), (0.1, 30, 3), (0.1, 31, 4)],
+)
+def test_the_cap_grows_with_the_rounds(share: float, round_number: int, cap: int) -> None:
+    assert cap_on_picks(share, round_number) == cap
+
+
+def test_those_at_the_cap_wait() -> None:
+    kept = under_cap(rows(0, 1, 2, 3), rows(2, 1, 0, 2), cap=2, count=2)
+    np.testing.assert_array_equal(kept, [1, 2])
+
+
+def test_where_too_few_are_left_those_picked_least_come_in() -> None:
+    kept = under_cap(rows(0, 1, 2, 3), rows(3, 2, 0, 2), cap=2, count=3)
+    np.testing.assert_array_equal(kept, [1, 2, 3])
+
+
+@given(
+    picks=st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    cap=st.integers(1, 9),
+    count=st.integers(1, 20),
+    data=st.data(),
+)
+def test_enough_are_always_left(
+    picks: list[int], cap: int, count: int, data: st.DataObject
+) -> None:
+    everybody = st.sampled_from(range(len(picks)))
+    available = rows(*sorted(data.draw(st.sets(everybody, min_size=1))))
+    kept = under_cap(available, rows(*picks), cap=cap, count=count)
+    assert set(kept) <= set(available)
+    assert len(kept) == len(set(kept)) >= min(count, len(available))
+    np.testing.assert_array_equal(kept, np.sort(kept))

@@ -1,0 +1,127 @@
+"""What a peer may not do: too much at once, nothing for too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from potluck.common.errors import OverloadedError, ProtocolError, TruncatedError
+from potluck.server.hosts.limits import (
+    Admission,
+    Limits,
+    Turns,
+    not_left_unread,
+    not_too_slow,
+    with_first_message,
+)
+
+LIMITS = Limits(
+    calls_per_peer=2,
+    transfers_per_peer=1,
+    first_message_seconds=0.01,
+    stall_seconds=0.01,
+    least_bytes_per_second=100,
+)
+
+
+async def messages(*sizes: int) -> AsyncIterator[bytes]:
+    for size in sizes:
+        yield bytes(size)
+
+
+async def silence() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_calls_are_counted_by_peer() -> None:
+    admission = Admission(LIMITS)
+    with admission.call("host a"), admission.call("host a"):
+        with pytest.raises(OverloadedError, match="'host a' has 2 calls under way already"):
+            admission.call("host a").__enter__()
+        with admission.call("host b"):
+            pass
+    with admission.call("host a"):
+        pass
+
+
+async def test_transfers_of_a_peer_wait_for_each_other() -> None:
+    admission = Admission(LIMITS)
+    with admission.call("host a"), admission.call("host b"):
+        async with admission.transfer("host a"):
+            assert admission.transfer("host a").locked()
+            assert not admission.transfer("host b").locked()
+        assert not admission.transfer("host a").locked()
+
+
+async def test_few_files_set_out_at_once() -> None:
+    turns = Turns(2, seconds=3600, least_bytes=1)
+    set_out: asyncio.Queue[str] = asyncio.Queue()
+    first_may_end = asyncio.Event()
+
+    async def move(name: str) -> None:
+        async with turns.turn(lambda: 0):
+            set_out.put_nowait(name)
+            if name == "a":
+                await first_may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        async with turns.turn(lambda: 0):
+            for name in "abc":
+                group.create_task(move(name))
+            assert await set_out.get() == "a"
+            assert set_out.empty()  # this block has the other turn
+        assert [await set_out.get(), await set_out.get()] == ["b", "c"]
+        first_may_end.set()
+
+
+async def test_a_file_that_crawls_leaves_its_turn_to_others() -> None:
+    turns = Turns(1, seconds=0.001, least_bytes=100)
+    moved = 0
+
+    async def others_turn() -> None:
+        async with turns.turn(lambda: 0):
+            pass
+
+    async with turns.turn(lambda: moved):
+        other = asyncio.create_task(others_turn())
+        for _ in range(5):
+            moved += 100  # as fast as it must be
+            await asyncio.sleep(0)
+        await other  # and now it stands still
+    async with turns.turn(lambda: moved):
+        last = asyncio.create_task(others_turn())
+        await asyncio.sleep(0)
+        assert not last.done()  # the turn given back early was not given back again
+    await last
+
+
+async def test_a_stream_must_begin() -> None:
+    assert [len(each) async for each in with_first_message(messages(1, 2), LIMITS)] == [1, 2]
+    assert [each async for each in with_first_message(messages(), LIMITS)] == []
+    with pytest.raises(ProtocolError, match=r"nothing was sent within 0\.01 s"):
+        await anext(with_first_message(silence(), LIMITS))
+
+
+async def test_an_upload_must_go_on() -> None:
+    times = iter(float(second) for second in range(100))
+    fast = not_too_slow(messages(300, 300), LIMITS, len, lambda: next(times))
+    assert [len(each) async for each in fast] == [300, 300]
+    slow = not_too_slow(messages(300, 1, 1, 1, 1), LIMITS, len, lambda: next(times))
+    with pytest.raises(TruncatedError, match="at least 100 bytes per second"):
+        assert [len(each) async for each in slow] == []
+    with pytest.raises(TruncatedError, match="stalled after 0 bytes"):
+        await anext(not_too_slow(silence(), LIMITS, len, lambda: 0.0))
+
+
+async def test_a_download_must_be_read() -> None:
+    async def read_slowly() -> None:
+        async for _ in not_left_unread(messages(1, 1), LIMITS):
+            await asyncio.Event().wait()
+
+    assert [len(each) async for each in not_left_unread(messages(1, 1), LIMITS)] == [1, 1]
+    reading = asyncio.create_task(read_slowly())
+    await asyncio.wait([reading], timeout=10)
+    assert reading.cancelled()

@@ -1,0 +1,22 @@
+"""Whoever keeps sending updates without usable numbers is put into quarantine."""
+
+from __future__ import annotations
+
+from potluck.server.hosts.offences import MOST_OFFENCES, Offences
+
+
+async def test_the_third_offence_is_one_too_many() -> None:
+    barred: dict[str, str] = {}
+
+    async def quarantine(client: str, reason: str) -> None:
+        barred[client] = reason
+
+    offences = Offences(quarantine)
+    for _ in range(MOST_OFFENCES - 1):
+        assert await offences.add(["a", "b"]) == {}
+    assert await offences.add(["b"]) == barred
+    assert barred == {
+        "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
+    }
+    assert await offences.add(["b"]) == {}  # readmitted, it begins anew
+    assert list(await offences.add(["a"])) == ["a"]

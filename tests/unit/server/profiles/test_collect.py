@@ -1,0 +1,168 @@
+"""What is asked for, what is known already, and what becomes columns."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from potluck.common.disclosure import Mode, Parameters, TaskReference
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.rounds.plan import Blueprint, draw_up
+from potluck.server.runs.eligibility import Gatekeeper
+from potluck.server.store import Store
+from potluck.server.store.records import Profile, Run
+
+AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def blueprint() -> Blueprint:
+    text = 'count = 2\n[task]\nname = "digits"\n[selector]\nname = "fedentopt"\n'
+    return draw_up(text + "[profiles]\nepsilon = 1.0\nadjacency = 'replace'\n", source="test")
+
+
+def profile(client: str, first: int, *, epoch: int = 1, epsilon: float = 1.0) -> Profile:
+    parameters = Parameters(
+        mode=Mode.NOISY, task=TaskReference(name="digits"), epsilon=epsilon, adjacency="replace"
+    )
+    return Profile(
+        client_id=client,
+        data_epoch=epoch,
+        signal="label_counts",
+        parameters_json=parameters.canonical(),
+        payload_json=json.dumps({"label_counts": [first] + [1] * 9}),
+        signature=None,
+        received_at=AT,
+    )
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        run = Run(
+            run_id="r",
+            name="r",
+            run_file="",
+            created_at=AT,
+            rounds=1,
+            count=1,
+            seed=0,
+            task="digits",
+            selector="fedentopt",
+            strategy="fedavg",
+        )
+        store.add_run(run)
+        yield store
+
+
+def profiling(store: Store, attendance: Attendance) -> Profiling:
+    async def in_store(call: Callable[[Store], Any]) -> Any:
+        return call(store)
+
+    trust = Trust(federation="f", members=None)
+    return Profiling("r", blueprint(), attendance, in_store, trust)
+
+
+def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> Session:
+    session = Session(
+        host_id="h",
+        client_ids=tuple(clients),
+        device="cpu",
+        tasks=frozenset(),
+        data_epoch=epoch,
+    )
+    attendance.attach(session)
+    return session
+
+
+async def admitted(store: Store, attendance: Attendance, clients: list[str]) -> Profiling:
+    store.append_to_roster("r", clients)
+    found = profiling(store, attendance)
+    await found.admit(clients)
+    return found
+
+
+async def test_what_is_stored_is_not_asked_for_again(store: Store) -> None:
+    attendance = Attendance(time.monotonic)
+    session = attend(attendance, ["a", "b", "c"])
+    store.put_profile(profile("a", 7))
+    store.put_profile(profile("b", 8, epsilon=0.5))  # made otherwise than this run wants it
+    found = await admitted(store, attendance, ["a", "b", "c"])
+    assert [found.lacks(client) for client in "abc"] == [[], ["label_counts"], ["label_counts"]]
+    column = found.columns()["label_counts"]
+    assert column[0, 0] == 7
+    assert np.isnan(column[1:]).all()
+    collected = await found.collect(["a"], tag="1.1/profile", present=lambda _: True)
+    assert (collected.refused, collected.silent) == ({}, set())
+    assert session.outbox.empty()
+
+
+async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
+    attendance = Attendance(time.monotonic)
+    store.put_profile(profile("a", 7))
+    store.put_profile(profile("a", 9, epoch=2))
+    found = await admitted(store, attendance, ["a"])
+    assert found.columns()["label_counts"][0, 0] == 9
+    assert found.lacks("a") == []  # away, so the newest that is known
+    session = attend(attendance, ["a"], epoch=3)
+    assert found.lacks("a") == ["label_counts"]
+    made = profile("a", 11, epoch=3)
+
+    def respond(client: str) -> bool:
+        instruction = session.outbox.get_nowait()
+        assert instruction is not None
+        assert instruction.client_id == client
+        answer = rpc.Profile(
+            signal=made.signal,
+            parameters_json=made.parameters_json,
+            payload_json=made.payload_json,
+            data_epoch=3,
+        )
+        attendance.answer(session, rpc.Answer(instruction_id=instruction.id, profile=answer))
+        return True
+
+    collected = await found.collect(["a"], tag="1.1/profile", present=respond)
+    assert (collected.refused, collected.silent) == ({}, set())
+    assert found.lacks("a") == []
+    assert found.columns()["label_counts"][0, 0] == 11
+    assert len(store.profiles()) == 3
+
+
+async def test_who_is_gone_is_not_waited_for(store: Store) -> None:
+    attendance = Attendance(time.monotonic)
+    found = await admitted(store, attendance, ["a"])
+    collected = await found.collect(["a"], tag="1.1/profile", present=lambda _: False)
+    assert collected.silent == {"a"}
+
+
+async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
+    clients = [f"client-{n}" for n in range(1000)]
+    attendance = Attendance(time.monotonic)
+    attend(attendance, clients)
+    for client in clients:
+        store.put_profile(profile(client, 3))
+    store.append_to_roster("r", clients)
+
+    async def leave_out(troubles: Mapping[str, str]) -> None:
+        raise AssertionError(troubles)
+
+    gate = Gatekeeper(blueprint(), profiling(store, attendance), lambda _: None, leave_out)
+    await gate.admit(clients)
+
+    async def once() -> float:
+        begun = time.perf_counter()
+        rows = await gate.eligible(
+            clients, round_number=1, attempt=1, count=100, present=lambda _: True
+        )
+        assert len(rows) == 1000
+        return time.perf_counter() - begun
+
+    assert min([await once() for _ in range(5)]) < 0.005

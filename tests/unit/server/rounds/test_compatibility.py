@@ -1,0 +1,90 @@
+"""What goes together in a run file and what does not, before anybody is asked to train."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.settings.plugins import OBJECTIVES, STRATEGIES, create, installed
+from potluck.server.rounds.compatibility import check_maskable
+from potluck.server.rounds.plan import draw_up
+from potluck.server.strategy import Strategy
+
+TASK = '[task]\nname = "digits"\nclients = 6\n'
+
+
+def test_every_strategy_goes_with_every_objective() -> None:
+    for strategy in installed(STRATEGIES):
+        for objective in installed(OBJECTIVES):
+            text = f'{TASK}[strategy]\nname = "{strategy}"\n[objective]\nname = "{objective}"\n'
+            assert not draw_up(text, source="run file").remarks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[strategy]\nname = "scaffold"\nstep = "fednova"\n',
+            "strategies scaffold and fednova don't go together: FedNova rescales",
+        ),
+        (
+            '[strategy]\nname = "scaffold"\n[training]\noptimizer = "adam"\n',
+            "run file: strategy scaffold and optimizer adam don't go together: control variates",
+        ),
+        (
+            '[strategy]\nname = "fedavgm"\nmomentum = 1.0\n',
+            r"strategy option 'momentum' is 1.0; give a number in \[0, 1\)",
+        ),
+        (
+            '[objective]\nname = "fedprox"\nmu = -1\n',
+            "run file: objective fedprox: option 'mu' is -1; give a number ≥ 0",
+        ),
+        ('[objective]\nname = "fedprox"\nnu = 1\n', "its options: mu"),
+        ('[objective]\nname = "fedpox"\n', "'fedpox' is not installed; installed: cross-entropy"),
+        ('[strategy]\nname = "fedsgd"\n', "'fedsgd' is not installed; installed: clipped-mean"),
+        ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
+        ('[model]\nname = "lenet7"\n', "'lenet7' is not installed; installed: lenet5"),
+        ("[training]\nmomentum = 1.0\n", "'momentum': Input should be less than 1"),
+    ],
+)
+def test_what_does_not_go_is_refused_before_the_run(text: str, message: str) -> None:
+    with pytest.raises((ConfigurationError, PluginError), match=message):
+        draw_up(TASK + text, source="run file")
+
+
+def test_fednova_with_adam_is_allowed_and_said() -> None:
+    text = f'{TASK}[strategy]\nname = "fednova"\n[training]\noptimizer = "adam"\n'
+    [remark] = draw_up(text, source="run file").remarks
+    assert "normalised by their number of steps" in remark
+
+
+def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
+    text = f'{TASK}[model]\nname = "perceptron"\ninputs = 64\nclasses = 10\nhidden = [32]\n'
+    blueprint = draw_up(text, source="run file")
+    shapes = [tuple(parameter.shape) for parameter in blueprint.task.model().parameters()]
+    assert shapes == [(32, 64), (32,), (10, 32), (10,)]
+    assert blueprint.training.momentum == 0.9, "what the task recommends holds with any model"
+
+
+@pytest.mark.parametrize("name", installed(STRATEGIES))
+def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: str) -> None:
+    strategy: Strategy = create(STRATEGIES, name, {})
+    if name in ("fedatt", "median", "trimmed-mean", "clipped-mean"):
+        with pytest.raises(ConfigurationError, match=f"{name} and secure aggregation don't go"):
+            check_maskable(name, strategy)
+    else:
+        check_maskable(name, strategy)
+
+
+PROTOCOL = '[profiles]\ndisclosure = "protocol"\n'
+
+
+def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
+    text = f'count = 12\n{TASK}[selector]\nname = "dc-balanced"\n{PROTOCOL}'
+    blueprint = draw_up(text, source="run file")
+    assert not blueprint.selector.needs
+    assert any("a client that tells 0 is selected every time" in each for each in blueprint.remarks)
+    with pytest.raises(ConfigurationError, match="selector fedentopt has no procedure of sums"):
+        draw_up(text.replace("dc-balanced", "fedentopt"), source="run file")
+    with pytest.raises(ConfigurationError, match="4 of 9 clients are drawn at random"):
+        draw_up(text.replace("count = 12", "count = 9"), source="run file")

@@ -1,0 +1,77 @@
+"""What a run with masked updates is refused for, before anybody is asked to train."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.rounds.maskable import weight_bound
+from potluck.server.rounds.plan import draw_up
+
+TASK = '[task]\nname = "digits"\nclients = 10\n'
+MASKED = "secure_aggregation = true\n"
+
+
+@pytest.mark.parametrize(
+    ("top", "tables", "message"),
+    [
+        ("", '[strategy]\nname = "median"\n', "median and secure aggregation don't go together"),
+        ("", '[strategy]\nname = "trimmed-mean"\n', "trimmed-mean looks at single updates"),
+        ("", '[strategy]\nname = "clipped-mean"\n', "clipped-mean looks at single updates"),
+        ("", '[strategy]\nname = "fedatt"\n', "fedatt looks at single updates"),
+        (
+            "",
+            '[strategy]\nname = "scaffold"\nkeeper = "coordinator"\n',
+            "scaffold looks at single updates",
+        ),
+        ("", '[selector]\nname = "oort"\n', "oort goes by what each client reports"),
+        ("", '[transport.up]\nencoding = "int8"\n', "transport.up and secure aggregation"),
+        ("", '[transport.up]\nencoding = "bfloat16"\n', "transport.up and secure aggregation"),
+        ("", "[transport.up]\ndelta = true\n", "transport.up and secure aggregation"),
+        ("", "[transport.up]\ncompress = true\n", "masks don't compress"),
+        ("", "[virtual_clock]\nenabled = true\n", "the simulated seconds .* tell its number"),
+        ("count = 4\n", "", "a round of 4 clients can't be on 5 hosts"),
+        ("count = 9\n", "[masking]\nhosts = 10\n", "a round of 9 clients can't be on 10 hosts"),
+        ("count = 129\n", "", "too large for secure aggregation, which is made for 128"),
+        ("count = 6\n", "[round]\nover_selection = 6\n", "of 12 clients 8 must stay"),
+        ("", "[masking]\ncolluding_hosts = 9\n", "lower round.over_selection or masking.colluding"),
+        (
+            "",
+            "[round]\ndeadline_seconds = 90000\n",
+            "lower round.deadline_seconds to 86220 or less",
+        ),
+        ("", "[masking]\nhosts = 2\n", "greater than or equal to 3"),
+        ("", "[masking]\nclip = 0\n", "greater than 0"),
+        ("", "[masking]\nbits = 16\n", "32.*64"),
+    ],
+)
+def test_runs_that_masks_make_impossible_are_refused_with_the_reason(
+    top: str, tables: str, message: str
+) -> None:
+    if not message.startswith(("greater", "32")):
+        draw_up(top + TASK + tables, source="run file")  # which goes without masks
+    with pytest.raises(ConfigurationError, match=message):
+        draw_up(MASKED + top + TASK + tables, source="run file")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova", "scaffold"],
+)
+def test_strategies_that_average_go_with_masks(strategy: str) -> None:
+    blueprint = draw_up(f'{MASKED}{TASK}[strategy]\nname = "{strategy}"\n', source="run file")
+    assert blueprint.plan.policy.needed(9) == 6, "below the quorum of a sum there is none"
+
+
+def test_clients_that_count_alike_weigh_1() -> None:
+    bounds = []
+    for text in ("", 'weighting = "equal"\n'):
+        blueprint = draw_up(MASKED + text + TASK, source="run file")
+        bounds.append(weight_bound(blueprint.run_file, blueprint.strategy))
+    assert bounds == [10_000, 1]
+
+
+def test_a_masked_round_is_tried_as_often_as_a_sum() -> None:
+    text = "[round]\nattempts = 7\n"
+    assert draw_up(TASK + text, source="run file").plan.policy.attempts == 7
+    assert draw_up(MASKED + TASK + text, source="run file").plan.policy.attempts == 3

@@ -1,0 +1,100 @@
+"""Run files as the coordinator completes and checks them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from potluck.common.disclosure import Mode
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.learning.triplet import TripletSettings
+from potluck.common.runfile import example_run_file
+from potluck.server.cohorts.selection_checks import check_selection
+from potluck.server.profiles.profile_requests import request_for
+from potluck.server.rounds.plan import draw_up
+from potluck.server.selection import Population, Selection, SelectionContext
+from potluck.server.selectors.kl import KullbackLeibler
+from potluck.server.state import State
+
+RUN_FILE = """
+[task]
+name = "colored-digits"
+[selector]
+name = "feddiverse"
+[profiles.triplet]
+"""
+
+
+def asked(text: str) -> TripletSettings | None:
+    request = request_for("triplet", draw_up(text, source="test").run_file)
+    assert request.mode is Mode.LDP
+    return request.settings
+
+
+def test_clients_are_asked_with_what_the_task_recommends() -> None:
+    recommended = TripletSettings(attribute_learning_rate=0.1, attribute_steps=100)
+    assert asked(RUN_FILE) == recommended
+    assert asked(example_run_file()) == recommended
+    assert asked(RUN_FILE + "q = 0.5\nattribute_steps = 10") == recommended.model_copy(
+        update={"q": 0.5, "attribute_steps": 10}
+    )
+
+
+def test_pretraining_is_as_the_run_file_says() -> None:
+    text = RUN_FILE + "pretraining_rounds = 3\npretraining_participation = 'all'"
+    settings = draw_up(text, source="test").run_file.profiles.triplet
+    assert (settings.pretraining_rounds, settings.pretraining_participation) == (3, "all")
+    assert settings.attribute_steps == 100
+    assert asked(text) == asked(RUN_FILE)  # the model's digest tells
+
+
+def test_unknown_triplet_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="attribute_step"):
+        draw_up(RUN_FILE + "attribute_step = 3", source="test")
+
+
+def test_a_selector_may_recommend_how_clients_train() -> None:
+    def kept_back(selector: str, training: str = "") -> float:
+        text = f'[task]\nname = "digits"\n[selector]\nname = "{selector}"\n[training]\n{training}'
+        return draw_up(text, source="test").training.validation_share
+
+    assert kept_back("uniform") == 0.0
+    assert kept_back("flash") == 0.1
+    assert kept_back("flash", "validation_share = 0.2") == 0.2
+
+
+def test_a_selector_says_what_clients_report() -> None:
+    text = '[task]\nname = "digits"\n[selector]\nname = "{}"\n'
+    assert draw_up(text.format("oort"), source="test").reports == {"utility"}
+    assert draw_up(text.format("uniform"), source="test").reports == frozenset()
+
+
+def test_paces_are_drawn_only_on_a_virtual_clock() -> None:
+    clock = "[virtual_clock]\nenabled = {}\ndeadline_seconds = 50\n"
+    simulated, real = (
+        draw_up(RUN_FILE + clock.format(value), source="test") for value in ("true", "false")
+    )
+    assert simulated.client_pace(1, "a") > 1.0
+    assert real.client_pace(1, "a") == 0.0
+    assert (simulated.plan.simulated, simulated.plan.simulated_deadline) == (True, 50.0)
+    assert not real.plan.simulated
+
+
+def test_quotas_have_a_number_for_each_client_and_class() -> None:
+    population = Population(
+        ids=["a", "b"],
+        classes=2,
+        samples=np.array([4, 4]),
+        label_counts=np.array([[3.0, 1.0], [1.0, 3.0]]),
+    )
+    rows = np.arange(2)
+    context = SelectionContext(round=1, seed=0, count=2, population=population, available=rows)
+    selection = KullbackLeibler(truncate=True).select(State(), context)
+    assert isinstance(selection, Selection)
+    check_selection(selection, context, "kl")
+    assert selection.quotas is not None
+    for wrong in (selection.quotas[:1], -selection.quotas, selection.quotas * np.nan):
+        with pytest.raises(RunError, match=r"'kl' must give quotas.*2 clients × 2 classes"):
+            check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")

@@ -1,0 +1,48 @@
+"""What a run says it waits for, and how long it pauses."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.server.rounds.waiting import LONGEST_PAUSE_SECONDS, Muster, attempt_pause
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"),
+    [(1, 1.0), (2, 2.0), (3, 4.0), (6, 32.0), (7, 60.0), (8, 60.0), (10_000, 60.0)],
+)
+def test_attempts_back_off(failures: int, seconds: float) -> None:
+    assert attempt_pause(failures) == seconds <= LONGEST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("muster", "suffices", "counted", "lacking"),
+    [
+        ((6, 9, 6, 0), False, "6 of 9 clients attend", "3 more"),
+        ((9, 9, 2, 0), True, "9 of 9 clients attend", ""),
+        (
+            (7, 7, 4, 5),
+            False,
+            "7 clients on 4 hosts attend, and a secure sum needs 7 clients on 5 hosts",
+            "1 more host",
+        ),
+        (
+            (3, 7, 2, 5),
+            False,
+            "3 clients on 2 hosts attend, and a secure sum needs 7 clients on 5 hosts",
+            "4 more on 3 more hosts",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(
+    muster: tuple[int, int, int, int], suffices: bool, counted: str, lacking: str
+) -> None:
+    clients, clients_needed, hosts, hosts_needed = muster
+    found = Muster(
+        clients=clients, clients_needed=clients_needed, hosts=hosts, hosts_needed=hosts_needed
+    )
+    assert (found.suffices, found.counted("attend"), found.lacking()) == (
+        suffices,
+        counted,
+        lacking,
+    )

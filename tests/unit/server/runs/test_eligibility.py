@@ -1,0 +1,144 @@
+"""Who may be selected: the rules of a run, applied to what asking for profiles brought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from potluck.common.errors import RunError
+from potluck.server.profiles.collect import Collected, Profiling
+from potluck.server.rounds.plan import draw_up
+from potluck.server.runs.eligibility import Gatekeeper, ScarceError
+
+
+@dataclass
+class Asked:
+    """Stands for the profile phase: answers what the test says, and notes who was asked."""
+
+    collected: Collected = field(default_factory=Collected)
+    asked: list[list[str]] = field(default_factory=list)
+
+    async def admit(self, clients: Sequence[str]) -> None:
+        return None
+
+    async def collect(
+        self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
+    ) -> Collected:
+        assert tag
+        assert present("a")
+        self.asked.append(list(clients))
+        return self.collected
+
+
+@dataclass
+class Scene:
+    asked: Asked
+    gate: Gatekeeper
+    said: list[str]
+    left_out: dict[str, str]
+
+    async def eligible(self, *available: str, round_number: int = 1) -> list[int]:
+        rows = await self.gate.eligible(
+            available or ("a", "b", "c", "d"),
+            round_number=round_number,
+            attempt=1,
+            count=2,
+            present=lambda _: True,
+        )
+        found: list[int] = rows.tolist()
+        return found
+
+
+async def scene(run_file: str = "", **collected: Any) -> Scene:
+    blueprint = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
+    asked, said = Asked(Collected(**collected)), list[str]()
+    left_out = dict[str, str]()
+
+    async def leave_out(troubles: Mapping[str, str]) -> None:
+        left_out.update(troubles)
+
+    gate = Gatekeeper(blueprint, cast(Profiling, asked), said.append, leave_out)
+    await gate.admit(["a", "b", "c", "d"])
+    return Scene(asked, gate, said, left_out)
+
+
+async def test_everybody_available_may_be_selected() -> None:
+    there = await scene()
+    assert await there.eligible() == [0, 1, 2, 3]
+    assert await there.eligible("d", "b") == [1, 3]
+    assert there.said == []
+
+
+async def test_who_is_in_quarantine_is_neither_asked_nor_selected() -> None:
+    there = await scene()
+    there.gate.quarantined = frozenset({"b", "x"})
+    assert there.gate.barred == ("b", "x")
+    assert await there.eligible() == [0, 2, 3]
+    assert there.asked.asked == [["a", "c", "d"]]
+
+
+async def test_a_refusal_ends_the_run_before_it_has_begun() -> None:
+    there = await scene(refused={"c": "no (DISCLOSURE_REFUSED)"})
+    with pytest.raises(RunError, match="DISCLOSURE_REFUSED"):
+        await there.eligible()
+
+
+async def test_later_a_refusal_only_excludes() -> None:
+    there = await scene(refused={"c": "no (DISCLOSURE_REFUSED)"})
+    assert await there.eligible(round_number=2) == [0, 1, 3]
+    assert there.gate.barred == ("c",)
+    assert "DISCLOSURE_REFUSED" in there.said[0]
+    there.asked.collected = Collected()
+    assert await there.eligible(round_number=3) == [0, 1, 3]
+    assert "c" not in there.asked.asked[-1]
+
+
+async def test_a_run_may_include_who_refuses() -> None:
+    there = await scene('[profiles]\nmissing = "include"', refused={"c": "no"}, silent={"d"})
+    assert await there.eligible() == [0, 1, 2, 3]
+    assert there.gate.barred == ()
+    assert await there.eligible() == [0, 1, 2, 3]
+    assert there.asked.asked[-1] == ["a", "b", "d"]  # who has refused isn't asked again
+
+
+async def test_the_silent_sit_out_and_are_asked_again() -> None:
+    there = await scene(silent={"a"})
+    assert await there.eligible() == [1, 2, 3]
+    assert there.gate.barred == ()
+    there.asked.collected = Collected()
+    assert await there.eligible() == [0, 1, 2, 3]
+    assert there.asked.asked[-1] == ["a", "b", "c", "d"]
+
+
+async def test_too_few_for_a_quorum_are_told_from_what_ends_a_run() -> None:
+    there = await scene("[round]\nquorum = 1.0", silent={"a", "b", "c"})
+    with pytest.raises(ScarceError, match="at least 2 are needed"):
+        await there.eligible()
+
+
+async def test_nobody_is_picked_beyond_the_share() -> None:
+    there = await scene("[selector_limits]\nmaximum_share = 0.5")
+    there.gate.count_picks(["a", "b"])
+    assert await there.eligible(round_number=2) == [2, 3]
+    there.gate.count_picks(["c", "d"])
+    assert await there.eligible(round_number=3) == [0, 1, 2, 3]
+
+
+async def test_one_alarm_for_who_is_picked_far_too_often() -> None:
+    there = await scene()
+    await there.gate.admit([f"client-{n}" for n in range(20)])
+    for _ in range(30):
+        there.gate.count_picks(["a"])
+    [alarm] = there.said
+    assert "lopsided: a (" in alarm
+    assert "quarantine" in alarm
+
+
+async def test_who_lacks_what_it_takes_to_answer_is_left_out_of_the_run() -> None:
+    unable = {"b": "task 'digits' can't be loaded (PLUGIN_INVALID)"}
+    found = await scene(unable=unable)
+    assert await found.eligible() == [0, 2, 3]
+    assert found.left_out == unable

@@ -1,0 +1,33 @@
+"""Who watches a run is told when it is over, even if it just was."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from potluck.server.runs.feed import News
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def test_a_watcher_is_told_what_was_said_and_the_end() -> None:
+    news = News()
+    news.say("before", AT, warning=False)
+    watcher = news.watch()
+    news.say("after", AT, warning=True)
+    news.close()
+    first, second, end = (watcher.get_nowait() for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert [first.notice.text, second.notice.text] == ["before", "after"]
+    assert end is None
+
+
+def test_who_comes_after_the_end_does_not_wait() -> None:
+    news = News()
+    news.say("before", AT, warning=False)
+    news.close()
+    watcher = news.watch()
+    first = watcher.get_nowait()
+    assert first is not None
+    assert first.notice.text == "before"
+    assert watcher.get_nowait() is None

@@ -1,0 +1,114 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from potluck.common.errors import ProtocolError, RunError, StorageError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.server.cohorts.selection_checks import check_ask
+from potluck.server.runs.interview import read_scalars, stored_answers
+from potluck.server.selection import Ask, Population, SelectionContext
+from potluck.server.store.records import AttemptKey
+
+KEY = AttemptKey("run", 1, 1)
+
+
+def scalars(**values: float) -> rpc.Answer:
+    return rpc.Answer(scalars=rpc.Scalars(values=values))
+
+
+def test_numbers_come_in_the_order_asked() -> None:
+    assert read_scalars(scalars(b=2.0, a=-1.0), ["a", "b"]) == (-1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "not in time"),
+        (rpc.Answer(), "otherwise than with numbers"),
+        (rpc.Answer(evaluation=rpc.EvaluationCounts()), "otherwise than with numbers"),
+        (scalars(), "it sent 0 numbers, not just a"),
+        (scalars(b=1.0), "it sent 1 numbers, not just a"),
+        (scalars(a=1.0, b=1.0), "it sent 2 numbers, not just a"),
+        (scalars(a=math.nan), "it sent nan"),
+        (scalars(a=math.inf), "it sent inf"),
+        (rpc.Answer(failure=rpc.Failure(reason="R" * 999, message="m" * 999)), "m" * 300 + r" \("),
+    ],
+)
+def test_other_answers_count_as_none(answer: rpc.Answer | None, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        read_scalars(answer, ["a"])
+
+
+def test_stored_answers_come_back() -> None:
+    answers = stored_answers({"rows": [3, 1], "values": {"loss": [0.1, 0.2]}}, KEY)
+    assert answers.rows.tolist() == [3, 1]
+    assert answers.values["loss"].tolist() == [0.1, 0.2]
+    nobody = stored_answers({"rows": [], "values": {"loss": []}}, KEY)
+    assert nobody.rows.dtype == "int64"
+    assert len(nobody.values["loss"]) == 0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"rows": [1], "values": {"loss": []}},
+        {"rows": [[1]], "values": {}},
+        {"rows": [1], "values": [1]},
+        {"rows": ["x"], "values": {}},
+    ],
+)
+def test_damaged_answers_are_not_believed(record: dict[str, object]) -> None:
+    with pytest.raises(StorageError, match="restore the database"):
+        stored_answers(record, KEY)
+
+
+CONTEXT = SelectionContext(
+    round=2,
+    seed=0,
+    count=2,
+    population=Population(ids="abcd", classes=2, samples=np.ones(4, dtype=np.int64)),
+    available=np.array([0, 1, 3]),
+)
+
+
+def test_a_question_may_be_asked() -> None:
+    check_ask(Ask(rows=np.array([3, 0]), kind="loss"), CONTEXT, "s")
+    parameters: dict[str, bool | int | float | str] = {"x": 1, "y": 0.5, "z": "a", "on": True}
+    ask = Ask(rows=np.array([1]), kind="context", names=("a", "b"), parameters=parameters)
+    check_ask(ask, CONTEXT, "s")
+    assert Ask(rows=np.array([1]), kind="loss").wanted == ("loss",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rows": np.array([0, 2])}, "asks row 2, which is not available"),
+        ({"rows": np.array([0, -1])}, "asks row -1, which is not available"),
+        ({"rows": np.array([0, 0])}, "asks a client twice"),
+        ({"rows": np.array([], dtype=np.int64)}, "asks nobody in round 2"),
+        ({"rows": np.array([0.0])}, "not a one-dimensional array of integers"),
+        ({"rows": np.array([[0]])}, "not a one-dimensional array of integers"),
+        ({"rows": [0]}, "not a one-dimensional array of integers"),
+        ({"kind": "Loss!"}, "asks for 'Loss!'"),
+        ({"kind": 3}, "asks for 3"),
+        ({"names": ("a", "")}, "words in lower case"),
+        ({"names": ("a", "a")}, "different names"),
+        ({"names": tuple(f"n{number}" for number in range(65))}, "asks for 65 numbers at once"),
+        ({"parameters": {"x": math.nan}}, "with x = nan"),
+        ({"parameters": {"x": None}}, "with x = None"),
+        ({"parameters": {"x": [1]}}, r"with x = \[1\]"),
+    ],
+)
+def test_questions_that_make_no_sense(changes: dict[str, Any], why: str) -> None:
+    values: dict[str, Any] = {"rows": np.array([0]), "kind": "loss", **changes}
+    with pytest.raises(RunError, match=why) as caught:
+        check_ask(Ask(**values), CONTEXT, "odd")
+    assert caught.value.message.startswith("selector 'odd' ")
+
+
+def test_what_is_no_question_is_none() -> None:
+    with pytest.raises(RunError, match="yielded a int, not an Ask"):
+        check_ask(3, CONTEXT, "odd")

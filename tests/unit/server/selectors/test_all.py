@@ -1,0 +1,215 @@
+"""What holds for every selector, whatever the profiles and whoever comes and goes."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+from support.populations import (
+    QUESTIONS,
+    Respond,
+    context,
+    outcome,
+    played,
+    population,
+    rounds,
+    select,
+)
+
+from potluck.common.errors import PluginError
+from potluck.common.learning.heterogeneity import triplets
+from potluck.common.settings.plugins import SELECTORS, create
+from potluck.server.selection import Answers, Ask, Population, RoundOutcome, Selection, Selector
+from potluck.server.state import State
+
+NAMES = (
+    "dc-balanced",
+    "dc-exhaustive",
+    "dc-random",
+    "dc-real",
+    "feddiverse",
+    "fedentopt",
+    "flash",
+    "kl",
+    "known-matrix",
+    "oort",
+    "pow-d",
+    "round-robin",
+    "uniform",
+)
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def selector_called(name: str) -> Selector:
+    options = {"added": 2} if name == "dc-exhaustive" else {}
+    found: Selector = create(SELECTORS, name, options)
+    return found
+
+
+def through_the_store(state: State) -> State:
+    """The state as it is after a kill: scalars by way of JSON, arrays by way of a file."""
+    scalars = json.loads(json.dumps(dict(state.scalars)))
+    return State(scalars=scalars, arrays=load(save(dict(state.arrays))))
+
+
+@st.composite
+def federations(draw: st.DrawFn) -> Population:
+    """1 to 14 clients, any of which may have disclosed nothing, or only zeros, or all the same."""
+    clients = draw(st.integers(1, 14))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    matrices = generator.integers(0, 30, (clients, 3, 2)).astype(np.float64)
+    if draw(st.booleans()):
+        matrices[:] = matrices[0]
+    if draw(st.booleans()):
+        matrices[generator.random(clients) < 0.3] = 0
+    found = triplets(matrices)
+    counts = matrices.sum(axis=2)
+    if draw(st.booleans()):
+        counts += generator.integers(-20, 20, counts.shape)  # noise
+    if draw(st.booleans()):
+        silent = generator.random(clients) < 0.4
+        for column in (matrices, found, counts):
+            column[silent] = np.nan
+    return population(
+        clients, classes=3, label_counts=counts, triplet_rows=found, matrices=matrices
+    )
+
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e308, -1.0, 5e-324])
+
+
+@st.composite
+def anything(draw: st.DrawFn, length: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """What clients may say: anything that a double can be. Drawn by a seed, as there are many."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kinds = [
+        generator.choice(SPECIAL, length),
+        generator.uniform(0, 10, length),
+        generator.choice([-1.0, 1.0], length) * 10 ** generator.uniform(-308, 308, length),
+    ]
+    chosen: np.ndarray[tuple[int], np.dtype[np.float64]] = np.choose(
+        generator.integers(0, len(kinds), length), kinds
+    )
+    return chosen
+
+
+def answer_anything(data: st.DataObject, ask: Ask) -> Answers:
+    """Some don't answer, others answer nonsense, or without one of the values."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rows = ask.rows[generator.random(len(ask.rows)) < data.draw(st.sampled_from([0, 0.7, 1]))]
+    names = [name for name in QUESTIONS[ask.kind] if data.draw(st.integers(0, 9))]
+    return Answers(rows=rows, values={name: data.draw(anything(len(rows))) for name in names})
+
+
+def replayed(answers: Sequence[Answers]) -> Respond:
+    """The same answers again, as after a kill."""
+    left = iter(answers)
+    return lambda _: next(left)
+
+
+@every
+@settings(max_examples=25, deadline=None)
+@given(federation=federations(), count=st.integers(0, 16), data=st.data())
+def test_cohorts_are_complete_distinct_and_available(
+    name: str, federation: Population, count: int, data: st.DataObject
+) -> None:
+    """In every round, whoever has vanished since the last, whoever of the cohort failed, and
+    whatever clients answer and report."""
+    selector = selector_called(name)
+    state = selector.init(federation)
+    for number in range(1, 5):
+        present = data.draw(st.sets(st.integers(0, len(federation) - 1)))
+        available = np.array(sorted(present), dtype=np.int64)
+        given_context = context(federation, count, number=number, available=available)
+        selection, answers = played(
+            selector, state, given_context, lambda ask: answer_anything(data, ask)
+        )
+        rows = selection.rows.tolist()
+        assert len(rows) == len(set(rows)) == min(count, len(present))
+        assert set(rows) <= present
+        assert len(selection.reasons) == len(rows)
+        assert all(selection.reasons)
+        again = select(selector_called(name), state, given_context, replayed(answers))
+        assert again.rows.tolist() == rows
+        ended = RoundOutcome(
+            round=number,
+            selected=selection.rows,
+            included=selection.rows[: data.draw(st.integers(0, len(rows)))],
+            seconds=data.draw(anything(len(rows))),
+            reports={"utility": data.draw(anything(len(rows)))} if number > 1 else {},
+            answers=answers,
+            deadline_seconds=data.draw(st.sampled_from([np.inf, 600.0])),
+        )
+        state = selector.observe(state, ended)
+        json.dumps(dict(state.scalars), allow_nan=False)
+
+
+def large(clients: int = 40) -> Population:
+    generator = np.random.default_rng(5)
+    matrices = generator.integers(0, 30, (clients, 3, 2)).astype(np.float64)
+    return population(
+        clients,
+        classes=3,
+        label_counts=matrices.sum(axis=2),
+        triplet_rows=triplets(matrices),
+        matrices=matrices,
+    )
+
+
+def listed(selections: list[Selection]) -> list[tuple[list[int], list[str]]]:
+    return [(s.rows.tolist(), list(s.reasons)) for s in selections]
+
+
+@every
+def test_a_kill_at_any_round_changes_nothing(name: str) -> None:
+    straight = list(rounds(selector_called(name), large(), 7, 12))
+    killed = list(rounds(selector_called(name), large(), 7, 12, store=through_the_store))
+    assert listed(killed) == listed(straight)
+
+
+@every
+def test_seeds_decide(name: str) -> None:
+    def cohorts(seed: int) -> list[tuple[list[int], list[str]]]:
+        return listed(list(rounds(selector_called(name), large(), 7, 6, seed=seed)))
+
+    assert cohorts(1) == cohorts(1)
+    if name != "kl":  # deterministic by definition
+        assert cohorts(1) != cohorts(2)
+
+
+@every
+def test_late_joiners_can_be_selected(name: str) -> None:
+    selector, small, grown = selector_called(name), large(5), large(12)
+    state = selector.init(small)
+    for number, federation in ((1, small), (2, grown), (3, grown)):
+        selection, answers = played(selector, state, context(federation, 12, number=number))
+        assert sorted(selection.rows.tolist()) == list(range(len(federation)))
+        state = through_the_store(selector.observe(state, outcome(number, selection, answers)))
+
+
+@every
+def test_selecting_leaves_its_arguments_alone(name: str) -> None:
+    federation, selector = large(), selector_called(name)
+    columns = (federation.label_counts, federation.triplets, federation.interaction_matrices)
+    for column in columns:
+        assert column is not None
+        column.flags.writeable = False
+    state = selector.init(federation)
+    for array in state.arrays.values():
+        array.flags.writeable = False
+    selection, answers = played(selector, state, context(federation, 7))
+    for answer in answers:
+        answer.rows.flags.writeable = False
+        for values in answer.values.values():
+            values.flags.writeable = False
+    selector.observe(state, outcome(1, selection, answers, utility=np.ones(7)))
+
+
+@every
+def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
+    with pytest.raises(PluginError, match="its options: "):
+        create(SELECTORS, name, {"colour": "green"})

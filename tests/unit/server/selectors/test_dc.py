@@ -1,0 +1,158 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from support.populations import labelled, population, rounds
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Population, Selection, Selector
+from potluck.server.selectors.dc import DcBalanced, DcRandom, DcReal
+from potluck.server.selectors.dc_exhaustive import DcExhaustive, nearest_subset
+from potluck.server.selectors.parts.dc_parts import distance
+
+Floats = NDArray[np.float64]
+
+FIVE = [[1, 3, 0], [5, 1, 4], [1, 0, 1], [2, 1, 1], [1, 0, 1]]
+ONES = np.ones(3)
+
+
+def starting_with(row: int, selector: Selector, federation: Population, count: int) -> Selection:
+    """The selection of the first seed that draws `row` first."""
+    for seed in range(200):
+        selection = next(rounds(selector, federation, count, 1, seed=seed))
+        if selection.rows[0] == row:
+            return selection
+    raise AssertionError("no seed draws it")
+
+
+def after(rows: NDArray[np.int64], target: Floats = ONES) -> float:
+    return distance(np.array(FIVE, dtype=np.float64)[rows].sum(axis=0), target)
+
+
+def test_the_worked_example_greedily() -> None:
+    selection = starting_with(0, DcBalanced(added=2), labelled(FIVE), 3)
+    assert set(selection.rows.tolist()) == {0, 1, 2} or set(selection.rows.tolist()) == {0, 1, 4}
+    assert after(selection.rows) == pytest.approx(0.02627, abs=5e-6)
+    assert selection.reasons[0] == "drawn uniformly"
+    assert selection.reasons[2].endswith("→ 0.0263")
+
+
+def test_the_worked_example_exhaustively() -> None:
+    selection = starting_with(0, DcExhaustive(added=2), labelled(FIVE), 3)
+    assert sorted(selection.rows.tolist()) == [0, 2, 4]
+    assert after(selection.rows) == pytest.approx(0.01527, abs=5e-6)
+    assert selection.reasons[1] == "best of 6 subsets, distance to target 0.0153"
+
+
+def test_real_steers_to_the_federation() -> None:
+    federation = labelled([[9, 0], [0, 1], [9, 0], [0, 1], [9, 1]])
+    selection = starting_with(1, DcReal(added=1), federation, 2)
+    table = np.array(federation.label_counts)
+    distances = [distance(table[1] + table[row], table.sum(axis=0)) for row in (0, 2, 3, 4)]
+    best = distance(table[selection.rows].sum(axis=0), table.sum(axis=0))
+    assert best == pytest.approx(min(distances))
+
+
+def test_a_secure_sum_replaces_the_sum_of_the_profiles() -> None:
+    known = labelled([[1, 0], [9, 0], [0, 9]])
+    assert starting_with(0, DcReal(added=1), known, 2).rows[1] in (1, 2)
+    totals = Population(
+        ids=known.ids,
+        classes=2,
+        samples=known.samples,
+        label_counts=known.label_counts,
+        label_totals=np.array([0.0, 100.0]),
+    )
+    assert starting_with(0, DcReal(added=1), totals, 2).rows[1] == 2
+
+
+def test_the_family_begins_alike() -> None:
+    generator = np.random.default_rng(0)
+    federation = labelled(generator.integers(0, 20, (20, 4)).tolist())
+    selectors = (DcReal(), DcBalanced(), DcRandom(), DcExhaustive())
+    starts = {tuple(next(rounds(s, federation, 9, 1)).rows[:4].tolist()) for s in selectors}
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("selector", [DcBalanced(), DcReal(), DcRandom(), DcExhaustive()])
+def test_a_small_cohort_begins_with_one(selector: Selector) -> None:
+    selection = next(rounds(selector, labelled(FIVE), 3, 1))
+    assert len(selection.rows) == 3
+    assert selection.reasons.count("drawn uniformly") == 1
+
+
+def test_early_stop_leaves_the_cohort_smaller() -> None:
+    """Equal clients are as near as they can be: nobody is added."""
+    federation = labelled([[3, 3]] * 20)
+    assert len(next(rounds(DcBalanced(stop_early=True), federation, 15, 1)).rows) == 10
+    assert len(next(rounds(DcBalanced(), federation, 15, 1)).rows) == 15
+
+
+def test_early_stop_does_nothing_while_the_distance_falls() -> None:
+    federation = labelled([[9, 0], [9, 0], [0, 3], [0, 3]])
+    first = starting_with(0, DcBalanced(added=2, stop_early=True), federation, 3)
+    assert sorted(first.rows.tolist()) == [0, 2, 3]
+
+
+def test_clients_without_samples_bring_nothing() -> None:
+    assert distance(np.zeros(3), ONES) == 1
+    federation = labelled([[0, 0], [4, 0], [0, 4]])
+    selection = starting_with(1, DcBalanced(added=1), federation, 2)
+    assert selection.rows.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("selector", [DcBalanced(added=2), DcReal(added=2), DcExhaustive(added=2)])
+def test_clients_without_counts_are_not_added_by_target(selector: Selector) -> None:
+    counts = np.array([*FIVE, [np.nan] * 3])
+    for seed in range(30):
+        selection = next(
+            rounds(selector, population(6, classes=3, label_counts=counts), 4, 1, seed=seed)
+        )
+        assert 5 not in selection.rows[2:]
+
+
+def test_too_many_subsets_are_refused_by_number() -> None:
+    federation = labelled(np.random.default_rng(0).integers(0, 9, (100, 10)).tolist())
+    with pytest.raises(ConfigurationError, match="77515521435 ways, more than 10\\^8"):
+        next(rounds(DcExhaustive(added=8), federation, 18, 1, seed=1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    hnp.arrays(np.float64, (9, 3), elements=st.integers(0, 9).map(float)),
+    hnp.arrays(np.float64, 3, elements=st.integers(0, 9).map(float)),
+    st.integers(1, 9),
+)
+def test_exhaustive_finds_the_nearest(counts: Floats, base: Floats, size: int) -> None:
+    best = nearest_subset(counts, base, ONES, size, np.random.default_rng(0))
+    assert len(set(best.tolist())) == size
+    found = distance(base + counts[best].sum(axis=0), ONES)
+    subsets = combinations(range(9), size)
+    least = min(distance(base + counts[list(rows)].sum(axis=0), ONES) for rows in subsets)
+    assert found == pytest.approx(least, abs=1e-12)
+
+
+def test_exhaustive_draws_among_ties() -> None:
+    """Any two of four equal clients: six subsets, each with probability ⅙."""
+    counts = np.tile([2.0, 1.0, 1.0], (4, 1))
+    generator = np.random.default_rng(0)
+    found = [tuple(nearest_subset(counts, ONES, ONES, 2, generator)) for _ in range(1200)]
+    shares = np.unique(found, axis=0, return_counts=True)[1] / 1200
+    np.testing.assert_allclose(shares, 1 / 6, atol=0.04)
+
+
+def test_every_pick_is_the_nearest_of_many() -> None:
+    """Enough clients for several threads; each pick is a least distance, computed anew."""
+    generator = np.random.default_rng(3)
+    counts = np.floor(generator.dirichlet([0.3] * 10, 70_000) * 300)
+    federation = population(70_000, classes=10, label_counts=counts)
+    rows = next(rounds(DcBalanced(added=4), federation, 6, 1)).rows
+    for chosen in range(2, 6):
+        sums = counts[rows[:chosen]].sum(axis=0) + counts
+        distances = 1 - sums.sum(axis=1) / (np.linalg.norm(sums, axis=1) * np.sqrt(10))
+        distances[rows[:chosen]] = np.inf
+        assert distances[rows[chosen]] <= distances.min() + 1e-12

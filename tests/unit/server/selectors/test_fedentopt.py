@@ -1,0 +1,169 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from support.populations import context, labelled, outcome, population, rounds, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Population
+from potluck.server.selectors.fedentopt import FedEntOpt
+from potluck.server.selectors.parts.label_entropy import Entropies, bits
+from potluck.server.selectors.parts.parallel import passes
+
+SIX = [[10, 0, 0], [0, 10, 0], [5, 5, 0], [0, 0, 4], [2, 2, 2], [0, 3, 7]]
+
+
+def two_of_ten(clients: int = 100, seed: int = 0) -> Population:
+    """Two labels each: i mod 10 and a random one; the owners of a class share its 5000 samples."""
+    generator = np.random.default_rng(seed)
+    owns = np.zeros((clients, 10))
+    for client in range(clients):
+        owns[client, client % 10] = 1
+        owns[client, (client + int(generator.integers(1, 10))) % 10] = 1
+    counts = owns * (5000 // owns.sum(axis=0))
+    return population(clients, classes=10, label_counts=counts)
+
+
+def mean_entropy(federation: Population, buffer: int, number_of_rounds: int = 300) -> float:
+    assert federation.label_counts is not None
+    table = federation.label_counts
+    chosen = rounds(FedEntOpt(buffer=buffer), federation, 10, number_of_rounds)
+    return float(np.mean([bits(table[s.rows].sum(axis=0)) for s in chosen]))
+
+
+def test_the_worked_example() -> None:
+    """From client 0 the scores span .811 to 1.441 bits; 5 then 1 are chosen, H = 1.54101 bits."""
+    table = np.array(SIX, dtype=np.float64)
+    with passes(6) as run:
+        scores = Entropies(table).with_each(table[0], run)[1:]
+    assert scores.min() == pytest.approx(0.811, abs=5e-4)
+    assert scores.max() == pytest.approx(1.441, abs=5e-4)
+    found = [next(rounds(FedEntOpt(), labelled(SIX), 3, 1, seed=seed)) for seed in range(60)]
+    from_zero = [selection for selection in found if selection.rows[0] == 0]
+    assert from_zero
+    for selection in from_zero:
+        assert selection.rows.tolist() == [0, 5, 1]
+        assert selection.reasons == ("drawn uniformly", "entropy +1.44 bit", "entropy +0.10 bit")
+    assert bits(table[[0, 5, 1]].sum(axis=0)) == pytest.approx(1.54101, abs=5e-6)
+
+
+def test_entropy_of_two_of_ten_labels() -> None:
+    """κ = 10, Q = 70: 3.289 bits on average, where ten uniform clients have 2.992."""
+    assert mean_entropy(two_of_ten(), 70) >= 3.27
+
+
+def test_without_a_buffer_some_are_never_selected() -> None:
+    times = np.zeros(100, dtype=np.int64)
+    for selection in rounds(FedEntOpt(buffer=0), two_of_ten(), 10, 300):
+        times[selection.rows] += 1
+    assert (times == 0).any()
+
+
+def test_a_large_buffer_evens_out_the_picks() -> None:
+    """Q = 90: 26 to 32 picks each in 300 rounds."""
+    times = np.zeros(100, dtype=np.int64)
+    for selection in rounds(FedEntOpt(buffer=90), two_of_ten(), 10, 300):
+        times[selection.rows] += 1
+    assert times.min() >= 26
+    assert times.max() <= 32
+
+
+def test_a_buffer_smaller_than_the_cohort_repeats_nobody() -> None:
+    for selection in rounds(FedEntOpt(buffer=2), labelled(SIX), 6, 20):
+        assert sorted(selection.rows.tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_buffer_pauses_clients_also_those_that_failed() -> None:
+    selector, federation = FedEntOpt(buffer=4), labelled(SIX)
+    state = selector.init(federation)
+    first = select(selector, state, context(federation, 2))
+    ended = outcome(1, first)
+    failed = type(ended)(
+        round=1, selected=first.rows, included=first.rows[:0], seconds=ended.seconds
+    )
+    state = selector.observe(state, failed)
+    assert state.arrays["buffer"].tolist() == first.rows.tolist()
+    second = select(selector, state, context(federation, 2, number=2))
+    assert not set(first.rows.tolist()) & set(second.rows.tolist())
+
+
+def test_the_oldest_of_the_buffer_are_let_out_when_nobody_else_is_there() -> None:
+    selector, federation = FedEntOpt(buffer=6), labelled(SIX)
+    state = selector.init(federation)
+    for number in (1, 2, 3):
+        selection = select(selector, state, context(federation, 2, number=number))
+        state = selector.observe(state, outcome(number, selection))
+    oldest = state.arrays["buffer"].tolist()
+    assert len(oldest) == 6
+    selection = select(selector, state, context(federation, 2, number=4))
+    assert selection.rows.tolist() == oldest[:2]
+    assert selection.reasons[0] == "paused longest"
+    available = np.sort(state.arrays["buffer"][2:])
+    given = context(federation, 2, number=4, available=available)
+    assert select(selector, state, given).rows.tolist() == oldest[2:4]
+
+
+def test_the_default_buffer_is_half_of_the_clients() -> None:
+    assert FedEntOpt().init(two_of_ten()).scalars["capacity"] == 50
+
+
+def test_clients_without_counts_are_only_first_or_last() -> None:
+    counts = np.array([*SIX, [np.nan] * 3, [np.nan] * 3])
+    firsts = set()
+    for seed in range(60):
+        federation = population(8, classes=3, label_counts=counts)
+        rows = next(rounds(FedEntOpt(), federation, 7, 1, seed=seed)).rows
+        firsts.add(int(rows[0]))
+        assert not {6, 7} & set(rows[1:6].tolist())
+    assert firsts == set(range(8))
+
+
+def test_noise_below_zero_counts_as_zero() -> None:
+    noisy = labelled([[5, -3], [0, 5], [-2, -9]])
+    for seed in range(20):
+        rows = next(rounds(FedEntOpt(), noisy, 2, 1, seed=seed)).rows.tolist()
+        assert set(rows) == {0, 1} or 2 in rows[:1]
+
+
+def test_ties_are_broken_uniformly() -> None:
+    federation = labelled([[8, 0], *[[0, 8]] * 4])
+    seconds = [
+        rows[1]
+        for seed in range(1200)
+        if (rows := next(rounds(FedEntOpt(), federation, 2, 1, seed=seed)).rows.tolist())[0] == 0
+    ]
+    shares = np.bincount(seconds, minlength=5)[1:] / len(seconds)
+    np.testing.assert_allclose(shares, 0.25, atol=0.12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(np.float64, (40, 5), elements=st.integers(0, 50).map(float)),
+    hnp.arrays(np.float64, 5, elements=st.integers(0, 1000).map(float)),
+)
+def test_scores_are_entropies(counts: NDArray[np.float64], base: NDArray[np.float64]) -> None:
+    with passes(40, block=16) as run:
+        scores = Entropies(counts).with_each(base, run)
+    np.testing.assert_allclose(scores, bits(base + counts), rtol=0, atol=1e-12)
+
+
+def test_every_pick_is_the_best_of_many() -> None:
+    """Enough clients for several threads; each pick is a largest entropy, computed anew."""
+    generator = np.random.default_rng(3)
+    counts = np.floor(
+        generator.dirichlet([0.3] * 10, 70_000) * generator.integers(9, 400, (70_000, 1))
+    )
+    federation = population(70_000, classes=10, label_counts=counts)
+    rows = next(rounds(FedEntOpt(), federation, 6, 1)).rows
+    for chosen in range(1, 6):
+        scores = bits(counts[rows[:chosen]].sum(axis=0) + counts)
+        scores[rows[:chosen]] = -np.inf
+        assert scores[rows[chosen]] >= scores.max() - 1e-12
+
+
+@pytest.mark.parametrize("buffer", [-1, 2.5, True, "many"])
+def test_other_buffers_are_refused(buffer: object) -> None:
+    with pytest.raises(ConfigurationError, match="whole number ≥ 0"):
+        FedEntOpt(buffer=buffer)  # type: ignore[arg-type]  # what a run file may hold

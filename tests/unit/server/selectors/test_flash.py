@@ -1,0 +1,289 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from support.populations import context, outcome, played, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Answers, Ask, Selection
+from potluck.server.selectors.flash import Flash
+from potluck.server.selectors.parts.flash_memory import Memory, Rules
+from potluck.server.selectors.parts.linear_thompson import Posterior, exploration_width
+from potluck.server.state import State
+
+STANDARDISED = Rules(standardised=True, signed=False)
+RAW = Rules(standardised=False, signed=False)
+
+
+def told(
+    robust: ArrayLike, validation: ArrayLike | None = None, seconds: ArrayLike | None = None
+) -> Answers:
+    """Client k answers with the k-th of each."""
+    robust = np.array(robust, dtype=np.float64)
+    values = {
+        "robust": robust,
+        "validation": robust if validation is None else np.array(validation, dtype=np.float64),
+    }
+    if seconds is not None:
+        values["seconds"] = np.array(seconds, dtype=np.float64)
+    return Answers(rows=np.arange(len(robust)), values=values)
+
+
+def of(rows: list[int]) -> Selection:
+    return Selection(rows=np.array(rows, dtype=np.int64), reasons=["because"] * len(rows))
+
+
+# The bandit ------------------------------------------------------------------------------------
+
+
+def test_the_vectors() -> None:
+    """ALGORITHMS §1.12."""
+    contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
+    posterior = Posterior.prior(2, 1.0).given(contexts, np.array([0.4, 0.2]))
+    assert posterior.precision.tolist() == [[2.0, 0.5], [0.5, 2.25]]
+    assert posterior.response.tolist() == [0.4, 0.4]
+    estimate = posterior.estimate()
+    assert estimate == pytest.approx([0.16471, 0.14118], abs=1e-5)
+    assert contexts @ estimate == pytest.approx([0.23529, 0.14118], abs=1e-5)
+    offset = posterior.sample(1.0, np.array([1.0, -1.0])) - estimate
+    assert offset == pytest.approx([0.878605, -0.685994], abs=1e-6)
+
+
+@pytest.mark.parametrize(("number", "width"), [(0, 4.4616), (1, 6.2641), (100, 7.7862)])
+def test_the_width_of_exploration(number: int, width: float) -> None:
+    found = exploration_width(number, 50, dimension=4, regularization=1.0, delta=0.05)
+    assert found == pytest.approx(width, abs=5e-5)
+
+
+def test_samples_are_spread_as_the_inverse_of_the_precision() -> None:
+    generator = np.random.default_rng(0)
+    contexts = generator.normal(size=(30, 3)) * [1.0, 5.0, 0.2]
+    posterior = Posterior.prior(3, 1.0).given(contexts, np.ones(30))
+    normals = generator.standard_normal((20_000, 3))
+    drawn = np.array([posterior.sample(2.0, normal) for normal in normals])
+    expected = 4.0 * np.linalg.inv(posterior.precision)
+    assert np.cov(drawn.T) == pytest.approx(expected, rel=0.1, abs=0.02)
+    assert drawn.mean(axis=0) == pytest.approx(posterior.estimate(), abs=0.05)
+
+
+@given(scale=st.floats(1e-9, 1e9), seed=st.integers(0, 1000))
+def test_contexts_of_any_scale_can_be_sampled(scale: float, seed: int) -> None:
+    """Raw durations make the precision ill-conditioned; it stays a precision."""
+    generator = np.random.default_rng(seed)
+    contexts = generator.random((50, 4)) * [1.0, 1.0, scale, 1.0]
+    contexts[:, 2] = scale  # hardly anything differs
+    posterior = Posterior.prior(4, 1.0).given(contexts, generator.random(50))
+    assert np.isfinite(posterior.sample(5.0, generator.standard_normal(4))).all()
+
+
+def test_dividing_by_means_conditions_the_precision() -> None:
+    """500 contexts with durations around 11,000 s and rewards around 1e-5."""
+    generator = np.random.default_rng(0)
+    raw = generator.uniform(0.5, 1.5, (500, 4)) * [1.0, 1.0, 11_000.0, 1e-5]
+    conditions = [
+        np.linalg.cond(Posterior.prior(4, 1.0).given(contexts, np.zeros(500)).precision)
+        for contexts in (raw, raw / raw.mean(axis=0))
+    ]
+    assert conditions[0] > 1e10
+    assert conditions[1] < 100
+
+
+# Contexts and rewards ---------------------------------------------------------------------------
+
+
+def test_contexts_are_ratios_to_the_first_losses() -> None:
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 4.0], [1.0, 3.0], [10.0, 30.0]), 1, RAW)
+    assert memory.contexts(RAW).tolist() == [[1, 1, 10, 0], [1, 1, 30, 0]]
+    memory = memory.heard(told([1.0, 5.0], [0.5, 3.0], [99.0, 99.0]), 2, RAW)
+    assert memory.contexts(RAW)[:, :3].tolist() == [[0.5, 0.5, 10], [1.25, 1, 30]]
+    assert memory.contexts(RAW)[:, 3] == pytest.approx([0.1, 1 / 30])
+    standardised = memory.contexts(STANDARDISED)
+    assert standardised[:, 2].tolist() == [0.5, 1.5]
+    assert standardised[:, 3] == pytest.approx([1.5, 0.5])
+
+
+def test_a_reward_is_credited_one_round_late_to_the_context_it_was_chosen_by() -> None:
+    """S_1 = {0}: its reward is L(w_2) − L(w_1) over the duration of round 1."""
+    first, second = told([2.0, 4.0], None, [10.0, 20.0]), told([1.5, 3.0])
+    memory = Memory.empty(2, 1.0).heard(first, 1, RAW)
+    ended = replace(outcome(1, of([0])), seconds=np.array([5.0]))
+    trained = memory.trained(ended, RAW)
+    assert trained.response.tolist() == [0, 0, 0, 0]
+    credited = trained.heard(second, 2, RAW)
+    reward = 0.5 / 5.0
+    assert credited.response == pytest.approx(reward * np.array([1, 1, 10, 0]))
+    assert credited.precision == pytest.approx(np.eye(4) + np.outer([1, 1, 10, 0], [1, 1, 10, 0]))
+    assert not credited.awaiting.any()
+    again = credited.heard(told([1.0, 1.0]), 3, RAW)
+    assert again.response.tolist() == credited.response.tolist()
+
+
+@pytest.mark.parametrize("first", [0.0, 5e-324, 1e308])
+@pytest.mark.parametrize("second", [0.0, 5e-324, 1e308])
+def test_losses_of_any_size_stay_numbers(first: float, second: float) -> None:
+    """The smallest and the largest doubles, and nothing overflows between them."""
+    memory = Memory.empty(2, 1.0).heard(told([first, 1.0], [first, 1.0], [0.0, 1.0]), 1, RAW)
+    ended = replace(outcome(1, of([0, 1])), seconds=np.array([5e-324, 1.0]))
+    memory = memory.trained(ended, RAW).heard(told([second, 1.0], [second, 1.0]), 2, RAW)
+    assert np.isfinite(memory.contexts(RAW)).all()
+    assert np.isfinite(memory.rewards).all()
+    assert np.isfinite(memory.response).all()
+
+
+def test_rewards_with_and_without_sign() -> None:
+    """Client 0 gets better by 1, client 1 worse by 1."""
+    rewards = {}
+    for signed in (False, True):
+        rules = replace(RAW, signed=signed)
+        memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [1.0, 1.0]), 1, rules)
+        rewards[signed] = memory.heard(told([1.0, 3.0]), 2, rules).rewards.tolist()
+    assert rewards == {False: [1.0, 1.0], True: [1.0, -1.0]}
+
+
+def test_a_failed_client_has_no_reward_and_takes_as_long_as_the_deadline() -> None:
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [1.0, 1.0]), 1, RAW)
+    ended = replace(
+        outcome(1, of([0, 1])),
+        included=np.array([1]),
+        seconds=np.array([np.nan, 2.0]),
+        deadline_seconds=7.0,
+    )
+    trained = memory.trained(ended, RAW)
+    assert trained.seconds.tolist() == [7.0, 2.0]
+    assert trained.awaiting.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf, -np.inf, -1.0])
+def test_who_tells_no_losses_keeps_its_context(nonsense: float) -> None:
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [1.0, 1.0]), 1, RAW)
+    memory = memory.trained(outcome(1, of([0, 1])), RAW)
+    later = memory.heard(told([nonsense, 1.0]), 2, RAW)
+    assert later.contexts(RAW)[0].tolist() == memory.contexts(RAW)[0].tolist()
+    assert later.last_heard.tolist() == [1, 2]
+    assert later.response == pytest.approx([1, 1, 1, 0])  # of client 1 alone
+    half = memory.heard(told([1.0, 1.0], [nonsense, 1.0]), 2, RAW)
+    assert half.contexts(RAW)[0].tolist() == memory.contexts(RAW)[0].tolist()
+
+
+@pytest.mark.parametrize("seconds", [np.inf, np.nan, -5.0, 0.0])
+def test_durations_that_can_not_be_are_unknown(seconds: float) -> None:
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 2.0], None, [seconds, 4.0]), 1, RAW)
+    ended = replace(outcome(1, of([0])), seconds=np.array([seconds]))
+    contexts = memory.trained(ended, RAW).heard(told([1.0, 1.0]), 2, RAW).contexts(STANDARDISED)
+    assert np.isfinite(contexts).all()
+
+
+def test_one_liar_does_not_move_the_others() -> None:
+    honest = np.linspace(1.0, 2.0, 19)
+    contexts = {}
+    for name, lie in (("true", 1.5), ("lie", 1e300)):
+        memory = Memory.empty(20, 1.0).heard(told(np.append(honest, 1.5)), 1, STANDARDISED)
+        memory = memory.heard(told(np.append(honest * 0.9, lie)), 2, STANDARDISED)
+        contexts[name] = memory.contexts(STANDARDISED)
+    assert contexts["lie"].max() <= 25
+    ratio = contexts["lie"][:19] / contexts["true"][:19]
+    assert ((ratio > 0.5) & (ratio <= 1.0)).all()
+
+
+# The selector -----------------------------------------------------------------------------------
+
+
+def test_all_are_asked_or_those_just_selected() -> None:
+    federation = population(6)
+    for refresh, expected in (("all", [0, 1, 2, 3, 4, 5]), ("selected", [])):
+        selector = Flash(refresh=refresh)
+        state = selector.init(federation)
+        selection, answers = played(selector, state, context(federation, 2))
+        assert answers[0].rows.tolist() == list(range(6))
+        state = selector.observe(state, outcome(1, selection, answers))
+        ask = next(selector.select(state, context(federation, 2, number=2)))
+        assert ask.kind == "context"
+        assert ask.parameters == {"alpha": 1.0, "beta": 1.0}
+        assert ask.rows.tolist() == (expected or sorted(selection.rows.tolist()))
+
+
+def test_nobody_is_asked_where_nobody_is_due() -> None:
+    """With `refresh = selected`, and those just selected away."""
+    federation, selector = population(4), Flash(refresh="selected")
+    state = selector.init(federation)
+    selection, answers = played(selector, state, context(federation, 2))
+    state = selector.observe(state, outcome(1, selection, answers))
+    others = np.setdiff1d(np.arange(4), selection.rows)
+    away = context(federation, 2, number=2, available=others)
+    later, answers = played(selector, state, away)
+    assert not answers
+    assert sorted(later.rows.tolist()) == others.tolist()
+    selector.observe(state, outcome(2, later))
+
+
+def test_who_has_never_told_its_losses_comes_last() -> None:
+    federation, selector = population(5), Flash()
+
+    def answering(ask: Ask) -> Answers:
+        return told(np.ones(2))
+
+    selection = select(selector, selector.init(federation), context(federation, 3), answering)
+    assert set(selection.rows[:2].tolist()) == {0, 1}
+    assert "never told" in selection.reasons[2]
+
+
+def test_reasons_say_by_which_round_s_context() -> None:
+    federation, selector = population(2), Flash()
+    state = selector.init(federation)
+    selection, answers = played(selector, state, context(federation, 2))
+    assert all("round 1" not in reason for reason in selection.reasons)
+    state = selector.observe(state, outcome(1, selection, answers))
+
+    def nobody(ask: Ask) -> Answers:
+        return Answers(rows=ask.rows[:0], values={})
+
+    later = select(selector, state, context(federation, 2, number=2), nobody)
+    assert all("told in round 1" in reason for reason in later.reasons)
+
+
+def test_clients_with_larger_rewards_are_found() -> None:
+    """Half of the clients are ten times as quick, and all losses fall as fast: the quick ones have
+    ten times the reward. After 200 rounds they are most of the cohorts; uniform would give half."""
+    federation, selector = population(40), Flash()
+    quick = np.arange(40) < 20
+    seconds = np.where(quick, 1.0, 10.0)
+    noise = np.random.default_rng(3)
+    state, losses, share = selector.init(federation), np.full(40, 3.0), []
+
+    def answering(ask: Ask) -> Answers:
+        return told(losses, None, seconds)
+
+    for number in range(1, 201):
+        given_context = context(federation, 8, number=number)
+        selection, answers = played(selector, state, given_context, answering)
+        share.append(quick[selection.rows].mean())
+        ended = replace(outcome(number, selection, answers), seconds=seconds[selection.rows])
+        state = selector.observe(state, ended)
+        losses = losses * (0.995 + 0.001 * noise.standard_normal(40))
+    assert np.mean(share[100:]) > 0.7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": -1},
+        {"beta": np.inf},
+        {"regularization": 0},
+        {"delta": 0},
+        {"scale": "none"},
+        {"reward": "squared"},
+        {"refresh": "none"},
+    ],
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        Flash(**options)  # type: ignore[arg-type]
+
+
+def test_state_is_arrays_alone() -> None:
+    state: State = Flash().init(population(3))
+    assert not state.scalars
+    assert all(array.dtype != object for array in state.arrays.values())

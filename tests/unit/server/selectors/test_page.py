@@ -1,0 +1,53 @@
+"""docs/selectors.md against the code."""
+
+import inspect
+import json
+import re
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from support.repository import ROOT
+
+from potluck.common.settings.plugins import SELECTORS, find
+from potluck.deploy.operator.offline_selection import select_offline
+from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.server.selectors.fedentopt import FedEntOpt
+
+PAGE = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `([a-z-]+)` \|.*\| (.*)\|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_the_table_has_all_options_with_their_defaults(name: str, options: str) -> None:
+    written = re.findall(r"`(\w+)` \((.+?)\)", options)
+    parameters = inspect.signature(find(SELECTORS, name)).parameters
+    assert [option for option, _ in written] == list(parameters)
+    for option, default in written:
+        value = parameters[option].default
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        assert default.strip("`") == shown or value is None
+
+
+def test_the_table_has_all_selectors() -> None:
+    assert {name for name, _ in ROWS} == {
+        entry.name for entry in distribution("potluck").entry_points if entry.group == SELECTORS
+    }
+
+
+def test_the_example_is_a_profile_file_and_gives_the_line_shown(tmp_path: Path) -> None:
+    profiles, line = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "profiles.json"
+    path.write_text(profiles)
+    population = read_profile_file(path)
+    found = [
+        next(select_offline(FedEntOpt(), population, rounds=1, count=2, seed=seed)).selection
+        for seed in range(20)
+    ]
+    shown = json.loads(line)
+    possible = [
+        dict(zip([population.ids[int(row)] for row in s.rows], s.reasons, strict=True))
+        for s in found
+    ]
+    assert shown["reasons"] in possible
+    assert list(shown["reasons"]) == shown["cohort"]

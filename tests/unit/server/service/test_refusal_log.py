@@ -1,0 +1,52 @@
+"""However many calls are refused, the log stays short and loses no count."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from potluck.common.errors import NotFoundError, ProtocolError
+from potluck.server.service.refusal_log import RefusalLog
+
+
+async def told(lines: list[Any], count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(lines) < count:  # noqa: ASYNC110  # a timer of the loop writes them
+            await asyncio.sleep(0)
+
+
+async def test_the_first_is_told_at_once_and_the_others_together() -> None:
+    refusals = RefusalLog(interval_seconds=0.02)
+    with capture_logs() as lines:
+        for _ in range(1000):
+            refusals.refused("host a", "/Attend", ProtocolError("no message"))
+        refusals.refused("host a", "/Attend", NotFoundError("no run"))
+        refusals.refused("host b", "/Attend", ProtocolError("no message"))
+        assert [(one["peer"], one["reason"]) for one in lines] == [
+            ("host a", "PROTOCOL_VIOLATED"),
+            ("host a", "NOT_FOUND"),
+            ("host b", "PROTOCOL_VIOLATED"),
+        ]
+        await told(lines, 4)
+        assert lines[3] == {
+            "event": "more calls refused",
+            "log_level": "info",
+            "peer": "host a",
+            "reason": "PROTOCOL_VIOLATED",
+            "count": 999,
+        }
+
+
+async def test_a_fault_of_ours_is_told_with_its_traceback_once() -> None:
+    refusals = RefusalLog(interval_seconds=60)
+    with capture_logs() as lines:
+        for _ in range(3):
+            try:
+                raise KeyError("x")
+            except KeyError as error:
+                refusals.failed("host a", "/Attend", error)
+    [line] = lines
+    assert isinstance(line["exc_info"], KeyError)
+    assert line["log_level"] == "error"

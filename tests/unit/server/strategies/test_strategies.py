@@ -1,0 +1,385 @@
+"""Strategies against numbers worked out by hand, and against what must hold for all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+from support.strategy_rounds import Arrays, Rounds, Sent, vector
+
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.plugins import STRATEGIES, create, installed
+from potluck.server.state import State
+from potluck.server.strategies.fedatt import attention
+from potluck.server.strategy import Strategy
+
+NAMES = tuple(name for name in installed(STRATEGIES) if name != "crash")
+every = pytest.mark.parametrize("name", NAMES)
+with_files = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def strategy(name: str, **options: Any) -> Strategy:
+    found: Strategy = create(STRATEGIES, name, options)
+    return found
+
+
+def sent(strategy: Strategy, weights: Arrays, **others: Any) -> Sent:
+    """An update with zeros for what the strategy wants beside the weights."""
+    zeros = {n: np.zeros_like(a) for n, a in weights.items() if a.dtype.kind == "f"}
+    return Sent(weights=weights, auxiliaries=dict.fromkeys(strategy.auxiliary, zeros), **others)
+
+
+def after(
+    name: str, start: Arrays, rounds: Sequence[Sequence[Arrays]], folder: Path, **options: Any
+) -> list[float]:
+    """`w` after rounds of equal clients."""
+    played = Rounds(strategy(name, **options), start, folder)
+    for weights in rounds:
+        played.play({f"k{i}": sent(played.strategy, each) for i, each in enumerate(weights)})
+    found: list[float] = played.model["w"].tolist()
+    return found
+
+
+# FedAvgM -----------------------------------------------------------------------------------------
+
+
+def test_momentum_of_the_server_adds_up(tmp_path: Path) -> None:
+    """Δ = 1 thrice gives w = 1, 2.95, 5.8025."""
+    played = Rounds(strategy("fedavgm"), vector(0.0), tmp_path)
+    models = []
+    for _ in range(3):
+        w = float(played.model["w"][0])
+        models.append(played.play({"k": Sent(weights=vector(w + 1.0))})["w"][0])
+    assert models == pytest.approx([1.0, 2.95, 5.8025], rel=1e-6)
+
+
+def test_a_steady_difference_is_taken_twenty_times_in_the_end(tmp_path: Path) -> None:
+    played = Rounds(strategy("fedavgm"), vector(0.0), tmp_path)
+    before = 0.0
+    for _ in range(400):
+        before = float(played.model["w"][0])
+        played.play({"k": Sent(weights=vector(before + 0.5))})
+    assert float(played.model["w"][0]) - before == pytest.approx(20 * 0.5, rel=1e-5)
+
+
+def test_nesterov_looks_a_step_ahead(tmp_path: Path) -> None:
+    played = Rounds(strategy("fedavgm", momentum=0.5, nesterov=True), vector(0.0), tmp_path)
+    first = float(played.play({"k": Sent(weights=vector(1.0))})["w"][0])
+    assert first == pytest.approx(1.5)  # 0.5·1 + 1
+    second = float(played.play({"k": Sent(weights=vector(first + 1.0))})["w"][0])
+    assert second - first == pytest.approx(0.5 * 1.5 + 1.0)
+
+
+def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
+    rounds = [[vector(1.0, 2.0), vector(3.0, -2.0)]] * 2
+    plain = after("fedavg", vector(0.0, 0.0), rounds, tmp_path)
+    for name in ("fedavgm", "fednova"):
+        assert after(name, vector(0.0, 0.0), rounds, tmp_path, momentum=0.0) == plain
+
+
+# Adaptive ----------------------------------------------------------------------------------------
+
+
+def test_adaptive_steps_by_hand(tmp_path: Path) -> None:
+    """Δ = 0.5, then Δ = −0.2, by Algorithm 2 of the paper with τ = 0.1 and η = 0.1."""
+    tau, rate = 0.1, 0.1
+
+    def expected(name: str) -> list[float]:
+        m, v, w, models = 0.0, tau**2, 1.0, []
+        beta1 = 0.0 if name == "fedadagrad" else 0.9
+        for delta in (0.5, -0.2):
+            m = beta1 * m + (1 - beta1) * delta
+            if name == "fedadagrad":
+                v += delta**2
+            elif name == "fedadam":
+                v = 0.99 * v + 0.01 * delta**2
+            else:
+                v -= 0.01 * delta**2 * math.copysign(1, v - delta**2)
+            w += rate * m / (math.sqrt(v) + tau)
+            models.append(w)
+        return models
+
+    for name in ("fedadagrad", "fedadam", "fedyogi"):
+        played = Rounds(strategy(name, tau=tau, learning_rate=rate), vector(1.0), tmp_path)
+        found = []
+        for delta in (0.5, -0.2):
+            w = float(played.model["w"][0])
+            found.append(float(played.play({"k": Sent(weights=vector(w + delta))})["w"][0]))
+        assert found == pytest.approx(expected(name), rel=1e-5)
+
+
+def test_the_first_adagrad_step_is_as_long_whatever_the_difference(tmp_path: Path) -> None:
+    [small] = after("fedadagrad", vector(0.0), [[vector(1.0)]], tmp_path, tau=1e-6)
+    [large] = after("fedadagrad", vector(0.0), [[vector(100.0)]], tmp_path, tau=1e-6)
+    assert small == pytest.approx(large, rel=1e-4) == 0.01
+
+
+# FedNova -----------------------------------------------------------------------------------------
+
+
+def test_more_steps_do_not_pull_more(tmp_path: Path) -> None:
+    """w − w_k = 2, 2 after τ = 2, 6 steps, p = ½: FedNova steps by 2.6667, FedAvg by 2."""
+    played = Rounds(strategy("fednova"), vector(10.0), tmp_path)
+    model = played.play(
+        {
+            "a": Sent(weights=vector(8.0), normalizer=2.0, steps=2),
+            "b": Sent(weights=vector(8.0), normalizer=6.0, steps=6),
+        }
+    )
+    assert 10 - float(model["w"][0]) == pytest.approx(8 / 3)
+
+
+@with_files
+@given(
+    values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6),
+    samples=st.integers(1, 10**6),
+    a=st.floats(0.5, 1e3),
+)
+def test_with_equal_normalizers_fednova_is_fedavg(
+    tmp_path: Path, values: list[float], samples: int, a: float
+) -> None:
+    updates = {
+        f"k{i}": Sent(weights=vector(value), samples=samples + i, normalizer=a)
+        for i, value in enumerate(values)
+    }
+    nova = Rounds(strategy("fednova"), vector(1.0), tmp_path).play(updates)
+    average = Rounds(strategy("fedavg"), vector(1.0), tmp_path).play(updates)
+    np.testing.assert_allclose(nova["w"], average["w"], rtol=1e-5, atol=1e-4)
+
+
+def test_hosts_that_say_no_normalizer_are_normalised_by_steps(tmp_path: Path) -> None:
+    updates = {
+        "a": Sent(weights=vector(8.0), steps=2),
+        "b": Sent(weights=vector(8.0), steps=6),
+    }
+    model = Rounds(strategy("fednova"), vector(10.0), tmp_path).play(updates)
+    assert 10 - float(model["w"][0]) == pytest.approx(8 / 3)
+
+
+# FedAtt ------------------------------------------------------------------------------------------
+
+
+def test_attention_goes_to_the_far(tmp_path: Path) -> None:
+    assert attention(np.array([1.0, 3.0])) == pytest.approx([0.1192, 0.8808], abs=5e-5)
+    clients = [vector(1.0, 0.0), vector(0.0, 3.0)]
+    found = after("fedatt", vector(0.0, 0.0), [clients], tmp_path)
+    assert found == pytest.approx([0.1430, 3.1709], abs=5e-5)
+
+
+def test_above_1_fedatt_goes_beyond_its_clients(tmp_path: Path) -> None:
+    found = after("fedatt", vector(0.0, 0.0), [[vector(1.0, 1.0)] * 3], tmp_path)
+    assert found == pytest.approx([1.2, 1.2])
+
+
+def test_distances_are_tensor_by_tensor_and_of_any_shape(tmp_path: Path) -> None:
+    model = {"kernel": np.zeros((2, 1, 3, 3), np.float32), "bias": np.zeros(2, np.float32)}
+    near = {"kernel": np.full((2, 1, 3, 3), 0.1, np.float32), "bias": np.full(2, 5, np.float32)}
+    far = {"kernel": np.full((2, 1, 3, 3), 1.0, np.float32), "bias": np.zeros(2, np.float32)}
+    played = Rounds(strategy("fedatt", step_size=1.0), model, tmp_path)
+    result = played.play({"near": Sent(weights=near), "far": Sent(weights=far)})
+    of_kernel = attention(np.array([0.1, 1.0]) * math.sqrt(18))
+    of_bias = attention(np.array([5 * math.sqrt(2), 0.0]))
+    np.testing.assert_allclose(result["kernel"], of_kernel @ [0.1, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(result["bias"], of_bias[0] * 5, rtol=1e-5)
+
+
+def test_attention_does_not_overflow_where_tensors_are_large(tmp_path: Path) -> None:
+    assert attention(np.array([1e6, 1e6 - 1])) == pytest.approx([0.7311, 0.2689], abs=5e-5)
+
+
+# Robust ------------------------------------------------------------------------------------------
+
+
+def test_one_wild_update_does_not_drag_the_robust_ones(tmp_path: Path) -> None:
+    honest = [vector(1.0), vector(2.0), vector(3.0), vector(2.0)]
+    wild = [*honest, vector(1e6)]
+    assert after("median", vector(0.0), [wild], tmp_path) == [2.0]
+    assert after("trimmed-mean", vector(0.0), [wild], tmp_path, trim=0.2) == pytest.approx([7 / 3])
+    clipped = after("clipped-mean", vector(0.0), [wild], tmp_path, clip=4.0)
+    assert clipped == pytest.approx([(1 + 2 + 3 + 2 + 4) / 5])
+
+
+# What holds for all ------------------------------------------------------------------------------
+
+
+@every
+@with_files
+@given(data=st.data())
+def test_the_order_of_clients_makes_no_difference_worth_mentioning(
+    name: str, tmp_path: Path, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    order = data.draw(st.permutations(range(5)))
+    found = strategy(name)
+    updates = {
+        f"k{i}": sent(found, vector(*generator.normal(size=4)), samples=i + 1, normalizer=i + 1.0)
+        for i in range(5)
+    }
+    straight = Rounds(strategy(name), vector(0, 0, 0, 0), tmp_path).play(updates)
+    shuffled = Rounds(strategy(name), vector(0, 0, 0, 0), tmp_path).play(
+        {f"k{i}": updates[f"k{i}"] for i in order}
+    )
+    np.testing.assert_allclose(straight["w"], shuffled["w"], rtol=1e-5, atol=1e-6)
+
+
+@every
+def test_clients_that_did_not_move_do_not_move_the_model(name: str, tmp_path: Path) -> None:
+    start = vector(0.25, -3.0, 1e-3)
+    played = Rounds(strategy(name), start, tmp_path)
+    for _ in range(3):
+        played.play({f"k{i}": sent(played.strategy, start, samples=i + 1) for i in range(4)})
+    assert played.model["w"].tobytes() == start["w"].tobytes()
+
+
+def wide(value: float, steps: int, running: float) -> Arrays:
+    return {
+        "weight": np.full((2, 3), value, np.float32),
+        "running_var": np.full(3, running, np.float32),
+        "num_batches": np.array(steps, np.int64),
+    }
+
+
+@every
+def test_integers_are_copied_and_running_statistics_averaged(name: str, tmp_path: Path) -> None:
+    played = Rounds(strategy(name), wide(0, 0, 1.0), tmp_path, buffers=["running_var"])
+    for number in range(1, 4):
+        updates = [wide(0.1, 7 * number, 2.0), wide(0.3, 9 * number, 4.0)]
+        played.play(
+            {
+                f"k{i}": sent(played.strategy, each, normalizer=1.0 + 4 * i, steps=5)
+                for i, each in enumerate(updates)
+            }
+        )
+        assert int(played.model["num_batches"]) == 7 * number
+        assert played.model["num_batches"].shape == ()
+        if name != "clipped-mean":
+            np.testing.assert_allclose(played.model["running_var"], 3.0, rtol=1e-5)
+    assert {n: (a.dtype, a.shape) for n, a in played.model.items()} == {
+        n: (a.dtype, a.shape) for n, a in wide(0, 0, 0).items()
+    }
+
+
+def through_the_store(state: State) -> State:
+    """The state as it is after a kill: scalars by way of JSON, arrays by way of a file."""
+    scalars = json.loads(json.dumps(dict(state.scalars)))
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    return State(scalars=scalars, arrays=load(save(arrays)))
+
+
+@every
+def test_a_kill_after_any_round_changes_nothing(name: str, tmp_path: Path) -> None:
+    models = []
+    for kill in (False, True):
+        generator = np.random.default_rng(3)
+        played = Rounds(strategy(name), vector(0.5, -0.5), tmp_path)
+        for _ in range(4):
+            played.play(
+                {
+                    f"k{i}": sent(played.strategy, vector(*generator.normal(size=2)))
+                    for i in range(3)
+                },
+                clients=7,
+            )
+            if kill:
+                played.state = through_the_store(played.state)
+        models.append(played.model["w"].tobytes())
+    assert models[0] == models[1]
+
+
+@every
+def test_nothing_that_is_handed_over_is_changed(name: str, tmp_path: Path) -> None:
+    played = Rounds(strategy(name), vector(1.0, 2.0), tmp_path)
+    updates = {"k0": sent(played.strategy, vector(0.0, 5.0))}
+    played.play(updates)
+    state = {n: a.copy() for n, a in played.state.arrays.items()}
+    before = played.state
+    for array in before.arrays.values():
+        array.flags.writeable = False
+    played.play(updates)
+    assert all(np.array_equal(state[n], before.arrays[n]) for n in state)
+
+
+def test_which_strategies_can_be_had_from_sums_alone() -> None:
+    individual = {name for name in NAMES if strategy(name).individual}
+    assert individual == {"fedatt", "median", "trimmed-mean", "clipped-mean"}
+    assert strategy("scaffold", step="median").individual
+    assert strategy("scaffold", keeper="coordinator").individual
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedavgm", {"momentum": 1.0}, r"'momentum' is 1.0; give a number in \[0, 1\)"),
+        ("fedavgm", {"momentum": -0.1}, "'momentum' is -0.1"),
+        ("fedavgm", {"momentum": "0.9"}, "'momentum' is '0.9'"),
+        ("fedavgm", {"momentum": True}, "momentum must be a number, not true"),
+        ("fedavgm", {"learning_rate": 0}, "'learning_rate' is 0; give a finite number above 0"),
+        ("fedavgm", {"nesterov": "yes"}, "'nesterov' is 'yes'; give true or false"),
+        ("fednova", {"momentum": 2}, "'momentum' is 2"),
+        ("fedadam", {"beta2": 1}, r"'beta2' is 1; give a number in \[0, 1\)"),
+        ("fedadam", {"tau": 0.0}, "'tau' is 0.0"),
+        ("fedyogi", {"learning_rate": math.inf}, "'learning_rate' is inf"),
+        ("fedadagrad", {"tau": math.nan}, "'tau' is nan"),
+        ("fedatt", {"step_size": -1.2}, "'step_size' is -1.2"),
+        ("trimmed-mean", {"trim": 0.5}, r"'trim' is 0.5; give a number in \[0, 0.5\)"),
+        ("clipped-mean", {"clip": 0}, "'clip' is 0"),
+        ("scaffold", {"keeper": "nobody"}, "give one of clients, coordinator"),
+        ("scaffold", {"weights": "n_k"}, "give one of equal, samples"),
+        ("scaffold", {"step": 3}, "a strategy's name, or a table"),
+        ("scaffold", {"step": "scaffold"}, "can't be its own step"),
+        ("scaffold", {"step": {"name": "fedavgm", "momentum": 1}}, "'momentum' is 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        strategy(name, **options)
+
+
+@every
+def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
+    with pytest.raises(PluginError, match="its options: "):
+        strategy(name, colour="green")
+
+
+# What goes together ------------------------------------------------------------------------------
+
+
+def test_scaffold_with_fednova_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigurationError, match="scaffold and fednova don't go together: FedNova"):
+        strategy("scaffold", step="fednova")
+    with pytest.raises(PluginError, match="'nobody' is not installed; installed: clipped-mean"):
+        strategy("scaffold", step="nobody")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_is_said_to_fednova_and_refused_to_scaffold(optimizer: str) -> None:
+    training = LocalTraining.model_validate({"optimizer": optimizer})
+    [remark] = strategy("fednova").review(training, Weighting.EXACT)
+    assert remark.startswith(f"strategy fednova with optimizer {optimizer}: ")
+    with pytest.raises(ConfigurationError, match=f"scaffold and optimizer {optimizer} don't go"):
+        strategy("scaffold").review(training, Weighting.EXACT)
+    for name in set(NAMES) - {"fednova", "scaffold"}:
+        assert not strategy(name).review(training, Weighting.EQUAL)
+
+
+def test_fednova_says_where_told_samples_stand_in_for_steps() -> None:
+    by_epochs, by_steps = LocalTraining(), LocalTraining(steps=3)
+    nova = strategy("fednova")
+    assert not nova.review(by_epochs, Weighting.EXACT)
+    assert len(nova.review(by_epochs, Weighting.BUCKETED)) == 1
+    assert not nova.review(by_steps, Weighting.BUCKETED)
