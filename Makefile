@@ -18,8 +18,10 @@ help:
 	@echo
 	@echo "  make demo        start a coordinator and client processes here and watch them train"
 	@echo "                   options: make demo ARGS='--rounds 5 --seed 7'; all: make demo ARGS=--help"
-	@echo "  make test        run the tests that take seconds; some of them: make test ARGS='-k wheel'"
-	@echo "  make test-slow   run the tests that take minutes"
+	@echo "  make test        run the tests of code and files, in 3 minutes; some: make test ARGS='-k wheel'"
+	@echo "  make test-federation"
+	@echo "                   run those with real processes, gRPC and faults, in a quarter of an hour"
+	@echo "  make test-slow   run those with containers, databases, Slurm, matrices and many kills"
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      generate the stubs in $(STUBS) anew, after editing protos/"
 	@echo "  make venv        only make $(VENV), with the versions in constraints.txt; on Linux"
@@ -55,7 +57,11 @@ demo: $(INSTALLED)
 
 .PHONY: test
 test: $(INSTALLED)
-	$(VENV)/bin/pytest -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest tests/unit -m "not slow" $(ARGS)
+
+.PHONY: test-federation
+test-federation: $(INSTALLED)
+	$(VENV)/bin/pytest tests/integration tests/e2e -m "not slow" $(ARGS)
 
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow
