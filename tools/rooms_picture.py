@@ -1,0 +1,296 @@
+"""The picture of the rooms in docs/architecture.md, drawn from the imports of the tree.
+
+    .venv/bin/python tools/rooms_picture.py > docs/images/rooms.svg
+
+A box is a room: a folder directly in a package, with the number of modules in it. An arrow points
+from a room to one that it imports. An import that follows from others is left out: where a imports
+b and b imports c, there is no arrow from a to c.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+Graph: TypeAlias = Mapping[str, set[str]]
+"""Of each name the names that it points to."""
+
+BOX_WIDTH, BOX_HEIGHT = 104, 38
+GAP, STEP = 22, 74
+"""Between boxes side by side, and from one level to the next."""
+PADDING, HEADING, MARGIN, BETWEEN = 22, 52, 24, 56
+"""Around the boxes of a package, above them, around the picture, between packages."""
+FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
+ARROWHEAD = (
+    "<defs><marker id='to' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
+    "orient='auto'><path d='M0 0L8 4L0 8z' fill='#555'/></marker></defs>"
+)
+COLOURS = {"client": "#e3f1e4", "common": "#f1eee4", "deploy": "#e6ecf6", "server": "#f6e7e3"}
+
+
+# The tree ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package: modules by room, the modules at its root, and which room imports which."""
+
+    name: str
+    rooms: Mapping[str, int]
+    doors: Sequence[str]
+    arrows: Graph
+
+
+def package_folders() -> list[Path]:
+    """The packages that have rooms; generated stubs have none."""
+    return sorted({room.parents[1] for room in HOUSE.glob("*/potluck/*/*/__init__.py")})
+
+
+def imported_names(module: Path) -> Iterator[list[str]]:
+    """What a module imports of the product, as the parts of a name: package, room, and so on."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name.split(".")[1:] for name in names if name.startswith("potluck."))
+
+
+def read_package(folder: Path) -> tuple[Package, set[str]]:
+    """A package, and the packages that it imports."""
+    rooms = {
+        room.name: sum(module.name != "__init__.py" for module in room.rglob("*.py"))
+        for room in sorted(folder.iterdir())
+        if (room / "__init__.py").is_file()
+    }
+    arrows: dict[str, set[str]] = {room: set() for room in rooms}
+    packages = set[str]()
+    for module in sorted(folder.rglob("*.py")):
+        room = module.relative_to(folder).parts[0]
+        for package, *inside in imported_names(module):
+            packages.add(package)
+            if package == folder.name and room in rooms and inside and inside[0] in rooms:
+                arrows[room].add(inside[0])
+        arrows.get(room, set()).discard(room)
+    doors = [module.stem for module in sorted(folder.glob("*.py")) if module.stem != "__main__"]
+    return Package(folder.name, rooms, doors, reduced(arrows)), packages - {folder.name}
+
+
+def reduced(graph: Graph) -> Graph:
+    """A graph without circles, without the arrows that follow from others."""
+
+    def reachable(name: str) -> set[str]:
+        return graph[name].union(*(reachable(other) for other in graph[name]))
+
+    return {
+        name: {other for other in others if not any(other in reachable(o) for o in others)}
+        for name, others in graph.items()
+    }
+
+
+# Places ------------------------------------------------------------------------------------------
+
+
+def levels(graph: Graph) -> dict[str, int]:
+    """The level of each name: 0 where it points to nothing, else one above all it points to."""
+    found: dict[str, int] = {}
+
+    def level(name: str) -> int:
+        if name not in found:
+            found[name] = max((level(other) + 1 for other in graph[name]), default=0)
+        return found[name]
+
+    for name in sorted(graph):
+        level(name)
+    return found
+
+
+@dataclass
+class Arrangement:
+    """Where the boxes of a package stand. paths: of each arrow the points that it passes."""
+
+    columns: int
+    height: int
+    places: dict[str, tuple[float, int]] = field(default_factory=dict)
+    paths: list[list[str]] = field(default_factory=list)
+
+
+def arranged(package: Package) -> Arrangement:
+    """Boxes in levels; where an arrow passes a level it has a place there, as a box would."""
+    level_of = levels(package.arrows)
+    height = max(level_of.values(), default=0) + 1
+    rows: list[list[str]] = [[] for _ in range(height)]
+    for name in sorted(package.rooms):
+        rows[level_of[name]].append(name)
+    paths: list[list[str]] = []
+    for name in sorted(package.arrows):
+        for other in sorted(package.arrows[name]):
+            between = range(level_of[name] - 1, level_of[other], -1)
+            passed = [f"{name}>{other}@{level}" for level in between]
+            for level, point in zip(between, passed, strict=True):
+                rows[level].append(point)
+            paths.append([name, *passed, other])
+    columns = max(len(row) for row in rows)
+    plan = Arrangement(columns, height, paths=paths)
+    neighbours: dict[str, set[str]] = {}
+    for path in paths:
+        for upper, lower in pairwise(path):
+            neighbours.setdefault(upper, set()).add(lower)
+            neighbours.setdefault(lower, set()).add(upper)
+    for _ in range(8):
+        for sweep in (range(height), reversed(range(height))):
+            for level in sweep:
+                set_row(plan, rows[level], neighbours, level)
+    return plan
+
+
+def set_row(plan: Arrangement, row: list[str], neighbours: Graph, level: int) -> None:
+    """Order a level by the mean place of what its boxes are tied to, and spread it evenly."""
+
+    def wish(name: str) -> float:
+        tied = [plan.places[n][0] for n in neighbours.get(name, ()) if n in plan.places]
+        return sum(tied) / len(tied) if tied else float(plan.columns)
+
+    row.sort(key=lambda name: (wish(name), name))
+    first = (plan.columns - len(row)) / 2
+    for index, name in enumerate(row):
+        plan.places[name] = (first + index, level)
+
+
+# The picture -------------------------------------------------------------------------------------
+
+
+def text(x: float, y: float, words: str, *, size: int, weight: str = "normal") -> str:
+    """A line of text, centred."""
+    return (
+        f"<text x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' "
+        f"text-anchor='middle' fill='#222'>{words}</text>"
+    )
+
+
+def rectangle(x: float, y: float, width: float, height: float, style: str) -> str:
+    """A box."""
+    return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' {style}/>"
+
+
+def curve(points: Sequence[tuple[float, float]]) -> str:
+    """An arrow through points, each left and entered downwards."""
+    (x, y), *others = points
+    steps = [f"M{x:g} {y:g}"]
+    for to_x, to_y in others:
+        middle = (y + to_y) / 2
+        steps.append(f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}")
+        x, y = to_x, to_y
+    way = " ".join(steps)
+    return f"<path d='{way}' fill='none' stroke='#555' stroke-width='1.4' marker-end='url(#to)'/>"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A package drawn at the origin."""
+
+    name: str
+    width: float
+    height: float
+    parts: Sequence[str]
+
+
+def draw_package(package: Package) -> Block:
+    """The block of a package: its name, its rooms, the arrows between them, its doors."""
+    plan = arranged(package)
+    lines = wrapped(package.doors, width=max(34, 18 * plan.columns))
+    width = max(plan.columns * (BOX_WIDTH + GAP) - GAP + 2 * PADDING, 300)
+    bottom = HEADING + (plan.height - 1) * STEP + BOX_HEIGHT
+    height = bottom + 26 + 16 * len(lines)
+    left = (width - plan.columns * (BOX_WIDTH + GAP) + GAP) / 2
+
+    def corner(name: str) -> tuple[float, float]:
+        column, level = plan.places[name]
+        return left + column * (BOX_WIDTH + GAP), HEADING + (plan.height - 1 - level) * STEP
+
+    parts = [
+        rectangle(0, 0, width, height, f"rx='10' fill='{COLOURS.get(package.name, '#eee')}'"),
+        text(width / 2, 30, f"potluck.{package.name}", size=17, weight="bold"),
+    ]
+    for path in plan.paths:
+        points: list[tuple[float, float]] = []
+        for name in path:
+            x, y = corner(name)
+            if name != path[0]:
+                points.append((x + BOX_WIDTH / 2, y - (1 if name in package.rooms else 0)))
+            if name != path[-1]:
+                points.append((x + BOX_WIDTH / 2, y + BOX_HEIGHT))
+        parts.append(curve(points))
+    for name, modules in package.rooms.items():
+        x, y = corner(name)
+        parts += [
+            rectangle(x, y, BOX_WIDTH, BOX_HEIGHT, "rx='5' fill='white' stroke='#777'"),
+            text(x + BOX_WIDTH / 2, y + 17, name, size=13, weight="bold"),
+            text(x + BOX_WIDTH / 2, y + 31, counted(modules), size=10),
+        ]
+    for index, line in enumerate(lines):
+        parts.append(text(width / 2, bottom + 28 + 16 * index, line, size=11))
+    return Block(package.name, width, height, parts)
+
+
+def counted(modules: int) -> str:
+    """A number of modules in words."""
+    return f"{modules} module{'s' * (modules != 1)}"
+
+
+def wrapped(doors: Sequence[str], *, width: int) -> list[str]:
+    """The modules at a package's root, in lines."""
+    return textwrap.wrap(f"at the root: {', '.join(doors)}", width)
+
+
+def picture() -> str:
+    """The picture of all packages, those that import others above them."""
+    found = [read_package(folder) for folder in package_folders()]
+    names = {package.name for package, _ in found}
+    arrows = reduced({package.name: imported & names for package, imported in found})
+    level_of = levels(arrows)
+    rows: list[list[Block]] = [[] for _ in range(max(level_of.values()) + 1)]
+    for package, _ in found:
+        rows[level_of[package.name]].append(draw_package(package))
+    widths = [sum(b.width for b in row) + BETWEEN * (len(row) - 1) for row in rows]
+    width, y = max(widths) + 2 * MARGIN, float(MARGIN)
+    parts: list[str] = []
+    box_of: dict[str, tuple[float, float, Block]] = {}
+    for row, row_width in reversed(list(zip(rows, widths, strict=True))):
+        x = (width - row_width) / 2
+        for block in row:
+            box_of[block.name] = (x, y, block)
+            inside = "".join(block.parts)
+            parts.append(f"<g transform='translate({x:g} {y:g})'>{inside}</g>")
+            x += block.width + BETWEEN
+        y += max(block.height for block in row) + BETWEEN
+    for name in sorted(arrows):
+        x, top, block = box_of[name]
+        for other in sorted(arrows[name]):
+            to_x, to_y, to = box_of[other]
+            low, high = max(x, to_x), min(x + block.width, to_x + to.width)
+            parts.append(curve([((low + high) / 2, top + block.height), ((low + high) / 2, to_y)]))
+    height = y - BETWEEN + MARGIN
+    size = f"viewBox='0 0 {width:g} {height:g}' width='{width:g}' height='{height:g}'"
+    lines = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT}>",
+        "<title>The rooms of Potluck and which of them import which</title>",
+        ARROWHEAD,
+        rectangle(0, 0, width, height, "fill='white'"),
+        *parts,
+        "</svg>",
+    ]
+    return "\n".join(lines).replace("><", ">\n<") + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(picture())
