@@ -32,7 +32,7 @@ from potluck.common.settings.configuration import load
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_work import RoundWork
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance, Session
 from potluck.server.runs import commit as finishing
@@ -69,7 +69,7 @@ def metered(meter: Meter) -> Iterator[None]:
     more = ("picks", "heterogeneity", "privacy", "began", "resumed", "ended")
     places: list[tuple[Any, str]] = [(RunObserver, name) for name in own + more]
     places += [(CoordinatorMetrics, name) for name in ("transfer", "refused", "under_way")]
-    places += [(RoundWork, "step_norm")]
+    places += [(ModelWork, "step_norm")]
     places += [(finishing, "cohort_labels"), (finishing, "heterogeneity")]
     before = [(owner, name, getattr(owner, name)) for owner, name in places]
     for owner, name, function in before:

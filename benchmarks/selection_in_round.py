@@ -27,13 +27,13 @@ import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
 from potluck.server.aggregation.model_files import ModelFiles
-from potluck.server.aggregation.model_work import RoundWork, States
+from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.profiles.profile_requests import request_for
-from potluck.server.rounds.plan import Blueprint, draw_up
-from potluck.server.runs.eligibility import Gatekeeper
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.runs.eligibility import Eligibility
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import Profile
@@ -54,21 +54,21 @@ _AT = datetime(2026, 1, 1, tzinfo=UTC)
 _ROUNDS = 15
 
 
-def blueprint_of(name: str, count: int) -> Blueprint:
+def plan_of(name: str, count: int) -> RunPlan:
     """A run with this selector."""
     options = f"added = {count // 2}\n" if name.startswith("dc-") else ""
     text = f'count = {count}\n[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n'
     return draw_up(text + options, source="benchmark")
 
 
-def stored_profiles(blueprint: Blueprint, clients: list[str]) -> list[Profile]:
+def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
     """What clients would have disclosed for that run."""
     generator = np.random.default_rng(0)
-    task = blueprint.run_file.task
-    classes = blueprint.task.classes
+    task = plan.run_file.task
+    classes = plan.task.classes
     profiles = []
-    for signal in sorted(blueprint.selector.needs):
-        request = request_for(signal, blueprint.run_file)
+    for signal in sorted(plan.selector.needs):
+        request = request_for(signal, plan.run_file)
         noisy = request.mode.adds_noise
         parameters = Parameters(
             mode=request.mode,
@@ -115,10 +115,10 @@ async def milliseconds(
 ) -> float:
     """The median of what selecting takes in some successive rounds."""
     ids = [f"client-{number:06}" for number in range(clients)]
-    blueprint = blueprint_of(name, count)
+    plan = plan_of(name, count)
     files = ModelFiles(folder)
-    work = RoundWork(blueprint, files, None, 1)
-    stored = stored_profiles(blueprint, ids)
+    work = ModelWork(plan, files, None, 1)
+    stored = stored_profiles(plan, ids)
 
     async def in_store(call: Callable[[Any], Any]) -> Any:
         return call(_Stored(stored))
@@ -128,28 +128,28 @@ async def milliseconds(
 
     trust = Trust(federation="f", members=None)
     attendance = Attendance(time.monotonic)
-    profiling = Profiling("r", blueprint, attendance, in_store, trust)
-    gate = Gatekeeper(blueprint, profiling, lambda _: None, nobody_left_out)
-    await gate.admit(ids)
+    profiling = Profiling("r", plan, attendance, in_store, trust)
+    eligibility = Eligibility(plan, profiling, lambda _: None, nobody_left_out)
+    await eligibility.admit(ids)
     samples = np.full(clients, 100)
 
     def population() -> Population:
         return Population(
-            ids=ids, classes=blueprint.task.classes, samples=samples, **gate.columns()
+            ids=ids, classes=plan.task.classes, samples=samples, **eligibility.columns()
         )
 
-    state = blueprint.selector.init(population())
+    state = plan.selector.init(population())
     clock = time.process_time if cpu else time.perf_counter
     times = []
     for number in range(1, _ROUNDS + 1):
         begin = clock()
-        rows = await gate.eligible(
+        rows = await eligibility.eligible(
             ids, round_number=number, attempt=1, count=count, present=lambda _: True
         )
         context = SelectionContext(
             round=number, seed=1, count=count, population=population(), available=rows
         )
-        selection = blueprint.selector.select(state, context)
+        selection = plan.selector.select(state, context)
         assert isinstance(selection, Selection)
         check_selection(selection, context, name)
         outcome = RoundOutcome(
@@ -158,9 +158,9 @@ async def milliseconds(
             included=selection.rows,
             seconds=np.ones(len(selection.rows)),
         )
-        state = blueprint.selector.observe(state, outcome)
+        state = plan.selector.observe(state, outcome)
         work.write_states(States(selector=state, strategy=State()))
-        gate.count_picks([ids[row] for row in selection.rows.tolist()])
+        eligibility.count_picks([ids[row] for row in selection.rows.tolist()])
         times.append(clock() - begin)
     return 1000 * statistics.median(times)
 

@@ -12,7 +12,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts import attendance
 from potluck.server.hosts.attendance import Session
-from potluck.server.runs.environment import now
+from potluck.server.runs.services import now
 from potluck.server.service.coordinator import Coordinator
 
 PATIENCE_SECONDS = 30.0

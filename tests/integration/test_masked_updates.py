@@ -163,8 +163,8 @@ async def test_with_too_few_left_the_round_is_tried_again_with_other_keys(
 
 
 def attempt_of(federation: SumFederation, run_id: str) -> int:
-    engine = federation.coordinator.engine(run_id)
-    progress = None if engine is None else engine.progress()
+    driver = federation.coordinator.driver(run_id)
+    progress = None if driver is None else driver.progress()
     return 0 if progress is None else progress.attempt
 
 
@@ -251,10 +251,10 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
 
 async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:
     row = await federation.coordinator.start_run(ONE_ROUND + "masking.clip = 1e-4\n")
-    engine = federation.coordinator.engine(row.run_id)
-    assert engine is not None
+    driver = federation.coordinator.driver(row.run_id)
+    assert driver is not None
     said: list[str] = []
-    watched = engine.news.watch()
+    watched = driver.feed.watch()
     while (event := await watched.get()) is not None:
         said.append(event.notice.text)
     assert (await federation.ended(row.run_id)).state is RunState.FINISHED

@@ -94,7 +94,7 @@ async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
 
     def over() -> bool:
         seen.add(under_way())
-        return scene.federation.coordinator.engine(row.run_id) is None
+        return scene.federation.coordinator.driver(row.run_id) is None
 
     await until(over)
     row = await scene.federation.ended(row.run_id)

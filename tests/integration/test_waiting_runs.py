@@ -50,11 +50,11 @@ async def test_a_run_whose_clients_are_silent_asks_again(
 
     monkeypatch.setattr(Discloser, "answer", answer)
     row = await federation.coordinator.start_run(RUN_FILE)
-    engine = federation.coordinator.engine(row.run_id)
-    assert engine is not None
-    news = engine.news.watch()
+    driver = federation.coordinator.driver(row.run_id)
+    assert driver is not None
+    feed = driver.feed.watch()
     said: list[str] = []
-    while (event := await news.get()) is not None:
+    while (event := await feed.get()) is not None:
         said.append(event.notice.text)
     row = await federation.ended(row.run_id)
     assert row.state is RunState.FINISHED, row.reason

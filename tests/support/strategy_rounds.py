@@ -15,7 +15,7 @@ from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.server.aggregation.apply_round import RoundNumbers, move, opened
+from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.state import State
 from potluck.server.store.records import UpdateRow
@@ -61,7 +61,7 @@ class Rounds:
             numbers = RoundNumbers(
                 round=self.number, clients=clients or len(sent), buffers=self._buffers
             )
-            model, self.state = move(self.strategy, self.state, current, these, numbers)
+            model, self.state = apply_round(self.strategy, self.state, current, these, numbers)
             self.model = {name: np.array(array) for name, array in model.items()}
         return self.model
 

@@ -173,7 +173,7 @@ class SumFederation:
 
     async def ended(self, run_id: str) -> RunRow:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.coordinator.engine(run_id) is not None:  # noqa: ASYNC110  # no signal for it
+            while self.coordinator.driver(run_id) is not None:  # noqa: ASYNC110  # no signal for it
                 await asyncio.sleep(0.02)
         return await self.coordinator.run(run_id)
 

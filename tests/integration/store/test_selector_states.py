@@ -13,7 +13,7 @@ from support.stored import AT, RUN, UPDATE, commit, digest
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import SELECTORS, installed
 from potluck.server.aggregation.model_files import ModelFiles
-from potluck.server.aggregation.model_work import RoundWork, States
+from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Population, Selection
 from potluck.server.state import State
@@ -46,8 +46,8 @@ class Coordinators:
             store.add_run(RUN)
             store.set_initial_model(RUN.run_id, digest(0), AT)
 
-    def work(self) -> RoundWork:
-        return RoundWork(draw_up(self.run_file, source="test"), ModelFiles(self.folder), None, 1)
+    def work(self) -> ModelWork:
+        return ModelWork(draw_up(self.run_file, source="test"), ModelFiles(self.folder), None, 1)
 
     def through(self, state: State) -> State:
         """The state as the next coordinator finds it; the first is not stored before a commit."""

@@ -55,9 +55,9 @@ def pretrained(
         text = run_file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"can't read {run_file}: {error.strerror}") from None
-    blueprint = draw_up(text, source=str(run_file))
-    torch.manual_seed(blueprint.run_file.seed)
-    found = fitted(read_weights(source), state_arrays(blueprint.task.model()))
+    plan = draw_up(text, source=str(run_file))
+    torch.manual_seed(plan.run_file.seed)
+    found = fitted(read_weights(source), state_arrays(plan.task.model()))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(target, found.arrays)

@@ -74,8 +74,8 @@ def try_all() -> Tables:
 
 
 def _mask(strategy: str) -> Sequence[str]:
-    blueprint = draw_up(run_text(strategy), source="run file")
-    check_maskable(strategy, blueprint.strategy)
+    plan = draw_up(run_text(strategy), source="run file")
+    check_maskable(strategy, plan.strategy)
     return ()
 
 

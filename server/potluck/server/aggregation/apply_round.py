@@ -82,7 +82,7 @@ def opened(
         yield OpenUpdates(updates, files, found, base)
 
 
-def move(
+def apply_round(
     strategy: Strategy,
     state: State,
     current: TensorFile,

@@ -25,7 +25,7 @@ from potluck.server.aggregation.label_audit import (
     audit_labels,
     output_bias,
 )
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Population
 from potluck.server.store.records import RoundRow
 
@@ -69,10 +69,10 @@ class BiasRecords:
         return self._folder / f"{round_number}.json"
 
 
-def why_not_audited(blueprint: Blueprint) -> str:
+def why_not_audited(plan: RunPlan) -> str:
     """Why there is nothing to audit in such a run, one line; empty where there is."""
-    run_file = blueprint.run_file
-    if LABEL_COUNTS not in {str(signal) for signal in blueprint.selector.needs}:
+    run_file = plan.run_file
+    if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs}:
         return (
             f"nobody was asked for label counts, which selector '{run_file.selector.name}' does "
             "not need"
@@ -94,9 +94,9 @@ def why_not_audited(blueprint: Blueprint) -> str:
     return ""
 
 
-def check_auditable(blueprint: Blueprint) -> None:
+def check_auditable(plan: RunPlan) -> None:
     """Raises RunError where there is nothing to audit in such a run."""
-    why = why_not_audited(blueprint)
+    why = why_not_audited(plan)
     if why:
         raise RunError(f"claimed label counts can't be audited in this run: {why}")
 
@@ -123,7 +123,7 @@ def bias_changes(
 
 
 def audit_run(
-    blueprint: Blueprint,
+    plan: RunPlan,
     population: Population,
     noise_rates: Mapping[str, float],
     rounds: Sequence[RoundRow],
@@ -134,7 +134,7 @@ def audit_run(
     noise_rates: ε / Δ₁ of the claims, by client; who is missing has made none. How far a bias can
     move is known only where clients tell their exact number of steps. Raises StorageError.
     """
-    seen = _seen(blueprint, rounds, records)
+    seen = _seen(plan, rounds, records)
     claims = population.label_counts
     if claims is None:
         claims = np.full((len(population), population.classes), np.nan)
@@ -151,10 +151,10 @@ def audit_run(
 
 
 def _seen(
-    blueprint: Blueprint, rounds: Sequence[RoundRow], records: BiasRecords
+    plan: RunPlan, rounds: Sequence[RoundRow], records: BiasRecords
 ) -> dict[str, list[BiasUpdates]]:
-    training = blueprint.training
-    exact = blueprint.run_file.weighting is Weighting.EXACT
+    training = plan.training
+    exact = plan.run_file.weighting is Weighting.EXACT
     length = training.learning_rate / (1 - training.momentum)
     seen: defaultdict[str, list[BiasUpdates]] = defaultdict(list)
     for one in rounds:

@@ -28,14 +28,14 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import TensorFile
-from potluck.server.aggregation.apply_round import RoundNumbers, move, opened
+from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
 from potluck.server.aggregation.model_files import ModelFiles, Published, Rendition
 from potluck.server.aggregation.reduction import distance
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.state import State
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
@@ -51,18 +51,18 @@ class States:
     strategy: State
 
 
-class RoundWork:
+class ModelWork:
     """Models, updates and evaluation of one run."""
 
     def __init__(
         self,
-        blueprint: Blueprint,
+        plan: RunPlan,
         files: ModelFiles,
         data_directory: Path | None,
         threads: int,
         bias_records: BiasRecords | None = None,
     ) -> None:
-        self._blueprint = blueprint
+        self._plan = plan
         self._files = files
         self._data_directory = data_directory
         self._threads = threads
@@ -84,7 +84,7 @@ class RoundWork:
         """Make the model before round 1: its weights follow from the run's seed, or are those of
         the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
         network = self._made_model()
-        name = self._blueprint.run_file.initial_model
+        name = self._plan.run_file.initial_model
         if name is not None:
             load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
@@ -95,7 +95,7 @@ class RoundWork:
         """Whether the weights that the run starts from are there and fit; blocks.
 
         Raises ConfigurationError or LayoutError."""
-        name = self._blueprint.run_file.initial_model
+        name = self._plan.run_file.initial_model
         if name is not None:
             load_weights(self._new_model(), name, self._data_directory)
 
@@ -110,15 +110,15 @@ class RoundWork:
         """A model of the task. Kept for evaluation, where there is one: its memory costs more
         than its values."""
         network = self._network or self._new_model()
-        if self._blueprint.run_file.evaluation.every:
+        if self._plan.run_file.evaluation.every:
             self._network = network
         return network
 
     def _new_model(self) -> nn.Module:
         with _TORCH, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._blueprint.run_file.seed)
-            with blamed_on_task(self._blueprint.run_file.task.name, "its model"):
-                return self._blueprint.task.model()
+            torch.manual_seed(self._plan.run_file.seed)
+            with blamed_on_task(self._plan.run_file.task.name, "its model"):
+                return self._plan.task.model()
 
     def _publish(
         self,
@@ -130,7 +130,7 @@ class RoundWork:
     ) -> Published:
         """Write a model as the run wants it sent; where that loses digits, the loss is part of
         the model, so that everybody trains from the same one. draft: a file that may hold it."""
-        down = self._blueprint.run_file.transport.down
+        down = self._plan.run_file.transport.down
         with_base = down.delta and base is not None
         if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
             if draft is not None and draft.holds(arrays):
@@ -152,7 +152,7 @@ class RoundWork:
         base: Published | None,
         round_number: int,
     ) -> Published:
-        words = (self._blueprint.run_file.seed, round_number)
+        words = (self._plan.run_file.seed, round_number)
         layout = encoded_layout(self.layout, down.encoding)
         with self._files.draft(layout) as encoded:
             write_encoded(
@@ -188,7 +188,7 @@ class RoundWork:
 
     @property
     def _updates(self) -> UpdateFiles:
-        run_file, strategy = self._blueprint.run_file, self._blueprint.strategy
+        run_file, strategy = self._plan.run_file, self._plan.strategy
         return UpdateFiles(self.layout, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
@@ -223,19 +223,19 @@ class RoundWork:
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
-        strategy, files = self._blueprint.strategy, self._updates
+        strategy, files = self._plan.strategy, self._updates
         numbers = RoundNumbers(
             round=round_number,
             clients=max(clients, len(updates)),
             buffers=self._buffers(),
-            limits=self._blueprint.run_file.sample_limits,
+            limits=self._plan.run_file.sample_limits,
         )
         with (
             self._files.opened(model.blake3, self.layout) as current,
             opened(updates, files, current if files.delta else None) as these,
             self._files.draft(self.layout) as draft,
         ):
-            arrays, state = move(strategy, state, current, these, numbers, draft=draft)
+            arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
             self._note_bias(round_number, these.clients, these.encoded, current)
             published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
         return published, state
@@ -252,7 +252,7 @@ class RoundWork:
     ) -> tuple[Published, State, HeadSum]:
         """The same from masked updates of exactly the clients in the sum, in their order; and what
         their trainings were like together."""
-        strategy, names = self._blueprint.strategy, [update.client for update in updates]
+        strategy, names = self._plan.strategy, [update.client for update in updates]
         numbers = RoundNumbers(
             round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
         )
@@ -298,7 +298,7 @@ class RoundWork:
         if self._bias_records is None:
             return
         by_client = dict(zip(clients, encoded, strict=True))
-        changes = bias_changes(by_client, current, self._blueprint.task.classes)
+        changes = bias_changes(by_client, current, self._plan.task.classes)
         if changes:
             self._bias_records.write(round_number, changes)
 
@@ -314,7 +314,7 @@ class RoundWork:
 
     def evaluate(self, model: Published) -> EvaluationCounts | None:
         """The model's counts on the coordinator's own held-out data; None where it has none."""
-        task, name = self._blueprint.task, self._blueprint.run_file.task.name
+        task, name = self._plan.task, self._plan.run_file.task.name
         with blamed_on_task(name, _EVALUATION_DATA):
             examples = task.evaluation_data(self._data_directory)
         if examples is None:

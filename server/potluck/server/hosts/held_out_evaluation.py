@@ -16,7 +16,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.model_files import Published
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import evaluate_instruction, model_reference
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.store.records import AttemptKey
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ async def gather(
 
 async def evaluate_on_clients(
     attendance: Attendance,
-    blueprint: Blueprint,
+    plan: RunPlan,
     key: AttemptKey,
     model: Published,
     clients: Sequence[str],
@@ -84,7 +84,7 @@ async def evaluate_on_clients(
     reference = model_reference(model)
     instructions = [
         evaluate_instruction(
-            blueprint,
+            plan,
             # With the attempt: a run that is resumed may ask about another model.
             f"{key.run_id}/{key.round}.{key.attempt}/evaluate/{client}",
             key.run_id,
@@ -95,7 +95,7 @@ async def evaluate_on_clients(
         for client in clients
     ]
     answers = await gather(attendance, instructions, seconds=seconds, present=present)
-    task = blueprint.task
+    task = plan.task
     total: EvaluationCounts | None = None
     for client in clients:
         answer = answers.get(client)

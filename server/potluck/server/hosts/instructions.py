@@ -10,7 +10,7 @@ from potluck.common.runfile import PluginTable, RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.model_files import Published
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask
 from potluck.server.strategy import Summation, summation_of
 
@@ -65,7 +65,7 @@ def train_instruction_id(run_id: str, round_number: int, attempt: int, client: s
 
 
 def train_instruction(
-    blueprint: Blueprint,
+    plan: RunPlan,
     instruction_id: str,
     run_id: str,
     round_number: int,
@@ -76,7 +76,7 @@ def train_instruction(
     quotas: Sequence[float] = (),
 ) -> coordinator_pb2.Instruction:
     """Tells a client to train. quotas: the most samples of each class; none for no limit."""
-    run_file = blueprint.run_file
+    run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     return coordinator_pb2.Instruction(
         id=instruction_id,
@@ -87,23 +87,23 @@ def train_instruction(
             model=model,
             task=task_plugin(run_file),
             objective=plugin(run_file.objective),
-            training_json=blueprint.training.model_dump_json(),
-            seed=blueprint.client_seed(round_number, client),
+            training_json=plan.training.model_dump_json(),
+            seed=plan.client_seed(round_number, client),
             encoding=MASKED if masked else ENCODINGS[up.encoding],
             delta=masked or up.delta,
             compressed=up.compress,
             weighting=WEIGHTINGS[run_file.weighting],
             auxiliary=auxiliary,
-            reports=sorted(blueprint.reports),
-            pace=blueprint.client_pace(round_number, client),
+            reports=sorted(plan.reports),
+            pace=plan.client_pace(round_number, client),
             quotas=quotas,
-            normalized=masked and summation_of(blueprint.strategy) is Summation.NORMALIZED,
+            normalized=masked and summation_of(plan.strategy) is Summation.NORMALIZED,
         ),
     )
 
 
 def check_instruction(
-    blueprint: Blueprint,
+    plan: RunPlan,
     instruction_id: str,
     run_id: str,
     round_number: int,
@@ -111,8 +111,8 @@ def check_instruction(
     layout: bytes,
 ) -> coordinator_pb2.Instruction:
     """Asks a client's host whether it could train. layout: of the run's model; may be empty."""
-    none, correction = transfer_pb2.ModelReference(), blueprint.strategy.correction
-    told = train_instruction(blueprint, "", run_id, round_number, client, none).train
+    none, correction = transfer_pb2.ModelReference(), plan.strategy.correction
+    told = train_instruction(plan, "", run_id, round_number, client, none).train
     if correction is not None:
         told.auxiliary.correction.name = correction.name
         told.auxiliary.correction.options_json = json.dumps(dict(correction.options))
@@ -126,7 +126,7 @@ def check_instruction(
 
 
 def question_instruction(
-    blueprint: Blueprint,
+    plan: RunPlan,
     instruction_id: str,
     run_id: str,
     round_number: int,
@@ -144,16 +144,16 @@ def question_instruction(
             kind=ask.kind,
             parameters_json=canonical_json(ask.parameters),
             names=ask.wanted,
-            pace=blueprint.client_pace(0, client),
-            validation_share=blueprint.training.validation_share,
-            task=task_plugin(blueprint.run_file),
+            pace=plan.client_pace(0, client),
+            validation_share=plan.training.validation_share,
+            task=task_plugin(plan.run_file),
             model=model,
         ),
     )
 
 
 def evaluate_instruction(
-    blueprint: Blueprint,
+    plan: RunPlan,
     instruction_id: str,
     run_id: str,
     round_number: int,
@@ -166,5 +166,5 @@ def evaluate_instruction(
         client_id=client,
         run_id=run_id,
         round=round_number,
-        evaluate=coordinator_pb2.Evaluate(model=model, task=task_plugin(blueprint.run_file)),
+        evaluate=coordinator_pb2.Evaluate(model=model, task=task_plugin(plan.run_file)),
     )

@@ -30,12 +30,12 @@ class Offences:
         As others' updates were good, it was not the run that can't be trained.
         """
         self._counts.update(clients)
-        barred = {
+        excluded = {
             client: f"{count} of its updates held NaN, infinity or numbers beyond all bounds"
             for client, count in self._counts.items()
             if count >= MOST_OFFENCES
         }
-        for client, reason in barred.items():
+        for client, reason in excluded.items():
             del self._counts[client]  # readmitted, it begins anew
             await self._quarantine(client, reason)
-        return barred
+        return excluded

@@ -41,7 +41,7 @@ from potluck.server.hosts.held_out_evaluation import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.profiles.profile_checks import Floats, read_payload
 from potluck.server.profiles.profile_requests import request_for
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Population
 from potluck.server.store import Store
 from potluck.server.store.records import Participation, Profile
@@ -99,22 +99,22 @@ class Profiling:
     def __init__(
         self,
         run_id: str,
-        blueprint: Blueprint,
+        plan: RunPlan,
         attendance: Attendance,
         in_store: InStore,
         trust: Trust,
     ) -> None:
-        needs = {str(signal) for signal in blueprint.selector.needs}
-        self.by_cell = LABEL_COUNTS in needs and blueprint.run_file.profiles.disclosure == "cells"
+        needs = {str(signal) for signal in plan.selector.needs}
+        self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
         """Whether label counts come from sums over cells, and no client is asked for its own."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
-        self._blueprint = blueprint
+        self._plan = plan
         self._attendance = attendance
         self._in_store = in_store
         self._trust = trust
-        self._requests = {signal: request_for(signal, blueprint.run_file) for signal in self.needs}
-        task = blueprint.run_file.task
+        self._requests = {signal: request_for(signal, plan.run_file) for signal in self.needs}
+        task = plan.run_file.task
         self._task = TaskReference(name=task.name, options=task.options)
         self._model: Published | None = None
         self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
@@ -189,7 +189,7 @@ class Profiling:
         return session is not None and session.data_epoch != held[signal].data_epoch
 
     def _shape(self, signal: str) -> tuple[int, ...]:
-        classes = self._blueprint.task.classes
+        classes = self._plan.task.classes
         return {LABEL_COUNTS: (classes,), TRIPLET: (3,), INTERACTION_MATRIX: (classes, 2)}[signal]
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
@@ -233,7 +233,7 @@ class Profiling:
             answers = await gather(
                 self._attendance,
                 [self._instruction(client, signal, tag) for client in lacking],
-                seconds=self._blueprint.run_file.profiles.deadline_seconds,
+                seconds=self._plan.run_file.profiles.deadline_seconds,
                 present=present,
             )
             outcomes = Counter({ProfileOutcome.SILENT: len(lacking) - len(answers)})
@@ -265,7 +265,7 @@ class Profiling:
         disclose = coordinator_pb2.Disclose(
             signal=signal,
             parameters_json=self._requests[signal].canonical(),
-            task=task_plugin(self._blueprint.run_file),
+            task=task_plugin(self._plan.run_file),
         )
         if signal == TRIPLET and self._model is not None:
             disclose.model.CopyFrom(model_reference(self._model))
@@ -314,7 +314,7 @@ class Profiling:
             profile.signal,
             parameters,
             profile.payload_json,
-            classes=self._blueprint.task.classes,
+            classes=self._plan.task.classes,
         )
 
     def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
@@ -354,13 +354,13 @@ def is_unable(answer: coordinator_pb2.Answer) -> bool:
 
 async def stored_profiles(
     run_id: str,
-    blueprint: Blueprint,
+    plan: RunPlan,
     attendance: Attendance,
     in_store: InStore,
     trust: Trust,
 ) -> tuple[Profiling, Population]:
     """What a run's clients have disclosed so far, under way or not."""
-    profiling = Profiling(run_id, blueprint, attendance, in_store, trust)
+    profiling = Profiling(run_id, plan, attendance, in_store, trust)
     roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
     if initial is not None:
@@ -370,7 +370,7 @@ async def stored_profiles(
     samples = {each.client_id: each.samples or 0 for each in told}
     population = Population(
         ids=roster,
-        classes=blueprint.task.classes,
+        classes=plan.task.classes,
         samples=np.array([samples.get(client, 0) for client in roster], dtype=np.int64),
         **profiling.columns(),
     )

@@ -35,7 +35,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Barred:
+class Excluded:
     """From the next selection on, these clients and no others may not be selected."""
 
     clients: tuple[str, ...]
@@ -139,7 +139,7 @@ Event = (
     Started
     | Joined
     | Left
-    | Barred
+    | Excluded
     | LeftOut
     | Readmitted
     | Selected

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from potluck.server.rounds.presence import Presence
-from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, listed
 from potluck.server.rounds.waiting import Muster, Waiting
 
@@ -24,12 +24,12 @@ _LONG_AGO = -math.inf
 class Gathering:
     """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
 
-    def __init__(self, plan: Plan, roster: Iterable[str], *, under_way: bool) -> None:
-        self.plan = plan
-        self.presence = Presence(plan.grace_seconds)
+    def __init__(self, rules: RoundRules, roster: Iterable[str], *, under_way: bool) -> None:
+        self.rules = rules
+        self.presence = Presence(rules.grace_seconds)
         self.roster: dict[str, None] = dict.fromkeys(roster)
         self.under_way = under_way
-        self.barred: frozenset[str] = frozenset()
+        self.excluded: frozenset[str] = frozenset()
         self.left_out = LeftOutClients()
         """Clients that can't take part."""
         self.spared: set[str] = set()
@@ -47,25 +47,25 @@ class Gathering:
 
     def start(self, now: float) -> None:
         """The run begins, or goes on after a restart: whoever was in it may come first."""
-        self._last = now + self.plan.roster_timeout_seconds
+        self._last = now + self.rules.roster_timeout_seconds
         self._expect_everybody(now)
 
     def begin(self, now: float, pause: float = 0.0) -> None:
         """A round is to be selected, after a pause. Whoever leaves within the first grace period
         is waited for like others; a federation where somebody always leaves goes on."""
         self._pause = now + pause
-        self._patience = max(self._patience, now + 2 * self.plan.grace_seconds)
+        self._patience = max(self._patience, now + 2 * self.rules.grace_seconds)
 
     def _expect_everybody(self, now: float) -> None:
         """Hosts that were cut off all at once come back one after the other."""
         if self.roster:
-            self._patience = now + max(REATTACH_SECONDS, self.plan.grace_seconds)
+            self._patience = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
             self.presence.expect(self.roster, self._patience)
 
     def away(self) -> list[str]:
         """Who of the roster does not attend, in its order; with the host, where hosts count."""
         away = [client for client in self.roster if not self.presence.attends(client)]
-        if not self.plan.hosts:
+        if not self.rules.hosts:
             return away
         return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
 
@@ -85,9 +85,9 @@ class Gathering:
     def first_roster(self, now: float) -> tuple[str, ...]:
         """Everybody that attends, once they are as many as the run waits for; nobody before."""
         attending = self.presence.attending
-        if not self.plan.roster:  # of a declared one, those that can't take part are met at least
+        if not self.rules.roster:  # of a declared one, those that can't take part are met at least
             attending = attending - self.left_out.troubles.keys()
-        muster = self._muster(attending, self.plan.roster or self.plan.count)
+        muster = self._muster(attending, self.rules.roster or self.rules.count)
         if muster.suffices:
             return tuple(sorted(attending))
         self._wait_for_more(muster, now)
@@ -96,12 +96,12 @@ class Gathering:
     def ready(self, now: float) -> tuple[str, ...]:
         """Clients to select among, in roster order; nobody while the run waits."""
         self.waiting = self.wake = None
-        self.given_up = self.left_out.why_too_few(tuple(self.roster), self.plan.needed)
+        self.given_up = self.left_out.why_too_few(tuple(self.roster), self.rules.needed)
         if self.given_up:
             return ()
         selectable = self.selectable(self.roster)
         available = self._candidates(selectable)
-        muster = self._muster(available, self.plan.needed, at_least=True)
+        muster = self._muster(available, self.rules.needed, at_least=True)
         if self._short and muster.suffices:
             self._short = False
             self._expect_everybody(now)
@@ -129,22 +129,22 @@ class Gathering:
 
     def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
         """Those of the clients that may be selected as far as it depends on them."""
-        return tuple(c for c in clients if c not in self.barred and c not in self.left_out)
+        return tuple(c for c in clients if c not in self.excluded and c not in self.left_out)
 
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
         """Those that attend, without those that failed this round already if others suffice."""
         attending = [client for client in selectable if self.presence.attends(client)]
         fresh = [client for client in attending if client not in self.spared]
-        return tuple(fresh if self.suffices(fresh, self.plan.needed) else attending)
+        return tuple(fresh if self.suffices(fresh, self.rules.needed) else attending)
 
     def _muster(self, clients: Collection[str], needed: int, *, at_least: bool = False) -> Muster:
         return Muster(
             clients=len(clients),
-            clients_needed=max(needed, self.plan.hosts),
-            hosts=len(self.presence.hosts(clients)) if self.plan.hosts else 0,
-            hosts_needed=self.plan.hosts,
+            clients_needed=max(needed, self.rules.hosts),
+            hosts=len(self.presence.hosts(clients)) if self.rules.hosts else 0,
+            hosts_needed=self.rules.hosts,
             at_least=at_least,
-            barred=len(self.barred),
+            excluded=len(self.excluded),
         )
 
     # Waiting ----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Gathering:
     def _wait_for_more(self, muster: Muster, now: float) -> None:
         """Wait for more clients; a run that has selected nobody yet gives up in the end."""
         if self.is_overdue(now):
-            attended = f"attended after {self.plan.roster_timeout_seconds:g} s"
+            attended = f"attended after {self.rules.roster_timeout_seconds:g} s"
             self.given_up = (
                 f"{muster.counted(attended)}; start more hosts, or lower `count` or `roster` in "
                 f"the run file{self._and_left_out()}"

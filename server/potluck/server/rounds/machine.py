@@ -20,7 +20,6 @@ from potluck.server.rounds.events import (
     Abandon,
     Action,
     Admit,
-    Barred,
     Broke,
     ClientFailed,
     Commit,
@@ -30,6 +29,7 @@ from potluck.server.rounds.events import (
     Evaluate,
     Evaluated,
     Event,
+    Excluded,
     GiveUpAttempt,
     Joined,
     LeaveOut,
@@ -53,7 +53,7 @@ from potluck.server.rounds.events import (
     UpdateArrived,
 )
 from potluck.server.rounds.gathering import Gathering
-from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import Tellings, counted, listed, told_once
 from potluck.server.rounds.waiting import Waiting, attempt_pause
 from potluck.server.store.records import MemberState
@@ -103,9 +103,9 @@ class Resumption:
 class RoundMachine:
     """One run. Feed it events; carry out, in order, the actions it answers with."""
 
-    def __init__(self, plan: Plan, resumption: Resumption | None = None) -> None:
+    def __init__(self, rules: RoundRules, resumption: Resumption | None = None) -> None:
         was = resumption or Resumption()
-        self.plan = plan
+        self.rules = rules
         self.phase = Phase.WAITING
         self.round = was.committed + 1
         self.attempt = was.attempt
@@ -115,7 +115,7 @@ class RoundMachine:
             for client, state in was.cohort
         }
         under_way = was.committed > 0 or was.attempt > 1 or bool(was.available)
-        self.gathering = Gathering(plan, was.roster, under_way=under_way)
+        self.gathering = Gathering(rules, was.roster, under_way=under_way)
         self.gathering.left_out.add(was.left_out)
         self._started = False
         self._stored_available = was.available
@@ -129,7 +129,7 @@ class RoundMachine:
     # Queries ----------------------------------------------------------------------------------
 
     def present(self, now: float) -> tuple[str, ...]:
-        """Clients that attend or may still come back, in roster order; nobody who is barred."""
+        """Clients that attend or may still come back, in roster order; nobody who is excluded."""
         return self.gathering.present(now)
 
     def is_present(self, client: str, now: float) -> bool:
@@ -182,8 +182,8 @@ class RoundMachine:
                 return self._join(clients, hosts, now)
             case Left(clients):
                 return self._leave(clients, now)
-            case Barred(clients):
-                self.gathering.barred = frozenset(clients)
+            case Excluded(clients):
+                self.gathering.excluded = frozenset(clients)
                 return self._select_if_ready(now)
             case LeftOut(troubles):
                 return self._leave_out(dict(troubles), now)
@@ -224,14 +224,14 @@ class RoundMachine:
 
     def _start(self, now: float) -> list[Action]:
         self._started = True
-        if self.round > self.plan.rounds:  # killed between its last commit and its end
+        if self.round > self.rules.rounds:  # killed between its last commit and its end
             return self._end(Ending.FINISHED, "")
         self.gathering.start(now)
         return self._go_on_training(now) if self.members else self._select_if_ready(now)
 
     def _go_on_training(self, now: float) -> list[Action]:
         self.phase = Phase.TRAINING
-        self._round_deadline = now + self.plan.policy.deadline_seconds
+        self._round_deadline = now + self.rules.policy.deadline_seconds
         trains: list[Action] = [Train(client) for client in self.pending]
         return trains + self._close_if_settled(now)
 
@@ -246,7 +246,7 @@ class RoundMachine:
         new = tuple(sorted(client for client in clients if client not in unable))
         if not new:
             return []
-        if self.plan.policy.late_joiners is LateJoiners.REFUSE:
+        if self.rules.policy.late_joiners is LateJoiners.REFUSE:
             self._refused.update(new)
             return [Say(f"{listed(new)} came too late for this run and will not be selected")]
         self.gathering.roster |= dict.fromkeys(new)
@@ -272,12 +272,12 @@ class RoundMachine:
             return actions + self._keep_waiting()
         if self._stored_available:
             available = gathering.selectable(self._stored_available)
-            if not gathering.suffices(available, self.plan.needed):
+            if not gathering.suffices(available, self.rules.needed):
                 return self._begin_anew("fewer may be selected than before the restart", now)
         self._stored_available = ()
         self._told_of_waiting = False
         self.phase = Phase.SELECTING
-        count = self.plan.count + self.plan.policy.over_selection
+        count = self.rules.count + self.rules.policy.over_selection
         return [*actions, Select(self.round, self.attempt, available, count)]
 
     def _keep_waiting(self) -> list[Action]:
@@ -336,7 +336,7 @@ class RoundMachine:
         self.gathering.under_way = True
         self.members = {client: Member() for client in cohort}
         self._tellings = Tellings()
-        self._round_deadline = now + self.plan.policy.deadline_seconds
+        self._round_deadline = now + self.rules.policy.deadline_seconds
         trains: list[Action] = [Train(client) for client in cohort]
         return trains + self._close_if_settled(now)
 
@@ -351,7 +351,7 @@ class RoundMachine:
                 trouble = "its host went away and did not come back in time"
                 actions += self._drop(client, MemberState.LOST, trouble)
         if now >= self._round_deadline:
-            seconds = self.plan.policy.deadline_seconds
+            seconds = self.rules.policy.deadline_seconds
             for client in self.pending:
                 trouble = f"no update within {seconds:g} s"
                 actions += self._drop(client, MemberState.LATE, trouble)
@@ -373,11 +373,11 @@ class RoundMachine:
     def _close_if_settled(self, now: float) -> list[Action]:
         if self.phase is not Phase.TRAINING:
             return []
-        wanted = min(self.plan.count, len(self.members))
-        actions = self._too_late(wanted) if self.plan.simulated else []
+        wanted = min(self.rules.count, len(self.members))
+        actions = self._too_late(wanted) if self.rules.simulated else []
         answered, pending = len(self.answered), len(self.pending)
-        needed = self.plan.policy.needed(wanted)
-        enough = answered >= wanted and not self.plan.simulated
+        needed = self.rules.policy.needed(wanted)
+        enough = answered >= wanted and not self.rules.simulated
         if enough or (not pending and answered >= needed):
             return actions + self._reduce()
         if answered + pending < needed:
@@ -387,7 +387,7 @@ class RoundMachine:
     def _too_late(self, wanted: int) -> list[Action]:
         """Drop those past the simulated deadline, and the slowest beyond those wanted."""
         actions: list[Action] = []
-        limit = self.plan.simulated_deadline
+        limit = self.rules.simulated_deadline
         for client in self.answered:
             if self.members[client].seconds > limit:
                 trouble = f"{self.members[client].seconds:.4g} simulated seconds, of {limit:g}"
@@ -455,7 +455,7 @@ class RoundMachine:
         actions += self._tell_the_rest()
         troubles = self._tellings.summary()
         self.members = {}
-        if self.attempt - self.spent >= self.plan.policy.attempts:
+        if self.attempt - self.spent >= self.rules.policy.attempts:
             return actions + self._end(Ending.FAILED, "; ".join([reason, *troubles]))
         self.attempt += 1
         self._failures += not unable
@@ -474,14 +474,14 @@ class RoundMachine:
             for client, member in self.members.items()
             if member.state is not MemberState.LOST and self.gathering.presence.attends(client)
         ]
-        needed = self.plan.policy.needed(min(self.plan.count, len(self.members)))
+        needed = self.rules.policy.needed(min(self.rules.count, len(self.members)))
         suffices = self.gathering.suffices
         return suffices(tuple(self.members), needed) and not suffices(there, needed)
 
     # Finishing --------------------------------------------------------------------------------
 
     def _evaluate(self) -> list[Action]:
-        if not self.plan.evaluates(self.round):
+        if not self.rules.evaluates(self.round):
             return self._commit()
         self.phase = Phase.EVALUATING
         return [Evaluate()]
@@ -491,7 +491,7 @@ class RoundMachine:
         return [Commit(self.round, self.attempt, tuple(sorted(self.answered)))]
 
     def _next_round(self, now: float) -> list[Action]:
-        if self.round == self.plan.rounds:
+        if self.round == self.rules.rounds:
             return self._end(Ending.FINISHED, "")
         self.round += 1
         self.attempt = 1

@@ -18,13 +18,13 @@ from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy
-from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blueprint:
+class RunPlan:
     """The parts of a run. The run file's triplet settings are completed by the task's."""
 
     run_file: RunFile
@@ -36,12 +36,12 @@ class Blueprint:
     """What whoever started it should know."""
 
     @property
-    def plan(self) -> Plan:
+    def rules(self) -> RoundRules:
         """What the state machine must know."""
         policy = self.run_file.round
         if self.run_file.secure_aggregation:
             policy = masked_policy(self.run_file)
-        return Plan(
+        return RoundRules(
             rounds=self.run_file.rounds,
             count=self.run_file.count,
             roster=self.run_file.roster,
@@ -73,8 +73,8 @@ class Blueprint:
 
 def draw_up(
     text: str, *, source: str, model_modules: Sequence[str] = plugins.MODEL_MODULES
-) -> Blueprint:
-    """The blueprint of a run file; model_modules: where a model it names is looked for.
+) -> RunPlan:
+    """The plan of a run file; model_modules: where a model it names is looked for.
 
     Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
     """
@@ -105,7 +105,7 @@ def draw_up(
     )
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
-    return Blueprint(
+    return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
         task=task,
         selector=choosing,

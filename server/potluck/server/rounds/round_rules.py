@@ -9,7 +9,7 @@ from potluck.common.runfile import Leavers, RoundPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RoundRules:
     """What the machine must know of a run file.
 
     hosts: how many a round's clients must be on, 0 where that does not matter. simulated: rounds

@@ -29,7 +29,7 @@ class Waiting:
 class Muster:
     """How many may be selected, and how many it takes. at_least: whether more would be selected.
 
-    barred: so many are there or away and can't be selected.
+    excluded: so many are there or away and can't be selected.
     """
 
     clients: int
@@ -37,7 +37,7 @@ class Muster:
     hosts: int
     hosts_needed: int
     at_least: bool = False
-    barred: int = 0
+    excluded: int = 0
 
     @property
     def suffices(self) -> bool:
@@ -47,8 +47,8 @@ class Muster:
     def counted(self, verb: str) -> str:
         """Who is there, of whom are needed."""
         least = "at least " if self.at_least else ""
-        not_counted = f" (not counting {self.barred} in quarantine or without a profile)" * (
-            self.barred > 0
+        not_counted = f" (not counting {self.excluded} in quarantine or without a profile)" * (
+            self.excluded > 0
         )
         if not self.hosts_needed:
             return f"{self.clients} of {least}{self.clients_needed}{not_counted} clients {verb}"

@@ -7,14 +7,14 @@ from typing import Final
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import train_instruction_id
-from potluck.server.runs.environment import now
+from potluck.server.runs.services import now
 from potluck.server.store.records import MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0
 """How long a client is tried to be told."""
 
 
-def tell_settled(attendance: Attendance, row: RoundRow) -> None:
+def announce_closed(attendance: Attendance, row: RoundRow) -> None:
     """A round is committed: tell its cohort whose updates are part of the model.
 
     Telling a client again does nothing.

@@ -30,7 +30,7 @@ class AuxiliaryFiles:
 
     async def message(self, client: str) -> coordinator_pb2.Auxiliary | None:
         """What a client is told with its training; None where the strategy sends nothing."""
-        run, strategy = self._run, self._run.blueprint.strategy
+        run, strategy = self._run, self._run.plan.strategy
         correction = strategy.correction
         if correction is None:
             return None
@@ -52,10 +52,10 @@ class AuxiliaryFiles:
 
     async def _shared_file(self) -> Published:
         """Written once a round; a coordinator that was restarted writes the same again."""
-        run, strategy = self._run, self._run.blueprint.strategy
+        run, strategy = self._run, self._run.plan.strategy
         if self._shared is None or self._shared[0] != run.machine.round:
             auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
             file = await in_thread(run.work.write_auxiliaries, auxiliaries)
-            run.environment.files.let_go(self.digests - file.digests)
+            run.services.files.let_go(self.digests - file.digests)
             self._shared, self._personal = (run.machine.round, file), {}
         return self._shared[1]

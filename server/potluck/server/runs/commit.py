@@ -19,11 +19,11 @@ from potluck.server.aggregation.model_work import States
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.held_out_evaluation import evaluate_on_clients
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.announce import tell_settled
-from potluck.server.runs.environment import now, utc
+from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.feed import committed_round_message
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Standing
+from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
 from potluck.server.store.records import Metrics as MetricsRow
@@ -36,7 +36,7 @@ class Finishing:
     def __init__(self, run: Standing, masking: MaskedRounds | None = None) -> None:
         self._run = run
         self._masking = masking
-        self._in_store = run.environment.in_store
+        self._in_store = run.services.in_store
         self._aftermath: asyncio.Task[None] | None = None
 
     async def reduce(self, clients: tuple[str, ...]) -> None:
@@ -67,12 +67,12 @@ class Finishing:
         counts = await in_thread(run.work.evaluate, model)
         if counts is None:
             counts = await evaluate_on_clients(
-                run.environment.attendance,
-                run.blueprint,
+                run.services.attendance,
+                run.plan,
                 run.key,
                 model,
                 run.machine.present(now()),
-                seconds=run.blueprint.run_file.round.deadline_seconds,
+                seconds=run.plan.run_file.round.deadline_seconds,
                 present=run.is_present,
             )
         run.facts.metrics = None if counts is None else counts.metrics()
@@ -84,7 +84,7 @@ class Finishing:
         assert facts.model is not None  # noqa: S101  # a commit follows a reduction
         assert facts.strategy_state is not None  # noqa: S101
         outcome = self._outcome(action)
-        selector_state = run.blueprint.selector.observe(run.states.selector, outcome)
+        selector_state = run.plan.selector.observe(run.states.selector, outcome)
         states = States(selector=selector_state, strategy=facts.strategy_state)
         state_blake3 = await in_thread(run.work.write_states, states)
         commit = RoundCommit(
@@ -105,7 +105,7 @@ class Finishing:
         row, run.row = await self._in_store(partial(_committed, run_id=run.row.run_id))
         run.model_before, run.model, run.states = run.model, facts.model, states
         run.remember(row)
-        tell_settled(run.environment.attendance, row)
+        announce_closed(run.services.attendance, row)
         self._announce(row)
         spent = [update.path for update in facts.updates.values()]
         self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
@@ -125,7 +125,7 @@ class Finishing:
         run, facts = self._run, self._run.facts
         # Of those left out nothing counts, whether it came: after a kill it is not known.
         rows = [facts.updates[c].row if c in action.included else None for c in facts.cohort]
-        names = ["loss", *sorted(run.blueprint.reports)]
+        names = ["loss", *sorted(run.plan.reports)]
         reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
         seconds = np.array([math.nan if row is None else row.seconds for row in rows])
         return RoundOutcome(
@@ -140,28 +140,28 @@ class Finishing:
 
     def _deadline(self, seconds: NDArray[np.float64]) -> float:
         """What those that failed took at least. seconds: of the others, one of them not NaN."""
-        run_file = self._run.blueprint.run_file
+        run_file = self._run.plan.run_file
         if not run_file.virtual_clock.enabled:
             return run_file.round.deadline_seconds
         return run_file.virtual_clock.deadline_seconds or float(np.nanmax(seconds))
 
     def _round_seconds(self, outcome: RoundOutcome) -> float:
         """How long the round took; on a virtual clock, until the last one in time."""
-        if not self._run.blueprint.run_file.virtual_clock.enabled:
+        if not self._run.plan.run_file.virtual_clock.enabled:
             return now() - self._run.facts.begun
         everybody = len(outcome.included) == len(outcome.selected)
         return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
 
     def _announce(self, row: RoundRow) -> None:
         """Tell people and metrics of a committed round."""
-        run, observer = self._run, self._run.environment.observer
+        run, observer = self._run, self._run.services.observer
         run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
-        run.news.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
+        run.feed.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
         run.publish_status()
         size = 0 if run.model is None else run.model.size
         observer.committed(row, size)
-        observer.picks(*run.gate.picks_summary(), row.key.round)
-        observer.largest_weight(run.gate.largest_weight)
+        observer.picks(*run.eligibility.picks_summary(), row.key.round)
+        observer.largest_weight(run.eligibility.largest_weight)
         observer.privacy(run.profiling.largest_epsilon)
 
     async def _after_commit(
@@ -169,19 +169,19 @@ class Finishing:
     ) -> None:
         """What nobody waits for: the next round has begun."""
         run = self._run
-        await run.environment.note_commit(row)
+        await run.services.note_commit(row)
         await run.judge_offenders()
         await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
         await self._observe(row)
         if run.model_before is not None and run.model is not None:
             norm = await in_thread(run.work.step_norm, run.model_before, run.model)
-            run.environment.observer.moved(norm)
+            run.services.observer.moved(norm)
             run.model_before = None
-        await run.environment.tidy(action.round)
+        await run.services.tidy(action.round)
 
     async def _observe(self, row: RoundRow) -> None:
         """Tell the metrics whose data the round was of."""
-        run, observer = self._run, self._run.environment.observer
+        run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
         population, rows = run.population(), {row.key.round: run.rows(included)}
         if population.label_counts is not None:

@@ -19,20 +19,20 @@ from potluck.common.errors import PotluckError, StorageError, disk_error
 from potluck.common.metrics.metric_labels import MASKED
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_files import Published
-from potluck.server.aggregation.model_work import RoundWork
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.offences import OFFENCES
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.runs.commit import Finishing
-from potluck.server.runs.environment import Environment, now
-from potluck.server.runs.feed import News, member_message
+from potluck.server.runs.feed import RunFeed, member_message
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.resume import Preparing
 from potluck.server.runs.run import Standing
 from potluck.server.runs.select import Selecting
+from potluck.server.runs.services import RunServices, now
 from potluck.server.runs.train import Collecting
 from potluck.server.store.records import MemberState, RunRow, RunState
 
@@ -43,25 +43,25 @@ _STATE_AFTER = {
 }
 
 
-class RunEngine:
+class RunDriver:
     """One run under way."""
 
     def __init__(
         self,
         row: RunRow,
-        blueprint: Blueprint,
-        work: RoundWork,
+        plan: RunPlan,
+        work: ModelWork,
         spool: Spool,
-        environment: Environment,
+        services: RunServices,
     ) -> None:
-        self.blueprint = blueprint
+        self.plan = plan
         self.spool = spool
         self.work = work
-        self._environment = environment
-        self._run = Standing(row, blueprint, work, spool, environment)
+        self._services = services
+        self._run = Standing(row, plan, work, spool, services)
         self._preparing = Preparing(self._run)
         self._selecting = Selecting(self._run)
-        masked = blueprint.run_file.secure_aggregation
+        masked = plan.run_file.secure_aggregation
         self.masking = MaskedRounds(self._run) if masked else None
         """The secure sums of its rounds, where updates are masked."""
         self._collecting = Collecting(self._run, self.masking)
@@ -86,9 +86,9 @@ class RunEngine:
         return self._run.waiting()
 
     @property
-    def news(self) -> News:
+    def feed(self) -> RunFeed:
         """What happens, for those who watch."""
-        return self._run.news
+        return self._run.feed
 
     @property
     def model(self) -> Published | None:
@@ -116,7 +116,7 @@ class RunEngine:
 
     def _member(self, client: str) -> operator_pb2.Member:
         facts, member = self._run.facts, self._run.machine.members.get(client)
-        pending = self._environment.attendance.pending(self._run.instruction_id(client))
+        pending = self._services.attendance.pending(self._run.instruction_id(client))
         return member_message(
             client,
             facts.hosts.get(client, ""),
@@ -178,18 +178,18 @@ class RunEngine:
         """Bytes of a file that belongs to the model went out."""
         self._run.facts.bytes_down += sent
         if self.model is not None:
-            self._environment.observer.sent(self.model.encoding_of(blake3), sent)
+            self._services.observer.sent(self.model.encoding_of(blake3), sent)
 
     def upload_begins(self) -> None:
         """An update begins to arrive."""
-        self._environment.observer.upload_begins()
+        self._services.observer.upload_begins()
 
     def count_up(self, received: int) -> None:
         """Update bytes came in."""
         self._run.facts.bytes_up += received
-        up = self.blueprint.run_file.transport.up
+        up = self.plan.run_file.transport.up
         encoding = up.encoding if self.masking is None else MASKED
-        self._environment.observer.received(encoding, received)
+        self._services.observer.received(encoding, received)
 
     def seconds_since_told(self, client: str) -> float:
         """Seconds since the client was told to train."""
@@ -204,17 +204,17 @@ class RunEngine:
     async def drive(self) -> None:
         """Go on until the run ends, or the task is cancelled (the coordinator stops)."""
         run = self._run
-        stop_listening = self._environment.attendance.listen(self._on_attendance)
+        stop_listening = self._services.attendance.listen(self._on_attendance)
         try:
             await self._preparing.prepare()
             self._prepared.set()
             await self.quarantine_changed()
             run.post(rounds.Started())
-            self._on_attendance(self._environment.attendance.clients, joined=True)
+            self._on_attendance(self._services.attendance.clients, joined=True)
             while run.machine.phase is not Phase.ENDED:
                 event = await self._next_event()
                 actions = run.machine.handle(event, now())
-                self._environment.observer.noted(event, actions, run.machine.phase)
+                self._services.observer.noted(event, actions, run.machine.phase)
                 for action in actions:
                     await self._carry_out(action)
         except PotluckError as error:
@@ -233,14 +233,14 @@ class RunEngine:
             self._finishing.stop()
             if self.masking is not None:
                 self.masking.stop()
-            run.news.close()
+            run.feed.close()
 
     async def quarantine_changed(self) -> None:
         """Clients were put into quarantine or readmitted."""
-        rows = await self._environment.in_store(lambda store: store.quarantined())
-        gate = self._run.gate
-        gate.quarantined = frozenset(row.client_id for row in rows)
-        self.post(rounds.Barred(gate.barred))
+        rows = await self._services.in_store(lambda store: store.quarantined())
+        eligibility = self._run.eligibility
+        eligibility.quarantined = frozenset(row.client_id for row in rows)
+        self.post(rounds.Excluded(eligibility.excluded))
 
     async def _next_event(self) -> rounds.Event:
         run = self._run
@@ -264,7 +264,7 @@ class RunEngine:
             self.post(rounds.Left(clients))
             return
         self._run.welcome(clients)
-        sessions = {client: self._environment.attendance.session_of(client) for client in clients}
+        sessions = {client: self._services.attendance.session_of(client) for client in clients}
         hosts = {client: session.host_id for client, session in sessions.items() if session}
         self.post(rounds.Joined(clients, hosts))
 
@@ -333,12 +333,12 @@ class RunEngine:
             await self.masking.give_up()
         try:
             await self._finishing.settled()
-            self._environment.files.let_go(self.files_in_use())
+            self._services.files.let_go(self.files_in_use())
             self._over = True
-            await self._environment.tidy(self.row.committed_rounds)  # a kill may have kept it
+            await self._services.tidy(self.row.committed_rounds)  # a kill may have kept it
         except (PotluckError, OSError) as error:
             self._run.say(f"the last round's files were not tidied up: {error}", warning=True)
-        run_id, in_store = self.row.run_id, self._environment.in_store
+        run_id, in_store = self.row.run_id, self._services.in_store
         try:  # first: where the disk is full, it makes room
             await asyncio.to_thread(self.spool.remove)
         except (PotluckError, OSError) as error:
@@ -349,4 +349,4 @@ class RunEngine:
             await in_store(lambda store: store.abandon_attempt(attempt.key, reason))
         self._run.log.info("run ended", state=state.value, reason=action.reason)
         await self._run.set_state(state, action.reason)
-        self._environment.observer.ended(action.ending)
+        self._services.observer.ended(action.ending)

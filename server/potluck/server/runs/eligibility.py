@@ -16,7 +16,7 @@ from potluck.server.cohorts.pick_cap import cap_on_picks, under_cap
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.profiles.collect import Profiling
 from potluck.server.profiles.profile_checks import Floats
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import told_once
 from potluck.server.selection import Rows
 
@@ -29,25 +29,23 @@ class ScarceError(RunError):
     """Too few clients may be selected now."""
 
 
-class Gatekeeper:
+class Eligibility:
     """The rules of one run. `say` tells people that something is wrong; `leave_out` takes clients
     out of the run, and is told why."""
 
-    def __init__(
-        self, blueprint: Blueprint, profiling: Profiling, say: Say, leave_out: LeaveOut
-    ) -> None:
+    def __init__(self, plan: RunPlan, profiling: Profiling, say: Say, leave_out: LeaveOut) -> None:
         self.quarantined: frozenset[str] = frozenset()
         """Set it whenever it changes; it counts from the next selection on."""
-        self._policy = blueprint.run_file.profiles
-        self._needed = blueprint.run_file.round.needed(blueprint.run_file.count)
-        self._share = blueprint.run_file.selector_limits.maximum_share
+        self._policy = plan.run_file.profiles
+        self._needed = plan.run_file.round.needed(plan.run_file.count)
+        self._share = plan.run_file.selector_limits.maximum_share
         self._profiling = profiling
         self._say = say
         self._leave_out = leave_out
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
         self._picks = np.zeros(0, dtype=np.int64)
-        self._limits = blueprint.run_file.sample_limits
+        self._limits = plan.run_file.sample_limits
         self._alarmed: set[int] = set()
         self._boasters: set[str] = set()
         self.largest_weight: float | None = None
@@ -55,10 +53,10 @@ class Gatekeeper:
         self._refused: dict[str, str] = {}
 
     @property
-    def barred(self) -> tuple[str, ...]:
+    def excluded(self) -> tuple[str, ...]:
         """Who can't be selected whatever happens, sorted."""
-        excluded = set() if self._includes_all else set(self._refused)
-        return tuple(sorted(self.quarantined | excluded))
+        refused = set() if self._includes_all else set(self._refused)
+        return tuple(sorted(self.quarantined | refused))
 
     @property
     def _includes_all(self) -> bool:
@@ -90,8 +88,8 @@ class Gatekeeper:
         Raises RunError where somebody refuses and the run can't do without; ScarceError where too
         few are left for a quorum.
         """
-        barred = set(self.barred)
-        clients = [client for client in available if client not in barred]
+        excluded = set(self.excluded)
+        clients = [client for client in available if client not in excluded]
         asked = [client for client in clients if client not in self._refused]
         tag = f"{round_number}.{attempt}/profile"
         collected = await self._profiling.collect(asked, tag=tag, present=present)
@@ -99,7 +97,7 @@ class Gatekeeper:
             await self._leave_out(collected.unable)
             clients = [client for client in clients if client not in collected.unable]
         if collected.refused:
-            self._bear(collected.refused, first=round_number == 1)
+            self._handle_refusals(collected.refused, first=round_number == 1)
         if not self._includes_all:
             away = collected.silent | set(collected.refused)
             clients = [client for client in clients if client not in away]
@@ -119,7 +117,7 @@ class Gatekeeper:
         cap = cap_on_picks(self._share, round_number)
         return under_cap(rows, self._picks, cap=cap, count=count)
 
-    def _bear(self, refused: Mapping[str, str], *, first: bool) -> None:
+    def _handle_refusals(self, refused: Mapping[str, str], *, first: bool) -> None:
         """Live with it that clients gave no profile, or raise RunError."""
         whys = list(dict.fromkeys(refused.values()))
         shown = "; ".join(whys[:_SHOWN]) + (

@@ -39,7 +39,7 @@ _UNREAD = 1000  # a watcher that far behind is cut off; it may watch again
 Event = operator_pb2.WatchRunResponse
 
 
-class News:
+class RunFeed:
     """Hands a run's events to everybody who watches it."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class HostChecks:
         run = self._run
         groups = self._unasked(clients)
         answers = await gather(
-            run.environment.attendance,
+            run.services.attendance,
             [self._instruction(group[0], tag) for group in groups],
             seconds=_CHECK_SECONDS,
             present=run.is_present,
@@ -57,7 +57,7 @@ class HostChecks:
         """Clients by host, for those hosts that have not been asked yet."""
         groups: dict[tuple[str, str], list[str]] = {}
         for client in clients:
-            session = self._run.environment.attendance.session_of(client)
+            session = self._run.services.attendance.session_of(client)
             if session is not None:
                 groups.setdefault((session.host_id, session.process_id), []).append(client)
         new = {host: group for host, group in groups.items() if host not in self._asked}
@@ -68,7 +68,7 @@ class HostChecks:
         run = self._run
         header = run.work.layout.header
         return check_instruction(
-            run.blueprint,
+            run.plan,
             f"{run.row.run_id}/{tag}/check/{client}",
             run.row.run_id,
             run.machine.round,

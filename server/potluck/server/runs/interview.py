@@ -39,8 +39,8 @@ class Questioning:
 
     def __init__(self, run: Standing) -> None:
         self._run = run
-        self._in_store = run.environment.in_store
-        self._name = run.blueprint.run_file.selector.name
+        self._in_store = run.services.in_store
+        self._name = run.plan.run_file.selector.name
 
     async def choose(self, context: SelectionContext, key: AttemptKey) -> Selection:
         """What the selector chooses, once it has asked what it wants to know.
@@ -50,7 +50,7 @@ class Questioning:
         """
         run = self._run
         said = await asyncio.to_thread(
-            self._call, context, run.blueprint.selector.select, run.states.selector, context
+            self._call, context, run.plan.selector.select, run.states.selector, context
         )
         if isinstance(said, Generator):
             said = await self._interview(said, context, key)
@@ -117,7 +117,7 @@ class Questioning:
         if found is not None and found.answers is not None:
             return stored_answers(found.answers, key)
         await self._in_store(lambda store: store.add_question(key, step, question))
-        with self._run.environment.observer.asking():
+        with self._run.services.observer.asking():
             answers = await self._ask(ask, step, key)
         record = _record(answers)
         await self._in_store(lambda store: store.add_answers(key, step, question, record))
@@ -132,7 +132,7 @@ class Questioning:
         if found is not None and found.answers is not None:
             return step_sums.stored_sum(found.answers, key)
         await self._in_store(lambda store: store.add_question(key, step, question))
-        with self._run.environment.observer.asking():
+        with self._run.services.observer.asking():
             summed = await step_sums.sum_at_step(self._run, ask)
         record = step_sums.sum_record(summed)
         await self._in_store(lambda store: store.add_answers(key, step, question, record))
@@ -145,10 +145,10 @@ class Questioning:
         clients = [run.roster[row] for row in ask.rows.tolist()]
         run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
         answers = await gather(
-            run.environment.attendance,
+            run.services.attendance,
             [
                 question_instruction(
-                    run.blueprint,
+                    run.plan,
                     f"{key.run_id}/{key.round}.{key.attempt}/question.{step}/{client}",
                     key.run_id,
                     key.round,
@@ -158,7 +158,7 @@ class Questioning:
                 )
                 for client in clients
             ],
-            seconds=run.blueprint.run_file.round.question_deadline_seconds,
+            seconds=run.plan.run_file.round.question_deadline_seconds,
             present=run.is_present,
         )
         told: dict[int, Sequence[float]] = {}

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from potluck.common.errors import RunError
 from potluck.common.secagg.cells import cells_of_members
 from potluck.server.runs.label_totals import (
-    guarantee,
     is_current,
     members_of,
     sum_terms,
     task_reference,
+    trust_statement,
 )
 from potluck.server.runs.run import Standing
 from potluck.server.store import SecureSum
@@ -65,9 +65,7 @@ class Cells:
 
     async def _read_stored(self) -> None:
         run, task = self._run, task_reference(self._run)
-        stored: list[SecureSum] = await run.environment.in_store(
-            lambda store: store.sums(kind=CELLS)
-        )
+        stored: list[SecureSum] = await run.services.in_store(lambda store: store.sums(kind=CELLS))
         for each in reversed(stored):
             members = members_of(each)
             usable = each.total is not None and each.task == task and is_current(run, each)
@@ -88,10 +86,10 @@ class Cells:
         Cells are those of all members, whoever attends: clients draw them by themselves, and are in
         no sum with anybody else.
         """
-        run, trust = self._run, self._run.environment.trust
+        run, trust = self._run, self._run.services.trust
         hosts = {} if trust.members is None else trust.members.hosts
-        least = run.blueprint.run_file.profiles.sum_hosts
-        sessions = {client: run.environment.attendance.session_of(client) for client in clients}
+        least = run.plan.run_file.profiles.sum_hosts
+        sessions = {client: run.services.attendance.session_of(client) for client in clients}
         epoch_of = {client: each.data_epoch for client, each in sessions.items() if each}
         for epoch in sorted(set(epoch_of.values())):
             cells = cells_of_members(hosts, trust.federation, data_epoch=epoch, least_hosts=least)
@@ -122,7 +120,7 @@ class Cells:
     async def _sum_cell(self, cell: Sequence[str], drawn: int) -> None:
         run = self._run
         try:
-            outcome = await run.environment.sums.sum_counts(
+            outcome = await run.services.sums.sum_counts(
                 sum_terms(run, CELLS), cell, present=run.is_present
             )
         except RunError as error:
@@ -136,7 +134,7 @@ class Cells:
 
     def _announce(self, outcome: Outcome, cell: Sequence[str], drawn: int) -> None:
         record = outcome.record
-        holds = guarantee(independent=self._run.environment.trust.independent)
+        holds = trust_statement(independent=self._run.services.trust.independent)
         self._run.say(
             f"{len(record.clients)} clients of a cell of {drawn}, on {record.hosts} hosts, were "
             f"summed ({holds})"

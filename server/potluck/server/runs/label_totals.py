@@ -30,13 +30,13 @@ class LabelTotals:
 
     def __init__(self, run: Standing) -> None:
         self._run = run
-        self._profiles = run.blueprint.run_file.profiles
+        self._profiles = run.plan.run_file.profiles
         self._tried = False
         self._task = task_reference(run)
 
     @property
     def _wanted(self) -> bool:
-        wants: bool = getattr(self._run.blueprint.selector, "wants_label_totals", False)
+        wants: bool = getattr(self._run.plan.selector, "wants_label_totals", False)
         return wants and self._profiles.disclosure in ("dp-once", PROTOCOL)
 
     async def find(self, clients: Sequence[str]) -> None:
@@ -52,11 +52,11 @@ class LabelTotals:
         if found is not None:
             self._use(found)
             return
-        if not run.environment.sums.possible:
+        if not run.services.sums.possible:
             self._do_without("the federation has no root; see `potluck pki root`")
             return
         try:
-            outcome = await run.environment.sums.sum_counts(
+            outcome = await run.services.sums.sum_counts(
                 sum_terms(run, TOTAL), clients, present=run.is_present
             )
         except RunError as error:
@@ -71,9 +71,7 @@ class LabelTotals:
     async def _stored(self, clients: Sequence[str]) -> SecureSum | None:
         """The newest sum that still holds: this run's own, or one of the same data."""
         run = self._run
-        stored: list[SecureSum] = await run.environment.in_store(
-            lambda store: store.sums(kind=TOTAL)
-        )
+        stored: list[SecureSum] = await run.services.in_store(lambda store: store.sums(kind=TOTAL))
         usable = [each for each in stored if each.total is not None and each.task == self._task]
         own = [each for each in usable if each.run_id == run.row.run_id]
         if own:
@@ -86,7 +84,7 @@ class LabelTotals:
         if not is_current(self._run, stored):
             return False
         apart = members.symmetric_difference(clients)
-        attendance = self._run.environment.attendance
+        attendance = self._run.services.attendance
         sessions = {client: attendance.session_of(client) for client in apart}
         hosts = {each.host_id if each else client for client, each in sessions.items()}
         return len(hosts) < self._profiles.sum_hosts
@@ -100,7 +98,7 @@ class LabelTotals:
 
     def _announce(self, outcome: Outcome) -> None:
         record = outcome.record
-        holds = guarantee(independent=self._run.environment.trust.independent)
+        holds = trust_statement(independent=self._run.services.trust.independent)
         self._run.say(
             f"target: a secure sum of label counts over {len(record.clients)} clients on "
             f"{record.hosts} hosts ({holds})"
@@ -125,14 +123,14 @@ class LabelTotals:
 
 def task_reference(run: Standing) -> str:
     """The task whose labels are counted, as one text."""
-    task = run.blueprint.run_file.task
+    task = run.plan.run_file.task
     reference = TaskReference(name=task.name, options=task.options)
     return canonical_json(reference.model_dump(mode="json"))
 
 
 def sum_terms(run: Standing, kind: str) -> SumTerms:
     """What a run asks for with a sum of label counts."""
-    run_file = run.blueprint.run_file
+    run_file = run.plan.run_file
     profiles = run_file.profiles
     return SumTerms(
         run_id=run.row.run_id,
@@ -140,7 +138,7 @@ def sum_terms(run: Standing, kind: str) -> SumTerms:
         subject=f"label counts of {run_file.task.name}",
         task=task_plugin(run_file),
         task_reference=task_reference(run),
-        classes=run.blueprint.task.classes,
+        classes=run.plan.task.classes,
         least_hosts=profiles.sum_hosts,
         colluding_hosts=profiles.sum_colluding_hosts,
         stage_seconds=profiles.sum_stage_seconds,
@@ -152,7 +150,7 @@ def sum_terms(run: Standing, kind: str) -> SumTerms:
 def is_current(run: Standing, stored: SecureSum) -> bool:
     """Whether a sum is of the versions of the data that its members have now, as far as they
     attend."""
-    attendance = run.environment.attendance
+    attendance = run.services.attendance
     sessions = {client: attendance.session_of(client) for client in members_of(stored)}
     return all(
         session is None or session.data_epoch == stored.epochs.get(client)
@@ -160,7 +158,7 @@ def is_current(run: Standing, stored: SecureSum) -> bool:
     )
 
 
-def guarantee(*, independent: bool) -> str:
+def trust_statement(*, independent: bool) -> str:
     """Against whom a secure sum holds, in a few words."""
     if independent:
         return "holds against a lying coordinator"

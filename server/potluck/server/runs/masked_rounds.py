@@ -84,7 +84,7 @@ class MaskedRounds:
         if self._sum is not None and self._sum.key == key:
             return
         invited = {client: host for client, host in run.facts.hosts.items() if host}
-        root = run.environment.trust.root
+        root = run.services.trust.root
         if root is None:
             raise RunError(
                 "updates can't be masked: the federation has no root; set federation_root and "
@@ -194,16 +194,16 @@ class MaskedRounds:
     # Its session ------------------------------------------------------------------------------
 
     def _header(self, root: FederationRoot, invited: Mapping[str, str], key: AttemptKey) -> Header:
-        run, blueprint = self._run, self._run.blueprint
-        run_file, masking = blueprint.run_file, blueprint.run_file.masking
+        run, plan = self._run, self._run.plan
+        run_file, masking = plan.run_file, plan.run_file.masking
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         hosts = list(invited.values())
         colluding = masking.colluding_hosts
         if colluding is None:
             colluding = assumed_colluding_hosts(len(set(hosts)))
         thresholds = complete_thresholds(hosts, colluding)
-        metrics = metric_names(normalized=summation_of(blueprint.strategy) is Summation.NORMALIZED)
-        lengths = lane_lengths(run.work.layout.parameters, metrics, blueprint.strategy.auxiliary)
+        metrics = metric_names(normalized=summation_of(plan.strategy) is Summation.NORMALIZED)
+        lengths = lane_lengths(run.work.layout.parameters, metrics, plan.strategy.auxiliary)
         issued_at = int(time.time())
         return Header(
             federation=root.federation,
@@ -216,7 +216,7 @@ class MaskedRounds:
             disclosure=UPDATE,
             lanes=lanes_of(lengths, masking),
             metrics=metrics,
-            weight_bound=weight_bound(run_file, blueprint.strategy),
+            weight_bound=weight_bound(run_file, plan.strategy),
             metric_bound=METRIC_BOUND,
             least_hosts=masking.hosts,
             colluding_hosts=colluding,
@@ -229,7 +229,7 @@ class MaskedRounds:
         )
 
     def _session(self, header: Header, invited: Mapping[str, str]) -> MaskedSession:
-        run, run_file = self._run, self._run.blueprint.run_file
+        run, run_file = self._run, self._run.plan.run_file
         terms = SumTerms(
             run_id=run.row.run_id,
             kind=UPDATE,
@@ -241,10 +241,10 @@ class MaskedRounds:
             colluding_hosts=header.colluding_hosts,
             stage_seconds=run_file.masking.stage_seconds,
         )
-        environment = run.environment
+        services = run.services
         return MaskedSession(
-            environment.attendance,
-            environment.in_store,
+            services.attendance,
+            services.in_store,
             terms,
             run.is_present,
             self._observe,
@@ -255,7 +255,7 @@ class MaskedRounds:
 
     def _observe(self, phase: str, seconds: float, dropped: int) -> None:
         if phase != "uploading":  # that is training, which rounds measure
-            self._run.environment.sums.observe(phase, seconds, dropped)
+            self._run.services.sums.observe(phase, seconds, dropped)
 
     def _left(self, client: str, why: str) -> None:
         run, current = self._run, self._sum
@@ -263,7 +263,7 @@ class MaskedRounds:
             return
         current.troubles[client] = why
         if client in run.machine.pending:
-            run.environment.attendance.retire([run.instruction_id(client)], abandon=True)
+            run.services.attendance.retire([run.instruction_id(client)], abandon=True)
             run.post(rounds.ClientFailed(client, f"no part of the secure sum: {why}"[:500]))
 
     async def _drive(self, current: _Sum, session_ends: _Ending) -> Unmasking | None:
@@ -280,7 +280,7 @@ class MaskedRounds:
                 record=record.model_dump(mode="json"),
                 total=None,
             )
-            await run.environment.in_store(lambda store: store.add_sum(done))
+            await run.services.in_store(lambda store: store.add_sum(done))
         except PotluckError as error:
             run.post(rounds.Broke(error.message))
             return None

@@ -13,10 +13,10 @@ from potluck.server.aggregation.model_work import States
 from potluck.server.aggregation.update_files import SpooledUpdate, spooled_intact
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
-from potluck.server.runs.announce import tell_settled
-from potluck.server.runs.environment import utc
+from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.interview import stored_answers
 from potluck.server.runs.run import Standing
+from potluck.server.runs.services import utc
 from potluck.server.store.records import Attempt, LeftOutRow, MemberState, RoundRow
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Preparing:
 
     def __init__(self, run: Standing) -> None:
         self._run = run
-        self._in_store = run.environment.in_store
+        self._in_store = run.services.in_store
 
     async def prepare(self) -> None:
         """Find or make the model, read what selector and strategy remember, resume the round."""
@@ -41,7 +41,7 @@ class Preparing:
             return
         if run.profiling.needs_model:
             await self._find_profile_model()
-        await run.gate.admit(run.roster)
+        await run.eligibility.admit(run.roster)
         if last is None:
             run.states = await in_thread(self._initial_states)
         else:
@@ -60,7 +60,7 @@ class Preparing:
             return await in_thread(read, *arguments)
         except NotFoundError as error:
             run = self._run
-            path = run.environment.files.path(error.metadata["blake3"])
+            path = run.services.files.path(error.metadata["blake3"])
             raise StorageError(
                 f"{path} is gone, and without it nothing follows round {run.row.committed_rounds}; "
                 "restore it from a backup",
@@ -72,14 +72,14 @@ class Preparing:
     async def _begin_with_a_model(self) -> bool:
         """Make the model before round 1; False where the operator stops that."""
         run, run_id = self._run, self._run.row.run_id
-        for remark in run.blueprint.remarks:
+        for remark in run.plan.remarks:
             run.say(remark, warning=True)
         initial = await in_thread(run.work.initial_model)
         blake3: str | None = initial.blake3
-        triplet = run.blueprint.run_file.profiles.triplet
+        triplet = run.plan.run_file.profiles.triplet
         if run.profiling.needs_model and triplet.pretraining_rounds:
             run.say("pre-training a model for triplets")
-            blake3 = await run.environment.pretrain(initial.blake3)
+            blake3 = await run.services.pretrain(initial.blake3)
         if blake3 is None:
             return False
         pretrained = blake3 != initial.blake3
@@ -92,7 +92,7 @@ class Preparing:
         run, run_id = self._run, self._run.row.run_id
         blake3 = (await self._in_store(lambda store: store.run(run_id))).initial_model_blake3
         try:
-            model = await asyncio.to_thread(run.environment.files.published, blake3)
+            model = await asyncio.to_thread(run.services.files.published, blake3)
         except NotFoundError:  # who has disclosed is known by it, but nobody can any more
             model = Published(blake3=blake3, size=0, renditions=())
         run.profiling.use_model(model)
@@ -100,9 +100,9 @@ class Preparing:
     def _initial_states(self) -> States:
         run = self._run
         assert run.model is not None  # noqa: S101  # prepare has just loaded it
-        with run.environment.files.opened(run.model.blake3) as file:
-            strategy = run.blueprint.strategy.init(file.arrays).apart()
-        return States(selector=run.blueprint.selector.init(run.population()), strategy=strategy)
+        with run.services.files.opened(run.model.blake3) as file:
+            strategy = run.plan.strategy.init(file.arrays).apart()
+        return States(selector=run.plan.selector.init(run.population()), strategy=strategy)
 
     # Resuming ---------------------------------------------------------------------------------
 
@@ -112,10 +112,10 @@ class Preparing:
         committed = 0 if last is None else last.key.round
         run.recall(await self._in_store(lambda store: store.participation(run_id)))
         if last is not None:  # the coordinator may have gone down before it could tell
-            tell_settled(run.environment.attendance, last)
+            announce_closed(run.services.attendance, last)
         left_out = await self._left_out()
         attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
-        if attempt is not None and run.blueprint.run_file.secure_aggregation:
+        if attempt is not None and run.plan.run_file.secure_aggregation:
             await self._abandon_masked(attempt)
             attempt = None
         if attempt is None:
@@ -130,8 +130,8 @@ class Preparing:
             )
         else:
             resumption = await self._resume_attempt(attempt, committed, left_out)
-        run.machine = RoundMachine(run.blueprint.plan, resumption)
-        run.environment.observer.resumed(run.row, last, resumption.cohort)
+        run.machine = RoundMachine(run.plan.rules, resumption)
+        run.services.observer.resumed(run.row, last, resumption.cohort)
         run.say(f"resumed after round {committed}")
 
     async def _left_out(self) -> Mapping[str, str]:

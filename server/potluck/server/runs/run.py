@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_files import Published
-from potluck.server.aggregation.model_work import RoundWork, States
+from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.cohorts.sample_limits import counted
@@ -26,11 +26,11 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import RoundMachine
-from potluck.server.rounds.plan import Blueprint
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import told_once
-from potluck.server.runs.eligibility import Gatekeeper
-from potluck.server.runs.environment import Environment, now, utc
-from potluck.server.runs.feed import News, run_status, waiting_message
+from potluck.server.runs.eligibility import Eligibility
+from potluck.server.runs.feed import RunFeed, run_status, waiting_message
+from potluck.server.runs.services import RunServices, now, utc
 from potluck.server.selection import Answers, Population, Rows
 from potluck.server.state import State
 from potluck.server.store.records import (
@@ -75,29 +75,29 @@ class Standing:
     def __init__(
         self,
         row: RunRow,
-        blueprint: Blueprint,
-        work: RoundWork,
+        plan: RunPlan,
+        work: ModelWork,
         spool: Spool,
-        environment: Environment,
+        services: RunServices,
     ) -> None:
         self.row = row
-        self.blueprint = blueprint
+        self.plan = plan
         self.work = work
         self.spool = spool
-        self.environment = environment
-        self.news = News()
+        self.services = services
+        self.feed = RunFeed()
         self.log = log.bind(run=row.run_id)
         self.profiling = Profiling(
-            row.run_id, blueprint, environment.attendance, environment.in_store, environment.trust
+            row.run_id, plan, services.attendance, services.in_store, services.trust
         )
-        self.profiling.observe = environment.observer.profile
-        self.gate = Gatekeeper(
-            blueprint,
+        self.profiling.observe = services.observer.profile
+        self.eligibility = Eligibility(
+            plan,
             self.profiling,
             say=lambda text: self.say(text, warning=True),
             leave_out=self.leave_out_now,
         )
-        self.machine = RoundMachine(blueprint.plan)
+        self.machine = RoundMachine(plan.rules)
         self.events: asyncio.Queue[rounds.Event] = asyncio.Queue()
         self.state = RunState.WAITING
         self.facts = RoundFacts()
@@ -140,14 +140,14 @@ class Standing:
 
     def population(self) -> Population:
         """The roster as selectors see it."""
-        columns = dict(self.gate.columns())
+        columns = dict(self.eligibility.columns())
         if self.profiling.by_cell:
-            unknown = np.full(self.blueprint.task.classes, np.nan)
+            unknown = np.full(self.plan.task.classes, np.nan)
             rows = [self.cell_counts.get(client, unknown) for client in self.roster]
             columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
             ids=self.roster,
-            classes=self.blueprint.task.classes,
+            classes=self.plan.task.classes,
             samples=self._counted_samples(),
             label_totals=self.label_totals,
             **columns,
@@ -157,7 +157,7 @@ class Standing:
         """What the roster's clients count with; 0 where it is not known."""
         samples = np.array([self.samples.get(c, 0) for c in self.roster], dtype=np.int64)
         known = samples > 0
-        samples[known] = counted(samples[known], self.blueprint.run_file.sample_limits)
+        samples[known] = counted(samples[known], self.plan.run_file.sample_limits)
         return samples
 
     # Committed rounds -------------------------------------------------------------------------
@@ -165,11 +165,11 @@ class Standing:
     def remember(self, row: RoundRow) -> None:
         """What is known of clients from a committed round on."""
         self.samples |= row.told_samples
-        self.gate.note_samples(row.told_samples)
+        self.eligibility.note_samples(row.told_samples)
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id
-        self.gate.count_picks([member.client_id for member in row.members])
+        self.eligibility.count_picks([member.client_id for member in row.members])
 
     def recall(self, participations: Sequence[Participation]) -> None:
         """The same of all rounds that were committed before the run is resumed."""
@@ -179,13 +179,13 @@ class Standing:
             if each.included_round is not None and each.included_attempt is not None:
                 key = (self.row.run_id, each.included_round, each.included_attempt)
                 self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
-        self.gate.restore_picks({each.client_id: each.picks for each in participations})
+        self.eligibility.restore_picks({each.client_id: each.picks for each in participations})
 
     async def judge_offenders(self) -> None:
         """An attempt is over to which others' updates came: who spoiled theirs is to answer for
         it."""
         offenders, self.offenders = self.offenders, set()
-        for client, why in (await self.environment.offended(sorted(offenders))).items():
+        for client, why in (await self.services.offended(sorted(offenders))).items():
             self.say(f"{client} is in quarantine: {why}; see `potluck clients`", warning=True)
 
     # Clients that can't take part -------------------------------------------------------------
@@ -195,7 +195,7 @@ class Standing:
         anew. What the machine is told is in the store before it selects again."""
         new = {client: why for client, why in troubles.items() if client not in self.left_out}
         for client, why in new.items():
-            session = self.environment.attendance.session_of(client)
+            session = self.services.attendance.session_of(client)
             process_id = "" if session is None else session.process_id
             self.left_out[client] = LeftOutRow(
                 client_id=client, process_id=process_id, trouble=why, at=utc()
@@ -212,7 +212,7 @@ class Standing:
     def welcome(self, clients: Sequence[str]) -> None:
         """Clients attend: may be with another process than the one that could not take part, may be
         with one that can't."""
-        sessions = {c: self.environment.attendance.session_of(c) for c in clients}
+        sessions = {c: self.services.attendance.session_of(c) for c in clients}
         back = [
             client
             for client, session in sessions.items()
@@ -224,7 +224,7 @@ class Standing:
             del self.left_out[client]
         if back:
             self.post(rounds.Readmitted(tuple(back)))
-        task = self.blueprint.run_file.task.name
+        task = self.plan.run_file.task.name
         why = (
             f"task '{task}' is not installed on its host; install it there and start the host anew"
         )
@@ -242,13 +242,13 @@ class Standing:
         """Have it in the store that clients can't take part."""
         run_id = self.row.run_id
         rows = [self.left_out[client] for client in clients if client in self.left_out]
-        await self.environment.in_store(lambda store: store.leave_out(run_id, rows))
+        await self.services.in_store(lambda store: store.leave_out(run_id, rows))
         self.publish_status()
 
     async def record_readmitted(self, clients: Sequence[str]) -> None:
         """Have it in the store that clients can take part again."""
         run_id = self.row.run_id
-        await self.environment.in_store(lambda store: store.let_in(run_id, clients))
+        await self.services.in_store(lambda store: store.let_in(run_id, clients))
         self.publish_status()
 
     # The attempt under way --------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Standing:
 
     async def set_state(self, state: RunState, reason: str) -> None:
         """The run is in another state from now on."""
-        run_id, in_store = self.row.run_id, self.environment.in_store
+        run_id, in_store = self.row.run_id, self.services.in_store
         self.state = state
         await in_store(lambda store: store.set_run_state(run_id, state, reason, utc()))
         self.row = await in_store(lambda store: store.run(run_id))
@@ -283,7 +283,7 @@ class Standing:
 
     def publish_status(self) -> None:
         """Tell those who watch where the run stands."""
-        self.news.publish(operator_pb2.WatchRunResponse(status=self.status()))
+        self.feed.publish(operator_pb2.WatchRunResponse(status=self.status()))
 
     def status(self) -> operator_pb2.RunStatus:
         """Where the run stands."""
@@ -300,4 +300,4 @@ class Standing:
     def say(self, text: str, *, warning: bool = False) -> None:
         """Something a person should know."""
         (self.log.warning if warning else self.log.info)(text)
-        self.news.say(text, utc(), warning=warning)
+        self.feed.say(text, utc(), warning=warning)

@@ -1,4 +1,4 @@
-"""What metrics tell of one run: its engine says here what happens, in passing.
+"""What metrics tell of one run: its driver says here what happens, in passing.
 
 No clock: times come in as arguments, monotonic seconds. Lives on the event loop.
 """

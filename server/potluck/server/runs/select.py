@@ -7,12 +7,12 @@ from potluck.server.aggregation.model_work import States
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.troubles import counted
 from potluck.server.runs.eligibility import ScarceError
-from potluck.server.runs.environment import utc
 from potluck.server.runs.host_checks import HostChecks
 from potluck.server.runs.interview import Questioning, ReplayError
 from potluck.server.runs.label_cells import Cells
 from potluck.server.runs.label_totals import LabelTotals
 from potluck.server.runs.run import RoundFacts, Standing
+from potluck.server.runs.services import utc
 from potluck.server.selection import Rows, SelectionContext
 from potluck.server.store.records import Attempt, AttemptKey, RunState
 
@@ -22,7 +22,7 @@ class Selecting:
 
     def __init__(self, run: Standing) -> None:
         self._run = run
-        self._in_store = run.environment.in_store
+        self._in_store = run.services.in_store
         self._questioning = Questioning(run)
         self._checks = HostChecks(run)
         self._totals = LabelTotals(run)
@@ -34,11 +34,11 @@ class Selecting:
         first = not run.roster
         await self._in_store(lambda store: store.append_to_roster(run_id, clients))
         run.enrol(clients)
-        await run.gate.admit(clients)
+        await run.eligibility.admit(clients)
         if first:
             await run.set_state(RunState.RUNNING, "")
             run.states = States(
-                selector=run.blueprint.selector.init(run.population()),
+                selector=run.plan.selector.init(run.population()),
                 strategy=run.states.strategy,
             )
 
@@ -50,7 +50,7 @@ class Selecting:
             self._run.post(rounds.Outdated(error.message))
         except ScarceError as error:
             run = self._run
-            run.post(rounds.Barred(run.gate.barred))
+            run.post(rounds.Excluded(run.eligibility.excluded))
             begun = run.begun_attempt == run.key
             run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
 
@@ -84,18 +84,18 @@ class Selecting:
         """What the selector may look at; the available set is in the store before it does."""
         run = self._run
         if run.facts.model is not None:  # of the round before, or of an attempt given up
-            run.environment.files.let_go(run.facts.model.digests)
+            run.services.files.let_go(run.facts.model.digests)
         run.facts = RoundFacts()  # nobody is selected while profiles are asked for
-        with run.environment.observer.asking():
+        with run.services.observer.asking():
             tag = f"{action.round}.{action.attempt}"
-            rows = await run.gate.eligible(
+            rows = await run.eligibility.eligible(
                 await self._checks.able(action.available, tag=tag),
                 round_number=action.round,
                 attempt=action.attempt,
                 count=action.count,
                 present=run.is_present,
             )
-        run.post(rounds.Barred(run.gate.barred))
+        run.post(rounds.Excluded(run.eligibility.excluded))
         eligible = tuple(run.roster[row] for row in rows.tolist())
         await self._totals.find(eligible)
         await self._cells.find(eligible)
@@ -111,7 +111,7 @@ class Selecting:
             await self._check_resumable(rows)
         return SelectionContext(
             round=action.round,
-            seed=run.blueprint.run_file.seed,
+            seed=run.plan.run_file.seed,
             count=action.count,
             population=run.population(),
             available=rows,
@@ -120,7 +120,7 @@ class Selecting:
     def _in_cells(self, rows: Rows) -> Rows:
         """Without those who are in no cell, where the selector works by cell and needs it."""
         run = self._run
-        missing = run.blueprint.run_file.profiles.missing
+        missing = run.plan.run_file.profiles.missing
         if not self._cells.wanted or missing is MissingProfiles.INCLUDE:
             return rows
         return rows[[run.roster[row] in run.cell_counts for row in rows.tolist()]]

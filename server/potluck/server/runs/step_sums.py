@@ -21,15 +21,15 @@ async def sum_at_step(run: Standing, ask: AskSum) -> Summed | None:
 
     Raises RunError in a run that has another mode.
     """
-    mode = run.blueprint.run_file.profiles.disclosure
+    mode = run.plan.run_file.profiles.disclosure
     if mode != PROTOCOL:
         raise RunError(
-            f"selector '{run.blueprint.run_file.selector.name}' asks for sums at every step, and "
+            f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, and "
             f"this run's profiles.disclosure is '{mode}', not '{PROTOCOL}'"
         )
     clients = [run.roster[row] for row in ask.rows.tolist()]
     try:
-        outcome = await run.environment.sums.sum_counts(
+        outcome = await run.services.sums.sum_counts(
             sum_terms(run, PROTOCOL), clients, present=run.is_present
         )
     except RunError as error:

@@ -17,9 +17,9 @@ from potluck.server.hosts.instructions import (
 )
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
-from potluck.server.runs.environment import now
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Standing
+from potluck.server.runs.services import now
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState
 
 
@@ -39,7 +39,7 @@ class Collecting:
         self._run = run
         self._masking = masking
         self.auxiliaries = AuxiliaryFiles(run)
-        self._in_store = run.environment.in_store
+        self._in_store = run.services.in_store
         self._arrivals: list[_Arrival] = []
         self._recording: asyncio.Task[None] | None = None
 
@@ -52,10 +52,10 @@ class Collecting:
             await self._masking.begin()
         auxiliary = await self.auxiliaries.message(client)
         assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
-        machine, policy = run.machine, run.blueprint.run_file.round
+        machine, policy = run.machine, run.plan.run_file.round
         run.facts.told[client] = now()
         instruction = train_instruction(
-            run.blueprint,
+            run.plan,
             run.instruction_id(client),
             run.row.run_id,
             machine.round,
@@ -64,7 +64,7 @@ class Collecting:
             auxiliary,
             quotas=run.facts.quotas.get(client, ()),
         )
-        run.environment.attendance.instruct(
+        run.services.attendance.instruct(
             instruction,
             deadline=now() + policy.deadline_seconds,
             on_answer=partial(self._on_answer, client, machine.round, machine.attempt),
@@ -77,7 +77,7 @@ class Collecting:
             train_instruction_id(run_id, action.round, action.attempt, client)
             for client in action.clients
         ]
-        self._run.environment.attendance.retire(ids, abandon=True)
+        self._run.services.attendance.retire(ids, abandon=True)
 
     def _on_answer(
         self, client: str, round_number: int, attempt: int, answer: coordinator_pb2.Answer
@@ -92,8 +92,8 @@ class Collecting:
     def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
         run = self._run
-        run.environment.attendance.retire([run.instruction_id(client)])
-        run.environment.observer.failed(reason)
+        run.services.attendance.retire([run.instruction_id(client)])
+        run.services.observer.failed(reason)
         trouble = plain(f"{message[:400]} ({reason[:80]})", 500)
         if is_permanent(reason):
             run.leave_out({client: trouble})
@@ -119,7 +119,7 @@ class Collecting:
         if not self.expects(client, update_id):
             return
         run.facts.updates[client] = update
-        run.environment.attendance.retire([update_id])
+        run.services.attendance.retire([update_id])
         run.post(rounds.UpdateArrived(client, update.row.seconds))
 
     async def _record(self, key: AttemptKey, change: MemberChange) -> None:

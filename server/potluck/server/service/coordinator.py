@@ -41,19 +41,19 @@ from potluck.server.aggregation.audit_records import (
 )
 from potluck.server.aggregation.label_audit import ClientAudit
 from potluck.server.aggregation.model_files import ModelFiles
-from potluck.server.aggregation.model_work import RoundWork
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.offences import Offences
 from potluck.server.profiles.collect import Profiling, Trust, stored_profiles
 from potluck.server.rounds.events import StopRequested
-from potluck.server.rounds.plan import Blueprint, draw_up
+from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
-from potluck.server.runs.announce import SETTLE_SECONDS, tell_settled
-from potluck.server.runs.driver import RunEngine
-from potluck.server.runs.environment import Environment, now, utc
+from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed
+from potluck.server.runs.driver import RunDriver
 from potluck.server.runs.recorded_commits import Commits
+from potluck.server.runs.services import RunServices, now, utc
 from potluck.server.selection import Population
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.disclosures import Disclosures, read_disclosures
@@ -101,7 +101,7 @@ class Coordinator:
         self.sums = SecureSums(self.attendance, self.in_store, self._trust.root)
         self.sums.observe = self.metrics.secure_phase
         self._offences = Offences(self.set_quarantine)
-        self._engines: dict[str, RunEngine] = {}
+        self._drivers: dict[str, RunDriver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tidying = Tidying(self.files, self.in_store, self._files_in_use)
         self._commits = Commits(config.state_directory / "journal", self.in_store)
@@ -179,40 +179,40 @@ class Coordinator:
 
     # Transfers --------------------------------------------------------------------------------
 
-    async def engine_of(self, update_id: str) -> RunEngine:
+    async def driver_of(self, update_id: str) -> RunDriver:
         """The run under way that an update is for. Raises RoundClosedError.
 
         After a restart hosts may come before the run knows where it stood: they wait for it.
         """
-        engine = self._engines.get(update_id.partition("/")[0])
-        if engine is None:
+        driver = self._drivers.get(update_id.partition("/")[0])
+        if driver is None:
             raise RoundClosedError(
                 f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
                 update=update_id[:200],
             )
-        await engine.prepared()
-        return engine
+        await driver.prepared()
+        return driver
 
     def count_down(self, blake3: str, sent: int) -> None:
         """Bytes of a model file went out: to the account of the run that uses it."""
-        for engine in self._engines.values():
-            if engine.serves(blake3):
-                engine.count_down(blake3, sent)
+        for driver in self._drivers.values():
+            if driver.serves(blake3):
+                driver.count_down(blake3, sent)
                 return
 
     # Runs -------------------------------------------------------------------------------------
 
     async def start_run(self, text: str) -> RunRow:
         """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
-        blueprint = self._draw_up(text, "run file")
-        run_file = blueprint.run_file
+        plan = self._draw_up(text, "run file")
+        run_file = plan.run_file
         if run_file.secure_aggregation and self._trust.root is None:
             raise ConfigurationError(
                 "secure_aggregation needs a federation root, by which clients know one another; "
                 "set federation_root and members of the coordinator (`potluck pki root` and "
                 "`potluck pki member` make them)"
             )
-        await asyncio.to_thread(self._work(blueprint).check_start)
+        await asyncio.to_thread(self._work(plan).check_start)
         run_id = secrets.token_hex(4)
         run = Run(
             run_id=run_id,
@@ -229,16 +229,16 @@ class Coordinator:
         await self.in_store(lambda store: store.add_run(run))
         row = await self.in_store(lambda store: store.run(run_id))
         log.info("run started", run=run_id, name=run.name, task=run.task, rounds=run.rounds)
-        self._begin_driving(row, blueprint)
+        self._begin_driving(row, plan)
         return row
 
     async def stop_run(self, run_id: str) -> RunRow:
         """Stop a run; the last committed model stays. Raises NotFoundError, RunError."""
         row = await self.in_store(lambda store: store.run(run_id))
-        engine, task = self._engines.get(row.run_id), self._tasks.get(row.run_id)
-        if engine is None or task is None:
+        driver, task = self._drivers.get(row.run_id), self._tasks.get(row.run_id)
+        if driver is None or task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
-        for each in (engine, self._engines.get(pretraining_id(row.run_id))):
+        for each in (driver, self._drivers.get(pretraining_id(row.run_id))):
             if each is not None:
                 each.post(StopRequested())
         await asyncio.wait([task])
@@ -252,13 +252,13 @@ class Coordinator:
         """
         async with self._resuming:  # two calls at once must not drive one run twice
             row = await self.run(run_id)
-            if row.state not in (RunState.STOPPED, RunState.FAILED) or row.run_id in self._engines:
+            if row.state not in (RunState.STOPPED, RunState.FAILED) or row.run_id in self._drivers:
                 raise RunError(
                     f"run {row.run_id} is {row.state}; only a stopped or failed run can be resumed",
                     run=row.run_id,
                     state=row.state,
                 )
-            blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
+            plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
             await self._commits.accept(row)
             # Somebody has put something right: all get another chance.
             await self.in_store(lambda store: store.let_in(row.run_id))
@@ -267,7 +267,7 @@ class Coordinator:
             )
             row = await self.run(row.run_id)
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
-            self._begin_driving(row, blueprint)
+            self._begin_driving(row, plan)
             return row
 
     async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
@@ -291,8 +291,8 @@ class Coordinator:
             await self.in_store(lambda store: store.quarantine(client_id, reason, utc()))
         log.warning("quarantine", client=client_id, quarantined=reason is not None, reason=reason)
         await self._count_quarantined()
-        for engine in list(self._engines.values()):
-            await engine.quarantine_changed()
+        for driver in list(self._drivers.values()):
+            await driver.quarantine_changed()
 
     async def _count_quarantined(self) -> None:
         self.metrics.quarantined(len(await self.in_store(lambda store: store.quarantined())))
@@ -300,21 +300,21 @@ class Coordinator:
     async def profiles(self, run_id: str) -> Population:
         """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
         row = await self.run(run_id)
-        blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
-        _, population = await self._stored_profiles(row, blueprint)
+        plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
+        _, population = await self._stored_profiles(row, plan)
         return population
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
         """What a run's clients claimed of their labels, held against how their updates moved the
         output bias. Raises NotFoundError, RunError where the run has nothing to audit."""
         row = await self.run(run_id)
-        blueprint = self._draw_up(row.run_file, f"run file of {row.run_id}")
-        check_auditable(blueprint)
-        profiling, population = await self._stored_profiles(row, blueprint)
+        plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
+        check_auditable(plan)
+        profiling, population = await self._stored_profiles(row, plan)
         rates = profiling.noise_rates(LABEL_COUNTS)
         rounds = [each async for each in self.committed_rounds(row.run_id)]
         records = self._bias_records(row.run_id)
-        audits = await asyncio.to_thread(audit_run, blueprint, population, rates, rounds, records)
+        audits = await asyncio.to_thread(audit_run, plan, population, rates, rounds, records)
         return population, audits
 
     async def audit_disclosures(self, run_id: str) -> Disclosures:
@@ -324,12 +324,8 @@ class Coordinator:
             partial(read_disclosures, run_id=row.run_id, independent=self._trust.independent)
         )
 
-    async def _stored_profiles(
-        self, row: RunRow, blueprint: Blueprint
-    ) -> tuple[Profiling, Population]:
-        return await stored_profiles(
-            row.run_id, blueprint, self.attendance, self.in_store, self._trust
-        )
+    async def _stored_profiles(self, row: RunRow, plan: RunPlan) -> tuple[Profiling, Population]:
+        return await stored_profiles(row.run_id, plan, self.attendance, self.in_store, self._trust)
 
     def _bias_records(self, run_id: str) -> BiasRecords:
         return BiasRecords(self.config.state_directory / "bias-updates" / run_id)
@@ -340,7 +336,7 @@ class Coordinator:
 
     def left_out_of(self, client_id: str) -> dict[str, str]:
         """Runs under way that a client can't take part in, and why."""
-        whys = {run_id: each.why_left_out(client_id) for run_id, each in self._engines.items()}
+        whys = {run_id: each.why_left_out(client_id) for run_id, each in self._drivers.items()}
         return {run_id: why for run_id, why in whys.items() if why}
 
     async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
@@ -357,13 +353,13 @@ class Coordinator:
 
     def runs_under_way(self) -> list[RunRow]:
         """Runs that are waiting or running, oldest first; not those that pre-train for others."""
-        engines = self._engines.items()
-        rows = [engine.row for run_id, engine in engines if not is_pretraining(run_id)]
+        drivers = self._drivers.items()
+        rows = [driver.row for run_id, driver in drivers if not is_pretraining(run_id)]
         return sorted(rows, key=lambda row: row.number)
 
-    def engine(self, run_id: str) -> RunEngine | None:
+    def driver(self, run_id: str) -> RunDriver | None:
         """The run, if it is under way."""
-        return self._engines.get(run_id)
+        return self._drivers.get(run_id)
 
     async def model_of(self, run_id: str, round_number: int) -> tuple[RunRow, int, str]:
         """A run, the number of its round and the digest of that round's model.
@@ -400,12 +396,12 @@ class Coordinator:
             if is_pretraining(row.run_id):
                 continue  # the run it is for will go on with it
             try:
-                blueprint = self._draw_up(row.run_file, "run file")
+                plan = self._draw_up(row.run_file, "run file")
             except ConfigurationError as error:
                 await self._fail(row, error.message)
                 continue
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
-            self._begin_driving(row, blueprint)
+            self._begin_driving(row, plan)
 
     async def _settle_ended(self) -> None:
         """Tell clients how runs ended that did so when the coordinator went down: it may not have
@@ -414,7 +410,7 @@ class Coordinator:
         for run_id in await self.in_store(lambda store: store.runs_ended_since(since)):
             last = await self.in_store(partial(Store.last_round, run_id=run_id))
             if last is not None:
-                tell_settled(self.attendance, last)
+                announce_closed(self.attendance, last)
 
     async def _tell(self, loss: Loss) -> None:
         """Say that the database lost rounds of a run, which goes on only when a person says so."""
@@ -427,15 +423,15 @@ class Coordinator:
 
     async def _look_at(self, found: set[str]) -> None:
         """Delete what earlier coordinators left, once the runs under way know what they use."""
-        for engine in list(self._engines.values()):
-            await engine.prepared()
+        for driver in list(self._drivers.values()):
+            await driver.prepared()
         try:
             await self._tidying.look_at(found - self._commits.spared)
         except (PotluckError, OSError) as error:
             log.warning("model files of earlier rounds were not tidied up", reason=str(error))
 
     def _files_in_use(self) -> set[str]:
-        return set[str]().union(*(engine.files_in_use() for engine in self._engines.values()))
+        return set[str]().union(*(driver.files_in_use() for driver in self._drivers.values()))
 
     async def _fail(self, row: RunRow, reason: str) -> None:
         log.error("run can't be resumed", run=row.run_id, reason=reason)
@@ -443,43 +439,41 @@ class Coordinator:
             lambda store: store.set_run_state(row.run_id, RunState.FAILED, reason, utc())
         )
 
-    def _work(self, blueprint: Blueprint, records: BiasRecords | None = None) -> RoundWork:
-        return RoundWork(
-            blueprint, self.files, self.config.data_directory, self.config.threads, records
-        )
+    def _work(self, plan: RunPlan, records: BiasRecords | None = None) -> ModelWork:
+        return ModelWork(plan, self.files, self.config.data_directory, self.config.threads, records)
 
-    def _begin_driving(self, row: RunRow, blueprint: Blueprint) -> None:
-        records = None if why_not_audited(blueprint) else self._bias_records(row.run_id)
-        work = self._work(blueprint, records)
+    def _begin_driving(self, row: RunRow, plan: RunPlan) -> None:
+        records = None if why_not_audited(plan) else self._bias_records(row.run_id)
+        work = self._work(plan, records)
         spool = Spool(self.config.state_directory / "spool" / row.run_id)
-        environment = Environment(
+        services = RunServices(
             attendance=self.attendance,
             files=self.files,
             in_store=self.in_store,
-            tidy=partial(self._tidying.after_commit, row.run_id, blueprint.run_file.retention),
+            tidy=partial(self._tidying.after_commit, row.run_id, plan.run_file.retention),
             note_commit=self._commits.note,
-            pretrain=partial(self._pretrain, row.run_id, blueprint),
+            pretrain=partial(self._pretrain, row.run_id, plan),
             offended=self._offences.add,
             trust=self._trust,
             sums=self.sums,
             observer=self.metrics.observer(row.run_id),
         )
-        environment.observer.began(row)
+        services.observer.began(row)
         self._tidying.begin(row.run_id, row.committed_rounds)
-        engine = RunEngine(row, blueprint, work, spool, environment)
-        self._engines[row.run_id] = engine
-        self.metrics.under_way(self._engines)
-        task = asyncio.create_task(engine.drive(), name=f"run {row.run_id}")
+        driver = RunDriver(row, plan, work, spool, services)
+        self._drivers[row.run_id] = driver
+        self.metrics.under_way(self._drivers)
+        task = asyncio.create_task(driver.drive(), name=f"run {row.run_id}")
         self._tasks[row.run_id] = task
         task.add_done_callback(partial(self._forget, row.run_id))
 
-    async def _pretrain(self, run_id: str, blueprint: Blueprint, initial: str) -> str | None:
+    async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
         """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.
 
         None where the operator stops it. Raises RunError where it fails.
         """
         clients = len(self.attendance.clients)
-        wanted = pretraining_run(run_id, blueprint.run_file, clients=clients, at=utc())
+        wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
         row: RunRow = await self.in_store(partial(_find_or_add, run=wanted, initial=initial))
         if row.state is not RunState.FINISHED:
             self._begin_driving(row, self._draw_up(row.run_file, "pre-training"))
@@ -490,11 +484,11 @@ class Coordinator:
         return row.model_blake3 if row.state is RunState.FINISHED else None
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
-        engine = self._engines.pop(run_id, None)
-        if engine is not None:
-            self.files.let_go(engine.files_in_use())
+        driver = self._drivers.pop(run_id, None)
+        if driver is not None:
+            self.files.let_go(driver.files_in_use())
         self._tasks.pop(run_id, None)
-        self.metrics.under_way(self._engines)
+        self.metrics.under_way(self._drivers)
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
             return
@@ -507,7 +501,7 @@ class Coordinator:
             StorageError(f"run {run_id} can't be ended: {cause}; {again}", run=run_id)
         )
 
-    def _draw_up(self, text: str, source: str) -> Blueprint:
+    def _draw_up(self, text: str, source: str) -> RunPlan:
         return draw_up(text, source=source, model_modules=self.config.model_modules)
 
     async def _stop_driving(self) -> None:

@@ -25,8 +25,8 @@ from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds.pretraining import is_pretraining
-from potluck.server.runs.environment import now, utc
 from potluck.server.runs.run_metrics import RunObserver
+from potluck.server.runs.services import now, utc
 
 _MOST_REMEMBERED = 10_000
 """Transfers that broke off, remembered so that another attempt is known for one."""

@@ -16,7 +16,7 @@ from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, Session
-from potluck.server.runs.environment import utc
+from potluck.server.runs.services import utc
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.downloads import send_file
 from potluck.server.service.guard import Context, check_client, credential_of, identity_of

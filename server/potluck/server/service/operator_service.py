@@ -101,8 +101,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     ) -> AsyncIterator[operator_pb2.WatchRunResponse]:
         """Everything that happens in a run."""
         run_id = (await self._coordinator.run(request.run_id)).run_id
-        engine = self._coordinator.engine(run_id)
-        watcher = engine.news.watch() if engine is not None else None
+        driver = self._coordinator.driver(run_id)
+        watcher = driver.feed.watch() if driver is not None else None
         try:
             # Watching first and reading then may tell a round twice, but never not at all.
             row = await self._coordinator.run(run_id)
@@ -115,12 +115,12 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             async for each in self._coordinator.committed_rounds(run_id, after=told):
                 told = each.key.round
                 yield Event(committed=committed_round_message(each))
-            while engine is not None and watcher is not None:
+            while driver is not None and watcher is not None:
                 try:
                     async with asyncio.timeout(PROGRESS_SECONDS):
                         event = await watcher.get()
                 except TimeoutError:
-                    status, progress = self._status(engine.row), engine.progress()
+                    status, progress = self._status(driver.row), driver.progress()
                     if status.waiting != waiting:
                         waiting = status.waiting
                         yield Event(status=status)
@@ -138,15 +138,15 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                     yield event
             yield Event(status=self._status(await self._coordinator.run(run_id)))
         finally:
-            if engine is not None and watcher is not None:
-                engine.news.unwatch(watcher)
+            if driver is not None and watcher is not None:
+                driver.feed.unwatch(watcher)
 
     def _status(self, row: RunRow) -> operator_pb2.RunStatus:
-        engine = self._coordinator.engine(row.run_id)
-        if engine is None:
+        driver = self._coordinator.driver(row.run_id)
+        if driver is None:
             return run_status(row)
-        status = engine.status()
-        pretraining = self._coordinator.engine(pretraining_id(row.run_id))
+        status = driver.status()
+        pretraining = self._coordinator.driver(pretraining_id(row.run_id))
         if pretraining is not None:
             status.MergeFrom(operator_pb2.RunStatus(waiting=pretraining.waiting()))
         return status

@@ -19,7 +19,7 @@ from potluck.common.runfile import RoundPolicy
 from potluck.deploy.view.metrics_page import metrics_page
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
-from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store.records import (
     AttemptKey,
@@ -154,7 +154,7 @@ def test_reasons_of_others_are_not_made_labels() -> None:
 
 TRAINED: list[rounds.Event] = [rounds.Reduced(), rounds.Evaluated(), rounds.Committed()]
 ATTEND: list[rounds.Event] = [rounds.Started(), rounds.Joined(("a", "b", "c"))]
-TWO_ROUNDS = Plan(
+TWO_ROUNDS = RoundRules(
     rounds=2,
     count=2,
     roster=3,

@@ -22,7 +22,7 @@ from potluck.server.aggregation.audit_records import (
     check_auditable,
 )
 from potluck.server.aggregation.label_audit import Contradiction, Verdict
-from potluck.server.rounds.plan import Blueprint, draw_up
+from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.selection import Population
 from potluck.server.store.records import (
     AttemptKey,
@@ -36,7 +36,7 @@ from potluck.server.store.records import (
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
-def blueprint(more: str = "", *, selector: str = "fedentopt") -> Blueprint:
+def plan(more: str = "", *, selector: str = "fedentopt") -> RunPlan:
     text = f"{more}\n[task]\nname = 'colored-digits'\n[selector]\nname = '{selector}'\n"
     return draw_up(text + "[training]\nlearning_rate = 0.1\nmomentum = 0.0\n", source="test")
 
@@ -96,7 +96,7 @@ def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> 
     records.write(3, {"client-2": [0.3, -0.3]})  # reduced, never committed
     claims = population([38, 2], [0, 40], [20, 20])
     honest, liar, unseen = audit_run(
-        blueprint(), claims, {"client-0": math.inf, "client-1": math.inf}, rounds, records
+        plan(), claims, {"client-0": math.inf, "client-1": math.inf}, rounds, records
     )
     assert (honest.verdict, honest.rounds) == (Verdict.CONSISTENT, 2)
     assert (unseen.row, unseen.verdict) == (2, Verdict.UNKNOWN)
@@ -105,7 +105,7 @@ def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> 
     assert suspicion.contradiction is Contradiction.HIDDEN
     assert suspicion.bound == 12  # 0.3 of a reach of 0.1 × 10 steps, of 40 samples
     # The number of steps isn't exact where the number of samples isn't.
-    _, liar, _ = audit_run(blueprint("weighting = 'bucketed'"), claims, {}, rounds, records)
+    _, liar, _ = audit_run(plan("weighting = 'bucketed'"), claims, {}, rounds, records)
     assert [each.bound for each in liar.suspicions] == [1]
 
 
@@ -121,7 +121,7 @@ def test_noise_excuses(tmp_path: Path) -> None:
         (math.inf, Verdict.SUSPICIOUS),
         (noisy.noise_rate, Verdict.CONSISTENT),
     ):
-        [audit] = audit_run(blueprint(), population([0, 40]), {"client-0": rate}, rounds, records)
+        [audit] = audit_run(plan(), population([0, 40]), {"client-0": rate}, rounds, records)
         assert audit.verdict is verdict
 
 
@@ -143,12 +143,12 @@ def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (blueprint(selector="uniform"), "nobody was asked"),
-        (blueprint("transport.up.encoding = 'int8'"), "int8"),
+        (plan(selector="uniform"), "nobody was asked"),
+        (plan("transport.up.encoding = 'int8'"), "int8"),
     ],
 )
-def test_where_there_is_nothing_to_audit_it_says_why(run: Blueprint, why: str) -> None:
-    check_auditable(blueprint())
+def test_where_there_is_nothing_to_audit_it_says_why(run: RunPlan, why: str) -> None:
+    check_auditable(plan())
     with pytest.raises(RunError, match=why):
         check_auditable(run)
 

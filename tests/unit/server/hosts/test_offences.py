@@ -6,16 +6,16 @@ from potluck.server.hosts.offences import MOST_OFFENCES, Offences
 
 
 async def test_the_third_offence_is_one_too_many() -> None:
-    barred: dict[str, str] = {}
+    excluded: dict[str, str] = {}
 
     async def quarantine(client: str, reason: str) -> None:
-        barred[client] = reason
+        excluded[client] = reason
 
     offences = Offences(quarantine)
     for _ in range(MOST_OFFENCES - 1):
         assert await offences.add(["a", "b"]) == {}
-    assert await offences.add(["b"]) == barred
-    assert barred == {
+    assert await offences.add(["b"]) == excluded
+    assert excluded == {
         "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
     }
     assert await offences.add(["b"]) == {}  # readmitted, it begins anew

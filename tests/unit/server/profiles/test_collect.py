@@ -16,15 +16,15 @@ from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, Session
 from potluck.server.profiles.collect import Profiling, Trust
-from potluck.server.rounds.plan import Blueprint, draw_up
-from potluck.server.runs.eligibility import Gatekeeper
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.runs.eligibility import Eligibility
 from potluck.server.store import Store
 from potluck.server.store.records import Profile, Run
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
-def blueprint() -> Blueprint:
+def plan() -> RunPlan:
     text = 'count = 2\n[task]\nname = "digits"\n[selector]\nname = "fedentopt"\n'
     return draw_up(text + "[profiles]\nepsilon = 1.0\nadjacency = 'replace'\n", source="test")
 
@@ -68,7 +68,7 @@ def profiling(store: Store, attendance: Attendance) -> Profiling:
         return call(store)
 
     trust = Trust(federation="f", members=None)
-    return Profiling("r", blueprint(), attendance, in_store, trust)
+    return Profiling("r", plan(), attendance, in_store, trust)
 
 
 def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> Session:
@@ -154,12 +154,12 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
     async def leave_out(troubles: Mapping[str, str]) -> None:
         raise AssertionError(troubles)
 
-    gate = Gatekeeper(blueprint(), profiling(store, attendance), lambda _: None, leave_out)
-    await gate.admit(clients)
+    eligibility = Eligibility(plan(), profiling(store, attendance), lambda _: None, leave_out)
+    await eligibility.admit(clients)
 
     async def once() -> float:
         begun = time.perf_counter()
-        rows = await gate.eligible(
+        rows = await eligibility.eligible(
             clients, round_number=1, attempt=1, count=100, present=lambda _: True
         )
         assert len(rows) == 1000

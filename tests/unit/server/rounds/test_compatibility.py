@@ -60,10 +60,10 @@ def test_fednova_with_adam_is_allowed_and_said() -> None:
 
 def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
     text = f'{TASK}[model]\nname = "perceptron"\ninputs = 64\nclasses = 10\nhidden = [32]\n'
-    blueprint = draw_up(text, source="run file")
-    shapes = [tuple(parameter.shape) for parameter in blueprint.task.model().parameters()]
+    plan = draw_up(text, source="run file")
+    shapes = [tuple(parameter.shape) for parameter in plan.task.model().parameters()]
     assert shapes == [(32, 64), (32,), (10, 32), (10,)]
-    assert blueprint.training.momentum == 0.9, "what the task recommends holds with any model"
+    assert plan.training.momentum == 0.9, "what the task recommends holds with any model"
 
 
 @pytest.mark.parametrize("name", installed(STRATEGIES))
@@ -81,9 +81,9 @@ PROTOCOL = '[profiles]\ndisclosure = "protocol"\n'
 
 def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
     text = f'count = 12\n{TASK}[selector]\nname = "dc-balanced"\n{PROTOCOL}'
-    blueprint = draw_up(text, source="run file")
-    assert not blueprint.selector.needs
-    assert any("a client that tells 0 is selected every time" in each for each in blueprint.remarks)
+    plan = draw_up(text, source="run file")
+    assert not plan.selector.needs
+    assert any("a client that tells 0 is selected every time" in each for each in plan.remarks)
     with pytest.raises(ConfigurationError, match="selector fedentopt has no procedure of sums"):
         draw_up(text.replace("dc-balanced", "fedentopt"), source="run file")
     with pytest.raises(ConfigurationError, match="4 of 9 clients are drawn at random"):

@@ -22,7 +22,7 @@ from support.repository import TESTDATA
 from potluck.common.runfile import RoundPolicy
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase, Resumption, RoundMachine
-from potluck.server.rounds.round_rules import Plan
+from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.store.records import MemberState
 
 TRANSCRIPTS = TESTDATA / "rounds"
@@ -31,7 +31,7 @@ EVENTS: dict[str, Any] = {
     "started": lambda: rounds.Started(),
     "joined": lambda *clients: joined(clients),
     "left": lambda *clients: rounds.Left(clients),
-    "barred": lambda *clients: rounds.Barred(clients),
+    "excluded": lambda *clients: rounds.Excluded(clients),
     "leftout": lambda clients, *words: rounds.LeftOut(
         tuple((client, " ".join(words)) for client in clients.split(","))
     ),
@@ -77,7 +77,7 @@ def make_machine(line: str) -> RoundMachine:
             seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
             left_out=dict.fromkeys(filter(None, values.pop("left_out", "").split(",")), "no task"),
         )
-    plan = Plan(
+    rules = RoundRules(
         rounds=int(values.pop("rounds", "2")),
         count=int(values.pop("count", "2")),
         roster=int(values.pop("roster", "3")),
@@ -89,7 +89,7 @@ def make_machine(line: str) -> RoundMachine:
         simulated_deadline=float(values.pop("simulated_deadline", "inf")),
     )
     assert not values, f"unknown in the first line: {values}"
-    return RoundMachine(plan, resumption)
+    return RoundMachine(rules, resumption)
 
 
 def show(action: rounds.Action) -> str:
@@ -149,7 +149,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         over_selection=data.draw(st.integers(0, 2)),
         grace_seconds=data.draw(st.sampled_from([0.0, 3.0])),
     )
-    plan = Plan(
+    rules = RoundRules(
         rounds=2,
         count=3,
         roster=4,
@@ -158,7 +158,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         simulated=data.draw(st.booleans()),
         simulated_deadline=5.0,
     )
-    machine = RoundMachine(plan)
+    machine = RoundMachine(rules)
     now, committed, outstanding = 0.0, 0, list[rounds.Event]([rounds.Started()])
     received: set[str] = set()
     attending: set[str] = set()
@@ -207,7 +207,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                     assert set(reduced) <= received
                     assert list(reduced) == sorted(reduced)
                     seconds = [machine.members[client].seconds for client in reduced]
-                    assert not plan.simulated or max(seconds) <= 5.0
+                    assert not rules.simulated or max(seconds) <= 5.0
                     outstanding = [rounds.Reduced()]
                 case rounds.Evaluate():
                     outstanding = [rounds.Evaluated()]

@@ -59,19 +59,19 @@ def test_runs_that_masks_make_impossible_are_refused_with_the_reason(
     ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova", "scaffold"],
 )
 def test_strategies_that_average_go_with_masks(strategy: str) -> None:
-    blueprint = draw_up(f'{MASKED}{TASK}[strategy]\nname = "{strategy}"\n', source="run file")
-    assert blueprint.plan.policy.needed(9) == 6, "below the quorum of a sum there is none"
+    plan = draw_up(f'{MASKED}{TASK}[strategy]\nname = "{strategy}"\n', source="run file")
+    assert plan.rules.policy.needed(9) == 6, "below the quorum of a sum there is none"
 
 
 def test_clients_that_count_alike_weigh_1() -> None:
     bounds = []
     for text in ("", 'weighting = "equal"\n'):
-        blueprint = draw_up(MASKED + text + TASK, source="run file")
-        bounds.append(weight_bound(blueprint.run_file, blueprint.strategy))
+        plan = draw_up(MASKED + text + TASK, source="run file")
+        bounds.append(weight_bound(plan.run_file, plan.strategy))
     assert bounds == [10_000, 1]
 
 
 def test_a_masked_round_is_tried_as_often_as_a_sum() -> None:
     text = "[round]\nattempts = 7\n"
-    assert draw_up(TASK + text, source="run file").plan.policy.attempts == 7
-    assert draw_up(MASKED + TASK + text, source="run file").plan.policy.attempts == 3
+    assert draw_up(TASK + text, source="run file").rules.policy.attempts == 7
+    assert draw_up(MASKED + TASK + text, source="run file").rules.policy.attempts == 3

@@ -78,8 +78,8 @@ def test_paces_are_drawn_only_on_a_virtual_clock() -> None:
     )
     assert simulated.client_pace(1, "a") > 1.0
     assert real.client_pace(1, "a") == 0.0
-    assert (simulated.plan.simulated, simulated.plan.simulated_deadline) == (True, 50.0)
-    assert not real.plan.simulated
+    assert (simulated.rules.simulated, simulated.rules.simulated_deadline) == (True, 50.0)
+    assert not real.rules.simulated
 
 
 def test_quotas_have_a_number_for_each_client_and_class() -> None:

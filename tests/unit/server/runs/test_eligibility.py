@@ -11,7 +11,7 @@ import pytest
 from potluck.common.errors import RunError
 from potluck.server.profiles.collect import Collected, Profiling
 from potluck.server.rounds.plan import draw_up
-from potluck.server.runs.eligibility import Gatekeeper, ScarceError
+from potluck.server.runs.eligibility import Eligibility, ScarceError
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Asked:
 @dataclass
 class Scene:
     asked: Asked
-    gate: Gatekeeper
+    eligibility: Eligibility
     said: list[str]
     left_out: dict[str, str]
 
     async def eligible(self, *available: str, round_number: int = 1) -> list[int]:
-        rows = await self.gate.eligible(
+        rows = await self.eligibility.eligible(
             available or ("a", "b", "c", "d"),
             round_number=round_number,
             attempt=1,
@@ -53,16 +53,16 @@ class Scene:
 
 
 async def scene(run_file: str = "", **collected: Any) -> Scene:
-    blueprint = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
+    plan = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
     asked, said = Asked(Collected(**collected)), list[str]()
     left_out = dict[str, str]()
 
     async def leave_out(troubles: Mapping[str, str]) -> None:
         left_out.update(troubles)
 
-    gate = Gatekeeper(blueprint, cast(Profiling, asked), said.append, leave_out)
-    await gate.admit(["a", "b", "c", "d"])
-    return Scene(asked, gate, said, left_out)
+    eligibility = Eligibility(plan, cast(Profiling, asked), said.append, leave_out)
+    await eligibility.admit(["a", "b", "c", "d"])
+    return Scene(asked, eligibility, said, left_out)
 
 
 async def test_everybody_available_may_be_selected() -> None:
@@ -74,8 +74,8 @@ async def test_everybody_available_may_be_selected() -> None:
 
 async def test_who_is_in_quarantine_is_neither_asked_nor_selected() -> None:
     there = await scene()
-    there.gate.quarantined = frozenset({"b", "x"})
-    assert there.gate.barred == ("b", "x")
+    there.eligibility.quarantined = frozenset({"b", "x"})
+    assert there.eligibility.excluded == ("b", "x")
     assert await there.eligible() == [0, 2, 3]
     assert there.asked.asked == [["a", "c", "d"]]
 
@@ -89,7 +89,7 @@ async def test_a_refusal_ends_the_run_before_it_has_begun() -> None:
 async def test_later_a_refusal_only_excludes() -> None:
     there = await scene(refused={"c": "no (DISCLOSURE_REFUSED)"})
     assert await there.eligible(round_number=2) == [0, 1, 3]
-    assert there.gate.barred == ("c",)
+    assert there.eligibility.excluded == ("c",)
     assert "DISCLOSURE_REFUSED" in there.said[0]
     there.asked.collected = Collected()
     assert await there.eligible(round_number=3) == [0, 1, 3]
@@ -99,7 +99,7 @@ async def test_later_a_refusal_only_excludes() -> None:
 async def test_a_run_may_include_who_refuses() -> None:
     there = await scene('[profiles]\nmissing = "include"', refused={"c": "no"}, silent={"d"})
     assert await there.eligible() == [0, 1, 2, 3]
-    assert there.gate.barred == ()
+    assert there.eligibility.excluded == ()
     assert await there.eligible() == [0, 1, 2, 3]
     assert there.asked.asked[-1] == ["a", "b", "d"]  # who has refused isn't asked again
 
@@ -107,7 +107,7 @@ async def test_a_run_may_include_who_refuses() -> None:
 async def test_the_silent_sit_out_and_are_asked_again() -> None:
     there = await scene(silent={"a"})
     assert await there.eligible() == [1, 2, 3]
-    assert there.gate.barred == ()
+    assert there.eligibility.excluded == ()
     there.asked.collected = Collected()
     assert await there.eligible() == [0, 1, 2, 3]
     assert there.asked.asked[-1] == ["a", "b", "c", "d"]
@@ -121,17 +121,17 @@ async def test_too_few_for_a_quorum_are_told_from_what_ends_a_run() -> None:
 
 async def test_nobody_is_picked_beyond_the_share() -> None:
     there = await scene("[selector_limits]\nmaximum_share = 0.5")
-    there.gate.count_picks(["a", "b"])
+    there.eligibility.count_picks(["a", "b"])
     assert await there.eligible(round_number=2) == [2, 3]
-    there.gate.count_picks(["c", "d"])
+    there.eligibility.count_picks(["c", "d"])
     assert await there.eligible(round_number=3) == [0, 1, 2, 3]
 
 
 async def test_one_alarm_for_who_is_picked_far_too_often() -> None:
     there = await scene()
-    await there.gate.admit([f"client-{n}" for n in range(20)])
+    await there.eligibility.admit([f"client-{n}" for n in range(20)])
     for _ in range(30):
-        there.gate.count_picks(["a"])
+        there.eligibility.count_picks(["a"])
     [alarm] = there.said
     assert "lopsided: a (" in alarm
     assert "quarantine" in alarm

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from potluck.server.runs.feed import News
+from potluck.server.runs.feed import RunFeed
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def test_a_watcher_is_told_what_was_said_and_the_end() -> None:
-    news = News()
-    news.say("before", AT, warning=False)
-    watcher = news.watch()
-    news.say("after", AT, warning=True)
-    news.close()
+    feed = RunFeed()
+    feed.say("before", AT, warning=False)
+    watcher = feed.watch()
+    feed.say("after", AT, warning=True)
+    feed.close()
     first, second, end = (watcher.get_nowait() for _ in range(3))
     assert first is not None
     assert second is not None
@@ -23,10 +23,10 @@ def test_a_watcher_is_told_what_was_said_and_the_end() -> None:
 
 
 def test_who_comes_after_the_end_does_not_wait() -> None:
-    news = News()
-    news.say("before", AT, warning=False)
-    news.close()
-    watcher = news.watch()
+    feed = RunFeed()
+    feed.say("before", AT, warning=False)
+    feed.close()
+    watcher = feed.watch()
     first = watcher.get_nowait()
     assert first is not None
     assert first.notice.text == "before"

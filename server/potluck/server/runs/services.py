@@ -27,7 +27,7 @@ def utc() -> datetime:
 
 
 @dataclass(kw_only=True)
-class Environment:
+class RunServices:
     """What a run needs of the coordinator."""
 
     attendance: Attendance
