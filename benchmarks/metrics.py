@@ -34,7 +34,7 @@ from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.config import CoordinatorConfig
-from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.runs import commit as finishing
 from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
@@ -127,7 +127,7 @@ def attending(instruments: Instruments, clients: int, state: Path) -> Coordinato
     attendance = Attendance(time.monotonic)
     for number in range(clients):
         attendance.attach(
-            Session(
+            HostSession(
                 host_id=f"host-{number}",
                 client_ids=(f"client-{number}",),
                 device="cpu",

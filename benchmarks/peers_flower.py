@@ -152,7 +152,7 @@ async def traffic(programs: Programs, environment: Sequence[str]) -> int:
         "list", ["flwr", "list", CONNECTION, "--format", "json"], environment
     )
     if await listing.ended():
-        raise listing.obituary()
+        raise listing.exit_reason()
     output = programs.log("list")
     counted = json.loads(output[output.index("{") :])["runs"][0]["network-traffic"]
     return int(counted["total-bytes"])

@@ -133,7 +133,7 @@ async def provision(programs: Programs, work: Work, port: int, environment: Sequ
         passing=[process],
     )
     if await process.ended():
-        raise process.obituary()
+        raise process.exit_reason()
     return workspace / "benchmark" / "prod_00"
 
 

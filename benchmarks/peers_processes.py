@@ -95,7 +95,7 @@ async def until(
         while not done():
             for task, process in ends.items():
                 if task.done() and (process in lasting or task.result()):
-                    raise process.obituary()
+                    raise process.exit_reason()
             if time.monotonic() > deadline:
                 raise RunError(f"{what} took more than {patience:.0f} s; raise --timeout")
             await asyncio.sleep(LOOK_SECONDS)

@@ -11,7 +11,7 @@ from support.pki import make_federation
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts import attendance
-from potluck.server.hosts.attendance import Session
+from potluck.server.hosts.attendance import HostSession
 from potluck.server.runs.services import now
 from potluck.server.service.coordinator import Coordinator
 
@@ -32,7 +32,7 @@ async def test_instructions_are_retired_when_their_deadline_has_passed(
     )
     async with Coordinator.opened(config) as coordinator:
         hosts = coordinator.attendance
-        here = Session(host_id="here", client_ids=("here",), device="cpu", tasks=frozenset())
+        here = HostSession(host_id="here", client_ids=("here",), device="cpu", tasks=frozenset())
         hosts.attach(here)
         for client, seconds in (("away", 0.05), ("here", 0.05), ("patient", 3600.0)):
             hosts.instruct(instruction(client), deadline=now() + seconds, until_acknowledged=True)
@@ -42,6 +42,6 @@ async def test_instructions_are_retired_when_their_deadline_has_passed(
         assert hosts.pending("settle/away") is None
         assert hosts.pending("settle/here") is None
         assert hosts.pending("settle/patient") is not None
-        back = Session(host_id="back", client_ids=("away",), device="cpu", tasks=frozenset())
+        back = HostSession(host_id="back", client_ids=("away",), device="cpu", tasks=frozenset())
         hosts.attach(back)
         assert back.outbox.empty()

@@ -21,8 +21,8 @@ async def test_what_becomes_of_forked_processes(tmp_path: Path) -> None:
             "a host", "potluck-client", ["--config", "nowhere.toml"], log=tmp_path / "missing.log"
         )
         assert await missing.ended() == 1
-        assert "nowhere.toml" in missing.obituary().message
-        assert "exit code 1" in missing.obituary().message
+        assert "nowhere.toml" in missing.exit_reason().message
+        assert "exit code 1" in missing.exit_reason().message
 
         wrong = await forked.fork("a host", "potluck-client", ["--wat"], log=tmp_path / "wrong.log")
         assert await wrong.ended() == 2

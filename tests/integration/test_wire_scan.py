@@ -18,7 +18,7 @@ from support.sum_federation import Members, holding, sum_federation
 from support.wire_recording import Recording, forms, traces
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.training.device import Workbench
+from potluck.client.training.device import TrainingDevice
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import Party
 from potluck.common.secagg import Masking
@@ -78,7 +78,7 @@ async def scanned(
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(Party.COORDINATOR)
     capfd.readouterr()
-    monkeypatch.setattr(Workbench, "label_counts", lambda _, __, client: counts[client])
+    monkeypatch.setattr(TrainingDevice, "label_counts", lambda _, __, client: counts[client])
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]
     ) as federation:

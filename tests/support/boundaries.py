@@ -122,10 +122,10 @@ class Kills:
         over.cancel()
         await asyncio.wait({over})
         if self.federation.points.spare(point):
-            assert not killed.done(), victim.obituary().message
+            assert not killed.done(), victim.exit_reason().message
             killed.cancel()
             return False
-        assert await killed == 137, victim.obituary().message
+        assert await killed == 137, victim.exit_reason().message
         return True
 
     async def _evidence(self, run_id: str) -> list[Evidence]:

@@ -12,15 +12,15 @@ from potluck.server.store import (
     AttemptKey,
     MemberState,
     Metrics,
+    NewRun,
     RoundCommit,
-    Run,
     Store,
     UpdateRow,
     schema,
 )
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-RUN = Run(
+RUN = NewRun(
     run_id="ab12",
     name="digits",
     run_file="rounds = 3\n",

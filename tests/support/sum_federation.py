@@ -19,7 +19,7 @@ from support.pki import TestFederation, make_federation
 from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
-from potluck.client.disclosure.release_ledger import DisclosureLedger, Release
+from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
 from potluck.client.training.signals import label_counts
@@ -182,7 +182,7 @@ class SumFederation:
 
     def disclosed(self, client: str) -> list[Release]:
         """What the host has on disk about a client's other disclosures."""
-        ledger = DisclosureLedger(self.folder / host_of(client) / "disclosures")
+        ledger = ReleaseLedger(self.folder / host_of(client) / "disclosures")
         return list(ledger.of(client).releases)
 
     @contextlib.asynccontextmanager

@@ -19,8 +19,8 @@ from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
 from potluck.client.control.handlers import Duties
 from potluck.client.control.inbox import Instructions
-from potluck.client.control.instruction_log import Ledger
-from potluck.client.disclosure.release_ledger import DisclosureLedger
+from potluck.client.control.instruction_log import InstructionLog
+from potluck.client.disclosure.release_ledger import ReleaseLedger
 from potluck.client.disclosure.releases import Asker, Discloser, key_of
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.client.disclosure.sum_sessions import Membership, SecureSums
@@ -49,7 +49,7 @@ from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
-    from potluck.client.training.device import Workbench
+    from potluck.client.training.device import TrainingDevice
 
 log = structlog.get_logger()
 
@@ -96,9 +96,9 @@ class Agent:
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = self._device.split(",")
-        worker = Worker(*(partial(self._make_workbench, device) for device in devices))
+        worker = Worker(*(partial(self._make_device, device) for device in devices))
         discloser = self._make_discloser()
-        ledger = Ledger()
+        ledger = InstructionLog()
         kept = KeptUpdates(self._state.updates, now=time.time())
         states = KeptStates(self._state.kept)
         duties = Duties(
@@ -125,7 +125,7 @@ class Agent:
             metrics=self._metrics,
         )
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
-        self._show_spent(DisclosureLedger(self._state.disclosures))
+        self._show_spent(ReleaseLedger(self._state.disclosures))
         self._metrics.watch(
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
@@ -136,7 +136,7 @@ class Agent:
             worker.close()
             await link.close()
 
-    def _show_spent(self, ledger: DisclosureLedger) -> None:
+    def _show_spent(self, ledger: ReleaseLedger) -> None:
         for client in ledger.clients():
             with contextlib.suppress(StorageError):  # it will be told when it is needed
                 self._metrics.spent(float(ledger.of(client).spent))
@@ -166,7 +166,7 @@ class Agent:
                 log.warning(f"protocol: {leak}")
         return Discloser(
             policy=config.disclosure,
-            ledger=DisclosureLedger(self._state.disclosures),
+            ledger=ReleaseLedger(self._state.disclosures),
             asker=Asker(federation=identity.federation, coordinator=config.coordinator),
             member_key=config.member_key,
             metrics=self._metrics,
@@ -191,13 +191,13 @@ class Agent:
                 sums.membership.party(client, config.disclosure)  # better now than when asked
         return sums
 
-    def _make_workbench(self, device: str) -> Workbench:
+    def _make_device(self, device: str) -> TrainingDevice:
         from potluck.client.training.determinism import compute_deterministically
-        from potluck.client.training.device import Workbench
+        from potluck.client.training.device import TrainingDevice
 
         if self._config.deterministic:
             compute_deterministically()
-        workbench = Workbench(
+        workbench = TrainingDevice(
             device=device,
             threads=self._config.threads,
             data_directory=self._config.data_directory,

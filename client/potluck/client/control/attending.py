@@ -12,9 +12,9 @@ import structlog
 from potluck.client.base.backoff import Backoff
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.config import ClientConfig
+from potluck.client.control.control_stream import ControlStream
 from potluck.client.control.host_certificate import HostCertificate
 from potluck.client.control.inbox import Instructions
-from potluck.client.control.session import Session
 from potluck.client.transfer.link import Link
 from potluck.common.errors import (
     AttendsElsewhereError,
@@ -65,7 +65,7 @@ class Attending:
         self._metrics = metrics
         self._certificate = HostCertificate(config.tls)
         self._backoff = Backoff(generator, maximum=config.reconnect_maximum_seconds)
-        self._session: Session | None = None
+        self._stream: ControlStream | None = None
         self._before = contextlib.AsyncExitStack()
         """The stream that is held until the one with the renewed certificate stands."""
         self._welcomed = False
@@ -73,8 +73,8 @@ class Attending:
 
     def say(self, message: rpc.AttendRequest) -> None:
         """Send a message to the coordinator, or drop it while there is no connection."""
-        if self._session is not None:
-            self._session.say(message)
+        if self._stream is not None:
+            self._stream.say(message)
 
     async def for_ever(self, instructions: Instructions, link: Link) -> None:
         """Attend until cancelled. Raises what connecting again can't help."""
@@ -136,18 +136,18 @@ class Attending:
             stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
                 coordinator_pb2_grpc.CoordinatorServiceStub(control)
             )
-            session = Session(
+            stream = ControlStream(
                 stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
             )
-            stack.push_async_callback(session.close)
-            welcome = await self._open(session)
+            stack.push_async_callback(stream.close)
+            welcome = await self._open(stream)
             check_agreement(VERSIONS, welcome.versions, host_name=host_name)
-            self._is_welcome(session, welcome, instructions, link)
-            stack.callback(self._lost, session)
+            self._is_welcome(stream, welcome, instructions, link)
+            stack.callback(self._lost, stream)
             await self._before.aclose()
             clock = asyncio.get_running_loop().time
             begun, sent_away = clock(), False
-            attending = asyncio.create_task(session.attend(welcome, instructions.receive))
+            attending = asyncio.create_task(stream.attend(welcome, instructions.receive))
             stack.push_async_callback(_ended, attending)
             renewed = asyncio.create_task(self._certificate.until_renewed())
             stack.callback(renewed.cancel)
@@ -164,17 +164,17 @@ class Attending:
                     self._backoff.reset()
         return False
 
-    async def _open(self, session: Session) -> rpc.Welcome:
+    async def _open(self, stream: ControlStream) -> rpc.Welcome:
         try:
             async with asyncio.timeout(_WELCOME_SECONDS):
-                return await session.open(self._hello)
+                return await stream.open(self._hello)
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
             ) from None
 
     def _is_welcome(
-        self, session: Session, welcome: rpc.Welcome, instructions: Instructions, link: Link
+        self, stream: ControlStream, welcome: rpc.Welcome, instructions: Instructions, link: Link
     ) -> None:
         """The coordinator has greeted us."""
         log.info(
@@ -188,12 +188,12 @@ class Attending:
         if self._coordinator_id != welcome.coordinator_id:
             instructions.coordinator_is(welcome.coordinator_id)
         self._welcomed, self._coordinator_id = True, welcome.coordinator_id
-        self._session = session
+        self._stream = stream
         self._metrics.attends()
 
-    def _lost(self, session: Session) -> None:
-        if self._session is session:
-            self._session = None
+    def _lost(self, stream: ControlStream) -> None:
+        if self._stream is stream:
+            self._stream = None
             self._metrics.lost()
 
     def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:

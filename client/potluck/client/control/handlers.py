@@ -11,8 +11,8 @@ import structlog
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
-from potluck.client.control.instruction_log import Ledger, Standing
-from potluck.client.control.job import Job
+from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.control.instruction_log import InstructionLog, InstructionStage
 from potluck.client.control.update_records import masked_update, open_update
 from potluck.client.disclosure.disclosure_policy import (
     check_held_out,
@@ -50,7 +50,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
-    from potluck.client.training.device import Trained, Workbench
+    from potluck.client.training.device import Trained, TrainingDevice
 
 log = structlog.get_logger()
 Result = TypeVar("Result")
@@ -72,10 +72,10 @@ class Duties:
         downloads: Downloads,
         kept: KeptUpdates,
         states: KeptStates,
-        worker: Worker[Workbench],
+        worker: Worker[TrainingDevice],
         discloser: Discloser,
         sums: SecureSums,
-        ledger: Ledger,
+        ledger: InstructionLog,
         metrics: HostMetrics,
     ) -> None:
         self._clients = clients
@@ -92,7 +92,7 @@ class Duties:
         self.coordinator_id = ""
         """The coordinator process that speaks."""
 
-    async def do(self, job: Job) -> rpc.Answer | None:
+    async def do(self, job: ActiveInstruction) -> rpc.Answer | None:
         """What is to be answered; nothing where an update was delivered instead.
 
         Raises PotluckError, and whatever a plug-in does.
@@ -120,14 +120,14 @@ class Duties:
             "this host's software does not know what the instruction asks for; update it"
         )
 
-    async def _train(self, job: Job) -> None:
+    async def _train(self, job: ActiveInstruction) -> None:
         instruction = job.instruction
         kept = self._kept_for(instruction, job.entry.work)
         fresh = kept is None
         try:
             if kept is None:
                 kept = await self._make_update(job)
-            self._ledger.move(instruction.id, Standing.UPLOADING)
+            self._ledger.move(instruction.id, InstructionStage.UPLOADING)
             await deliver(self._link, kept, self._kept.path(kept.update_id), fresh=fresh)
         finally:
             self._sums.missed(instruction.id)
@@ -143,7 +143,7 @@ class Duties:
         self._kept.drop(instruction.id)
         return None
 
-    async def _make_update(self, job: Job) -> KeptUpdate:
+    async def _make_update(self, job: ActiveInstruction) -> KeptUpdate:
         instruction, work = job.instruction, job.instruction.train
         weighting, masked = _weighting(work), work.encoding == MASKED
         check_weighting(self._discloser.policy, instruction.client_id, weighting)
@@ -153,7 +153,7 @@ class Duties:
         def progress(fraction: float) -> None:
             job.entry.fraction = fraction
 
-        def compute(bench: Workbench) -> Trained:
+        def compute(bench: TrainingDevice) -> Trained:
             job.started()
             return bench.train(
                 work,
@@ -188,7 +188,7 @@ class Duties:
         self._kept.keep(update)
         return update
 
-    async def _masked(self, job: Job, trained: Trained, told: int) -> KeptUpdate:
+    async def _masked(self, job: ActiveInstruction, trained: Trained, told: int) -> KeptUpdate:
         """Mask an update and write it; of its training nothing is said but in the masked head."""
         instruction, update = job.instruction, trained.differences
         assert update is not None  # noqa: S101  # it has no file
@@ -207,7 +207,7 @@ class Duties:
         return masked_update(job, file, word, coordinator_id=self.coordinator_id)
 
     async def _auxiliaries(
-        self, job: Job, pins: contextlib.ExitStack
+        self, job: ActiveInstruction, pins: contextlib.ExitStack
     ) -> ReceivedAuxiliaries | None:
         """Fetch what the strategy sends beside the model; it stays in the cache while pinned."""
         instruction, sent = job.instruction, job.instruction.train.auxiliary
@@ -236,24 +236,24 @@ class Duties:
             keep_at=self._states.path(instruction.id),
         )
 
-    async def _check(self, job: Job) -> rpc.Answer:
+    async def _check(self, job: ActiveInstruction) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.check.train
         policy, client = self._discloser.policy, instruction.client_id
         check_weighting(policy, client, _weighting(work))
         check_updates(policy, client, masked=work.encoding == MASKED)
 
-        def compute(bench: Workbench) -> None:
+        def compute(bench: TrainingDevice) -> None:
             job.started()
             bench.check(work, instruction.check.layout)
 
         await self._worker.run(compute)
         return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
 
-    async def _evaluate(self, job: Job) -> rpc.Answer:
+    async def _evaluate(self, job: ActiveInstruction) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.evaluate
         check_held_out(self._discloser.policy, instruction.client_id)
 
-        def compute(bench: Workbench) -> EvaluationCounts:
+        def compute(bench: TrainingDevice) -> EvaluationCounts:
             job.started()
             return bench.evaluate(work, client_id=ClientId(instruction.client_id), model=model)
 
@@ -268,11 +268,11 @@ class Duties:
         )
         return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
 
-    async def _disclose(self, job: Job) -> rpc.Answer:
+    async def _disclose(self, job: ActiveInstruction) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.disclose
         client = ClientId(instruction.client_id)
 
-        def count(bench: Workbench, parameters: Parameters) -> dict[str, Any]:
+        def count(bench: TrainingDevice, parameters: Parameters) -> dict[str, Any]:
             job.started()
             if work.signal == LABEL_COUNTS:
                 counts = bench.label_counts(work.task, client)
@@ -284,7 +284,7 @@ class Duties:
             if work.signal != TRIPLET:
                 return await self._compute(job, lambda bench: count(bench, parameters))
 
-            def estimate(bench: Workbench) -> dict[str, Any]:
+            def estimate(bench: TrainingDevice) -> dict[str, Any]:
                 job.started()
                 return bench.triplet(
                     work.task,
@@ -302,12 +302,12 @@ class Duties:
         profile = await self._discloser.answer(instruction, measure)
         return rpc.Answer(instruction_id=instruction.id, profile=profile)
 
-    async def _question(self, job: Job) -> rpc.Answer:
+    async def _question(self, job: ActiveInstruction) -> rpc.Answer:
         instruction, work = job.instruction, job.instruction.question
         check_question(self._discloser.policy, instruction.client_id, work.kind)
         question = await self._compute(job, lambda bench: bench.question(work))
 
-        def compute(bench: Workbench) -> Mapping[str, float]:
+        def compute(bench: TrainingDevice) -> Mapping[str, float]:
             job.started()
             return bench.answer(
                 question,
@@ -334,37 +334,39 @@ class Duties:
         scalars = rpc.Scalars(values=told)
         return rpc.Answer(instruction_id=instruction.id, scalars=scalars)
 
-    async def _secure(self, job: Job) -> rpc.Answer:
+    async def _secure(self, job: ActiveInstruction) -> rpc.Answer:
         instruction = job.instruction
         work, client = instruction.secure, ClientId(instruction.client_id)
 
-        def count(bench: Workbench) -> list[int]:
+        def count(bench: TrainingDevice) -> list[int]:
             job.started()
             return bench.label_counts(work.task, client)
 
         reply = await self._sums.answer(instruction, lambda: self._compute(job, count))
         return rpc.Answer(instruction_id=instruction.id, secure=reply)
 
-    async def _compute(self, job: Job, function: Callable[[Workbench], Result]) -> Result:
+    async def _compute(
+        self, job: ActiveInstruction, function: Callable[[TrainingDevice], Result]
+    ) -> Result:
         """Call a function in a worker's thread. Our own disk's failures are StorageErrors there;
         other OSErrors come from the task."""
         work = getattr(job.instruction, job.instruction.WhichOneof("work") or "")
 
-        def blaming(bench: Workbench) -> Result:
+        def blaming(bench: TrainingDevice) -> Result:
             with blamed_on_task(work.task.name, f"client '{job.instruction.client_id}'"):
                 return function(bench)
 
         return await self._worker.run(blaming)
 
     async def _model(
-        self, job: Job, reference: transfer_pb2.ModelReference, task: rpc.Plugin
+        self, job: ActiveInstruction, reference: transfer_pb2.ModelReference, task: rpc.Plugin
     ) -> Path:
         async def layout() -> Layout:
             return await self._compute(job, lambda bench: bench.layout(task))
 
-        self._ledger.move(job.instruction.id, Standing.DOWNLOADING)
+        self._ledger.move(job.instruction.id, InstructionStage.DOWNLOADING)
         path = await self._downloads.obtain(reference, layout)
-        self._ledger.move(job.instruction.id, Standing.QUEUED)
+        self._ledger.move(job.instruction.id, InstructionStage.QUEUED)
         return path
 
 

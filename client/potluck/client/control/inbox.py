@@ -19,9 +19,9 @@ import structlog
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.state_directory import storage_error
+from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.control.handlers import Duties
-from potluck.client.control.instruction_log import Ledger, Reception, Standing
-from potluck.client.control.job import Job
+from potluck.client.control.instruction_log import InstructionLog, InstructionStage, Reception
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
@@ -47,7 +47,7 @@ class Instructions:
         self,
         *,
         duties: Duties,
-        ledger: Ledger,
+        ledger: InstructionLog,
         kept: KeptUpdates,
         states: KeptStates,
         say: Callable[[rpc.AttendRequest], None],
@@ -61,12 +61,12 @@ class Instructions:
         self._states = states
         self._say = say
         self._metrics = metrics
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ActiveInstruction] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # those of stopped jobs among them
 
     def stages(self) -> Mapping[str, int]:
         """Instructions under way, by stage; may be called in any thread."""
-        return Counter(job.entry.standing for job in list(self._jobs.values()))
+        return Counter(job.entry.stage for job in list(self._jobs.values()))
 
     # What arrives ------------------------------------------------------------------------------
 
@@ -103,14 +103,14 @@ class Instructions:
         elif reception is Reception.REPEAT and entry.answer is not None:
             self._say(rpc.AttendRequest(answer=entry.answer))
         else:
-            self._begin(Job(instruction=instruction, entry=entry))
+            self._begin(ActiveInstruction(instruction=instruction, entry=entry))
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: ActiveInstruction) -> None:
         instruction = job.instruction
         self._stop(instruction.id)  # other work under its id, or work past its deadline
         if instruction.HasField("train"):
             self._supersede(instruction)
-        self.ledger.move(instruction.id, Standing.QUEUED)
+        self.ledger.move(instruction.id, InstructionStage.QUEUED)
         self._jobs[instruction.id] = job
         job.task = asyncio.create_task(self._perform(job))
         self._tasks.add(job.task)
@@ -174,7 +174,7 @@ class Instructions:
 
     # Work --------------------------------------------------------------------------------------
 
-    async def _perform(self, job: Job) -> None:
+    async def _perform(self, job: ActiveInstruction) -> None:
         """Do the work of one instruction and note its outcome; raises nothing but cancellation."""
         instruction = job.instruction
         bound = log.bind(id=instruction.id, client=instruction.client_id, round=instruction.round)
@@ -212,7 +212,7 @@ class Instructions:
         if self.ledger.finish(instruction.id, answer) and answer is not None:
             self._say(rpc.AttendRequest(answer=answer))
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: ActiveInstruction) -> None:
         self.ledger.abandon([job.instruction.id])
         self._metrics.worked(job.instruction.WhichOneof("work"), WorkOutcome.DROPPED)
 

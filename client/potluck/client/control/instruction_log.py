@@ -25,7 +25,7 @@ REMEMBERED = 10_000
 """Finished instructions whose ids are kept; only the latest few can still be sent again."""
 
 
-class Standing(StrEnum):
+class InstructionStage(StrEnum):
     """Where an instruction stands."""
 
     QUEUED = "queued"
@@ -40,14 +40,18 @@ class Standing(StrEnum):
     @property
     def over(self) -> bool:
         """Whether nothing more will be done for it."""
-        return self in (Standing.FINISHED, Standing.DROPPED, Standing.OVERTAKEN)
+        return self in (
+            InstructionStage.FINISHED,
+            InstructionStage.DROPPED,
+            InstructionStage.OVERTAKEN,
+        )
 
 
 _STAGES = {
-    Standing.QUEUED: rpc.Progress.STAGE_QUEUED,
-    Standing.DOWNLOADING: rpc.Progress.STAGE_DOWNLOADING,
-    Standing.COMPUTING: rpc.Progress.STAGE_COMPUTING,
-    Standing.UPLOADING: rpc.Progress.STAGE_UPLOADING,
+    InstructionStage.QUEUED: rpc.Progress.STAGE_QUEUED,
+    InstructionStage.DOWNLOADING: rpc.Progress.STAGE_DOWNLOADING,
+    InstructionStage.COMPUTING: rpc.Progress.STAGE_COMPUTING,
+    InstructionStage.UPLOADING: rpc.Progress.STAGE_UPLOADING,
 }
 
 
@@ -78,13 +82,13 @@ class Entry:
     round: int
     trains: bool
     work: str = ""
-    standing: Standing = Standing.QUEUED
+    stage: InstructionStage = InstructionStage.QUEUED
     fraction: float = 0.0
     answer: rpc.Answer | None = None
 
 
 @dataclass
-class Ledger:
+class InstructionLog:
     """All instructions met, oldest first. Not thread-safe, but `Entry.fraction` may be set by
     another thread."""
 
@@ -94,11 +98,13 @@ class Ledger:
     def receive(self, instruction: rpc.Instruction) -> Reception:
         """Enter an instruction that has arrived, and say what to do with it."""
         entry, work = self._entries.get(instruction.id), digest_of_work(instruction)
-        if entry is not None and entry.standing is Standing.OVERTAKEN:
-            entry.standing = Standing.DROPPED
+        if entry is not None and entry.stage is InstructionStage.OVERTAKEN:
+            entry.stage = InstructionStage.DROPPED
             return Reception.REFUSE
-        if entry is not None and entry.standing is not Standing.DROPPED and entry.work == work:
-            return Reception.REPEAT if entry.standing is Standing.FINISHED else Reception.GOES_ON
+        if entry is not None and entry.stage is not InstructionStage.DROPPED and entry.work == work:
+            return (
+                Reception.REPEAT if entry.stage is InstructionStage.FINISHED else Reception.GOES_ON
+            )
         self._entries.pop(instruction.id, None)  # it is the newest again
         self._enter(
             Entry(
@@ -116,17 +122,17 @@ class Ledger:
         """The entry of an instruction that has been received. Raises KeyError."""
         return self._entries[instruction_id]
 
-    def move(self, instruction_id: str, standing: Standing) -> bool:
+    def move(self, instruction_id: str, stage: InstructionStage) -> bool:
         """Note how far an instruction has come; false if it has been dropped meanwhile."""
         entry = self._entries.get(instruction_id)
-        if entry is None or entry.standing in (Standing.DROPPED, Standing.OVERTAKEN):
+        if entry is None or entry.stage in (InstructionStage.DROPPED, InstructionStage.OVERTAKEN):
             return False
-        entry.standing = standing
+        entry.stage = stage
         return True
 
     def finish(self, instruction_id: str, answer: rpc.Answer | None) -> bool:
         """Note the outcome of an instruction; false if it has been dropped meanwhile."""
-        if not self.move(instruction_id, Standing.FINISHED):
+        if not self.move(instruction_id, InstructionStage.FINISHED):
             return False
         self._entries[instruction_id].answer = answer
         self._shrink()
@@ -142,20 +148,20 @@ class Ledger:
             entry = self._entries.get(instruction_id)
             if entry is None:
                 entry = Entry(id=instruction_id, client_id="", run_id="", round=0, trains=False)
-                entry.standing = Standing.OVERTAKEN
+                entry.stage = InstructionStage.OVERTAKEN
                 self._entries[instruction_id] = entry
                 continue
-            if not entry.standing.over:
+            if not entry.stage.over:
                 stopped.append(instruction_id)
-            if entry.standing is not Standing.OVERTAKEN:
-                entry.standing, entry.answer = Standing.DROPPED, None
+            if entry.stage is not InstructionStage.OVERTAKEN:
+                entry.stage, entry.answer = InstructionStage.DROPPED, None
         self._shrink()
         return stopped
 
     def forget_overtaken(self) -> None:
         """Another coordinator process speaks: what the last one sent can't come any more."""
         for entry in list(self._entries.values()):
-            if entry.standing is Standing.OVERTAKEN:
+            if entry.stage is InstructionStage.OVERTAKEN:
                 del self._entries[entry.id]
 
     def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002
@@ -175,14 +181,14 @@ class Ledger:
 
     def under_way(self) -> list[Entry]:
         """The instructions on which there is work, oldest first."""
-        return [entry for entry in self._entries.values() if not entry.standing.over]
+        return [entry for entry in self._entries.values() if not entry.stage.over]
 
     def progress(self) -> list[rpc.Progress]:
         """What a heartbeat says of the work under way."""
         return [
             rpc.Progress(
                 instruction_id=entry.id,
-                stage=_STAGES[entry.standing],
+                stage=_STAGES[entry.stage],
                 fraction=min(max(entry.fraction, 0.0), 1.0),
             )
             for entry in self.under_way()
@@ -195,7 +201,7 @@ class Ledger:
     def _shrink(self) -> None:
         excess = len(self._entries) - self.remembered
         if excess > 0:
-            over = [entry.id for entry in self._entries.values() if entry.standing.over]
+            over = [entry.id for entry in self._entries.values() if entry.stage.over]
             for instruction_id in over[:excess]:
                 del self._entries[instruction_id]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from potluck.client.control.job import Job
+from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.common.secagg import Envelope, encode
 from potluck.common.tensors.tensor_files import FileDigest
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.device import Trained
 
 
-def open_update(job: Job, trained: Trained, told: int) -> KeptUpdate:
+def open_update(job: ActiveInstruction, trained: Trained, told: int) -> KeptUpdate:
     """The record of an update that is sent as it is. told: samples, as far as disclosed."""
     instruction, steps = job.instruction, trained.settings.planned_steps(told)
     assert trained.file is not None  # noqa: S101  # whoever calls has looked
@@ -39,7 +39,9 @@ def open_update(job: Job, trained: Trained, told: int) -> KeptUpdate:
     )
 
 
-def masked_update(job: Job, file: FileDigest, word: Envelope, *, coordinator_id: str) -> KeptUpdate:
+def masked_update(
+    job: ActiveInstruction, file: FileDigest, word: Envelope, *, coordinator_id: str
+) -> KeptUpdate:
     """The record of a masked update, of whose training nothing is said. word: the client's own that
     this file is its input to the sum."""
     instruction = job.instruction
@@ -64,6 +66,6 @@ def masked_update(job: Job, file: FileDigest, word: Envelope, *, coordinator_id:
     )
 
 
-def _expires(job: Job) -> float:
+def _expires(job: ActiveInstruction) -> float:
     """When its deadline passes, in seconds since 1970."""
     return time.time() + job.instruction.time_left.ToTimedelta().total_seconds()

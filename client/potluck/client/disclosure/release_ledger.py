@@ -76,7 +76,7 @@ class ClientLedger(_Kept):
         return sum(costs, Fraction(0))
 
 
-class DisclosureLedger:
+class ReleaseLedger:
     """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
 
     def __init__(self, folder: Path) -> None:

@@ -25,10 +25,10 @@ from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.laplace import noisy_counts
 from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, check_budget, terms
 from potluck.client.disclosure.release_ledger import (
-    DisclosureLedger,
     Recipient,
     Release,
     ReleaseKey,
+    ReleaseLedger,
 )
 from potluck.common.disclosure import (
     TRIPLET,
@@ -63,7 +63,7 @@ class Discloser:
     """Discloses for all clients of a host. Lives on the event loop."""
 
     policy: DisclosurePolicy
-    ledger: DisclosureLedger
+    ledger: ReleaseLedger
     asker: Asker
     member_key: Path | None
     metrics: HostMetrics = field(default_factory=HostMetrics)

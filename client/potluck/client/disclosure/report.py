@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.client.base.state_directory import DISCLOSURES, SUMS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure.release_ledger import DisclosureLedger, Release
+from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.releases import description
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
@@ -26,7 +26,7 @@ class Records:
         self._state = state
         self._policy = policy
         self._independent = independent
-        self._disclosures = DisclosureLedger(state / DISCLOSURES)
+        self._disclosures = ReleaseLedger(state / DISCLOSURES)
         self._sums = SumLedger(state / SUMS)
         self._clients = sorted({*self._disclosures.clients(), *self._sums.clients()})
 

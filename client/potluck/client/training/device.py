@@ -128,7 +128,7 @@ class _LoadedTask:
         return self._optimizer
 
 
-class Workbench:
+class TrainingDevice:
     """The device with tasks, models and clients' data that stay loaded. Used by one thread."""
 
     def __init__(

@@ -21,7 +21,7 @@ SEED = "seed"
 """The axis that every experiment has: cells that differ in it alone are repetitions."""
 
 
-class Published(Settings):
+class PublishedFigure(Settings):
     """A figure that somebody published, to be shown beside one's own."""
 
     where: dict[str, str] = Field(description="Which cells it stands for: axis = label.")
@@ -49,7 +49,7 @@ class Reading(Settings):
     targets: tuple[float, ...] = Field(
         default=(), description="Values of the metric to whose first reaching costs are counted."
     )
-    published: tuple[Published, ...] = Field(
+    published: tuple[PublishedFigure, ...] = Field(
         default=(), description="Published figures to show beside the own ones."
     )
 

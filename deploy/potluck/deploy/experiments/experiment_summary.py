@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from scipy import stats
 
-from potluck.deploy.experiments.definition import SEED, ExperimentFile, Metric, Published
+from potluck.deploy.experiments.definition import SEED, ExperimentFile, Metric, PublishedFigure
 from potluck.deploy.experiments.results import CellResult, RoundResult
 
 Labels = Mapping[str, str]
@@ -62,7 +62,7 @@ class Arm:
     costs: tuple[Costs, ...]
     test: PairedTest | None
     same_cohorts: bool
-    published: tuple[Published, ...]
+    published: tuple[PublishedFigure, ...]
     cells: tuple[CellResult, ...]
 
 
@@ -177,7 +177,7 @@ def _baseline(labels: Labels, baseline: Labels) -> Point | None:
     return tuple((axis, baseline.get(axis, value)) for axis, value in labels.items())
 
 
-def _stands_for(published: Published, labels: Labels) -> bool:
+def _stands_for(published: PublishedFigure, labels: Labels) -> bool:
     return all(labels.get(axis) == value for axis, value in published.where.items())
 
 

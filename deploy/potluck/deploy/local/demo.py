@@ -69,8 +69,8 @@ async def follow_processes(
                 process = lives.pop(life)
                 alone = set(lives.values()) <= {federation.coordinator}
                 if need_all or alone or process is federation.coordinator or not witness.under_way:
-                    raise process.obituary()
-                notice = operator_pb2.Notice(warning=True, text=process.obituary().message)
+                    raise process.exit_reason()
+                notice = operator_pb2.Notice(warning=True, text=process.exit_reason().message)
                 witness.show(witness.view, operator_pb2.WatchRunResponse(notice=notice))
         return following.result()
     finally:

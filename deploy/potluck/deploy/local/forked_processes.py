@@ -16,7 +16,7 @@ from typing import Self
 
 from potluck.common.errors import RunError
 from potluck.deploy.local.fork_server import GRACE_SECONDS
-from potluck.deploy.local.processes import obituary
+from potluck.deploy.local.processes import exit_reason
 
 AVAILABLE = sys.platform == "linux"
 """Elsewhere libraries that the system brings may not be used after a fork."""
@@ -51,9 +51,11 @@ class ForkedProcess:
         """Wait until it ends; its exit code."""
         return await asyncio.shield(self._code)
 
-    def obituary(self) -> RunError:
+    def exit_reason(self) -> RunError:
         """Why it ended, as far as its log tells."""
-        return obituary(self._name, self._code.result() if self._code.done() else None, self._log)
+        return exit_reason(
+            self._name, self._code.result() if self._code.done() else None, self._log
+        )
 
     async def stop(self) -> None:
         """End it, by force if need be. May be called more than once."""
@@ -124,7 +126,7 @@ class ForkedProcesses:
             pid = await asked
         except ConnectionError:
             code = await self.server.wait()
-            raise obituary("the fork server", code, self._log) from None
+            raise exit_reason("the fork server", code, self._log) from None
         process = self._processes[pid] = ForkedProcess(name, log, pid)
         if pid in self._ended:
             process.has_ended(self._ended.pop(pid))

@@ -93,7 +93,7 @@ class LocalFederation:
             async with asyncio.timeout(START_SECONDS):
                 while not self.files.ready.exists():
                     if ended.done():
-                        raise self.coordinator.obituary()
+                        raise self.coordinator.exit_reason()
                     await asyncio.wait({ended}, timeout=LOOK_SECONDS)
         except TimeoutError:
             raise RunError(

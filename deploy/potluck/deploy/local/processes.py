@@ -37,7 +37,7 @@ class LocalProcess(Protocol):
         """Wait until it ends; its exit code."""
         ...
 
-    def obituary(self) -> RunError:
+    def exit_reason(self) -> RunError:
         """Why it ended, as far as its log tells."""
         ...
 
@@ -83,9 +83,9 @@ class TetheredProcess:
         """Wait until it ends; its exit code."""
         return await self._process.wait()
 
-    def obituary(self) -> RunError:
+    def exit_reason(self) -> RunError:
         """Why it ended, as far as its log tells."""
-        return obituary(self._name, self._process.returncode, self._log)
+        return exit_reason(self._name, self._process.returncode, self._log)
 
     async def stop(self) -> None:
         """End it, by force if need be. May be called more than once."""
@@ -104,7 +104,7 @@ async def stop_all(processes: Sequence[LocalProcess]) -> None:
     await asyncio.gather(*(process.stop() for process in processes))
 
 
-def obituary(name: str, code: int | None, log: Path) -> RunError:
+def exit_reason(name: str, code: int | None, log: Path) -> RunError:
     """Why a process ended, as far as its log tells."""
     lines = _last_lines(log)
     said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"

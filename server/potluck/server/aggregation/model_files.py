@@ -50,7 +50,7 @@ class Rendition(BaseModel):
         return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
 
 
-class Published(BaseModel):
+class ModelVersion(BaseModel):
     """A model and the files it can be had as, in order of preference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -163,9 +163,11 @@ class ModelFiles:
             temporary.replace(self.path(digest.blake3))
         _sync(self._folder)  # a row will name it, so the name must be on disk as well
 
-    def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> Published:
+    def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> ModelVersion:
         """Note, on disk, which files a model can be had as."""
-        published = Published(blake3=digest.blake3, size=digest.size, renditions=tuple(renditions))
+        published = ModelVersion(
+            blake3=digest.blake3, size=digest.size, renditions=tuple(renditions)
+        )
         path = self._notes(digest.blake3)
         temporary = self._temporary()
         try:
@@ -175,7 +177,7 @@ class ModelFiles:
             temporary.unlink(missing_ok=True)
         return published
 
-    def published(self, blake3: str) -> Published:
+    def published(self, blake3: str) -> ModelVersion:
         """A model on disk with its files; only the whole one if no note of others is left.
 
         Like files just written, they stay until whoever asks has said that they are needed.
@@ -185,15 +187,17 @@ class ModelFiles:
             self._fresh |= found.digests
         return found
 
-    def _published(self, blake3: str) -> Published:
+    def _published(self, blake3: str) -> ModelVersion:
         path = self.existing(blake3)
         try:
-            noted = Published.model_validate_json(self._notes(blake3).read_text())
+            noted = ModelVersion.model_validate_json(self._notes(blake3).read_text())
             for rendition in noted.renditions:
                 self.existing(rendition.blake3)
         except (OSError, ValueError, NotFoundError):
             digest = FileDigest(blake3=blake3, size=path.stat().st_size)
-            return Published(blake3=blake3, size=digest.size, renditions=(Rendition.whole(digest),))
+            return ModelVersion(
+                blake3=blake3, size=digest.size, renditions=(Rendition.whole(digest),)
+            )
         return noted
 
     def _notes(self, blake3: str) -> Path:

@@ -32,7 +32,7 @@ from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, op
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
-from potluck.server.aggregation.model_files import ModelFiles, Published, Rendition
+from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
 from potluck.server.aggregation.reduction import distance
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.rounds.plan import RunPlan
@@ -80,7 +80,7 @@ class ModelWork:
 
     # Models -----------------------------------------------------------------------------------
 
-    def initial_model(self) -> Published:
+    def initial_model(self) -> ModelVersion:
         """Make the model before round 1: its weights follow from the run's seed, or are those of
         the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
         network = self._made_model()
@@ -99,7 +99,7 @@ class ModelWork:
         if name is not None:
             load_weights(self._new_model(), name, self._data_directory)
 
-    def load(self, blake3: str) -> Published:
+    def load(self, blake3: str) -> ModelVersion:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
         self._files.verify(blake3)
         with self._files.opened(blake3) as file:
@@ -124,10 +124,10 @@ class ModelWork:
         self,
         arrays: Mapping[str, NDArray[Any]],
         *,
-        base: Published | None,
+        base: ModelVersion | None,
         round_number: int,
         draft: TensorDraft | None = None,
-    ) -> Published:
+    ) -> ModelVersion:
         """Write a model as the run wants it sent; where that loses digits, the loss is part of
         the model, so that everybody trains from the same one. draft: a file that may hold it."""
         down = self._plan.run_file.transport.down
@@ -149,9 +149,9 @@ class ModelWork:
         arrays: Mapping[str, NDArray[Any]],
         down: Direction,
         base_file: TensorFile | None,
-        base: Published | None,
+        base: ModelVersion | None,
         round_number: int,
-    ) -> Published:
+    ) -> ModelVersion:
         words = (self._plan.run_file.seed, round_number)
         layout = encoded_layout(self.layout, down.encoding)
         with self._files.draft(layout) as encoded:
@@ -196,7 +196,7 @@ class ModelWork:
         return self._updates.largest
 
     def check_update(
-        self, path: Path, model: Published, *, compressed: bool, finite: bool = False
+        self, path: Path, model: ModelVersion, *, compressed: bool, finite: bool = False
     ) -> None:
         """Whether a received file is an update of the model: layout and numbers.
 
@@ -212,11 +212,11 @@ class ModelWork:
         self,
         round_number: int,
         updates: Sequence[SpooledUpdate],
-        model: Published,
+        model: ModelVersion,
         state: State,
         *,
         clients: int,
-    ) -> tuple[Published, State]:
+    ) -> tuple[ModelVersion, State]:
         """Reduce a round's updates, in the order given, and move the model.
 
         clients: the run's clients so far, selected or not.
@@ -245,11 +245,11 @@ class ModelWork:
         round_number: int,
         updates: Sequence[SpooledUpdate],
         unmasking: Unmasking,
-        model: Published,
+        model: ModelVersion,
         state: State,
         *,
         clients: int,
-    ) -> tuple[Published, State, HeadSum]:
+    ) -> tuple[ModelVersion, State, HeadSum]:
         """The same from masked updates of exactly the clients in the sum, in their order; and what
         their trainings were like together."""
         strategy, names = self._plan.strategy, [update.client for update in updates]
@@ -275,7 +275,7 @@ class ModelWork:
 
     # Auxiliaries ------------------------------------------------------------------------------
 
-    def write_auxiliaries(self, auxiliaries: Auxiliaries) -> Published:
+    def write_auxiliaries(self, auxiliaries: Auxiliaries) -> ModelVersion:
         """Write what the strategy sends beside the model; what does not fit is a PluginError."""
         arrays = joined(auxiliaries)
         wanted = auxiliaries_layout(self.layout, auxiliaries)
@@ -284,7 +284,7 @@ class ModelWork:
         except LayoutError as error:
             raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
         digest = self._files.write(arrays, wanted)
-        return Published(
+        return ModelVersion(
             blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
         )
 
@@ -302,7 +302,7 @@ class ModelWork:
         if changes:
             self._bias_records.write(round_number, changes)
 
-    def step_norm(self, before: Published, after: Published) -> float:
+    def step_norm(self, before: ModelVersion, after: ModelVersion) -> float:
         """The Euclidean distance of two models' floating-point tensors."""
         with (
             self._files.opened(before.blake3, self.layout) as old,
@@ -312,7 +312,7 @@ class ModelWork:
 
     # Evaluation -------------------------------------------------------------------------------
 
-    def evaluate(self, model: Published) -> EvaluationCounts | None:
+    def evaluate(self, model: ModelVersion) -> EvaluationCounts | None:
         """The model's counts on the coordinator's own held-out data; None where it has none."""
         task, name = self._plan.task, self._plan.run_file.task.name
         with blamed_on_task(name, _EVALUATION_DATA):

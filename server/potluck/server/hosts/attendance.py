@@ -34,7 +34,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(kw_only=True, eq=False)
-class Session:
+class HostSession:
     """A connected host."""
 
     host_id: str
@@ -73,7 +73,7 @@ class Pending:
     deadline: float
     on_answer: Callable[[coordinator_pb2.Answer], None] | None
     until_acknowledged: bool
-    sent_on: Session | None = None
+    sent_on: HostSession | None = None
     acknowledged: bool = False
     progress: coordinator_pb2.Progress | None = None
 
@@ -87,8 +87,8 @@ class Attendance:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._hosts: dict[str, Session] = {}
-        self._sessions: dict[str, Session] = {}  # by client
+        self._hosts: dict[str, HostSession] = {}
+        self._sessions: dict[str, HostSession] = {}  # by client
         self._pending: dict[str, Pending] = {}  # by instruction
         self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
         self._listeners: list[AttendanceListener] = []
@@ -96,7 +96,7 @@ class Attendance:
     # Hosts ------------------------------------------------------------------------------------
 
     @property
-    def hosts(self) -> list[Session]:
+    def hosts(self) -> list[HostSession]:
         """Connected hosts."""
         return list(self._hosts.values())
 
@@ -115,11 +115,11 @@ class Attendance:
         """Clients that attend."""
         return tuple(self._sessions)
 
-    def host(self, host_id: str) -> Session | None:
+    def host(self, host_id: str) -> HostSession | None:
         """The host, if it is connected."""
         return self._hosts.get(host_id)
 
-    def session_of(self, client_id: str) -> Session | None:
+    def session_of(self, client_id: str) -> HostSession | None:
         """The host that answers for a client now."""
         return self._sessions.get(client_id)
 
@@ -128,7 +128,7 @@ class Attendance:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: HostSession) -> None:
         """A host says hello. It replaces an older session of the same host.
 
         Raises IdentityError if another connected host answers for one of its clients.
@@ -153,7 +153,7 @@ class Attendance:
                 self._send(pending, session)
         self._tell(session.client_ids, joined=True)
 
-    def detach(self, session: Session) -> bool:
+    def detach(self, session: HostSession) -> bool:
         """A host's stream has ended. False if a newer session had replaced it already."""
         if self._hosts.get(session.host_id) is not session:
             return False
@@ -167,7 +167,7 @@ class Attendance:
         for session in self._hosts.values():
             session.outbox.put_nowait(None)
 
-    def _forget(self, session: Session, clients: set[str]) -> None:
+    def _forget(self, session: HostSession, clients: set[str]) -> None:
         left = tuple(client for client in session.client_ids if client in clients)
         for client in left:
             self._sessions.pop(client, None)
@@ -213,7 +213,7 @@ class Attendance:
 
     def retire(self, instruction_ids: Iterable[str], *, abandon: bool = False) -> None:
         """Instructions are done with; with `abandon`, hosts at work on them are told to stop."""
-        abandoned: dict[Session, list[str]] = {}
+        abandoned: dict[HostSession, list[str]] = {}
         for instruction_id in instruction_ids:
             pending = self._pending.pop(instruction_id, None)
             if pending is None:
@@ -243,7 +243,7 @@ class Attendance:
             await asyncio.sleep(LOOK_SECONDS)
             self.expire()
 
-    def _send(self, pending: Pending, session: Session) -> None:
+    def _send(self, pending: Pending, session: HostSession) -> None:
         if pending.sent_on is session:
             return
         pending.sent_on = session
@@ -256,7 +256,7 @@ class Attendance:
 
     # What hosts say ---------------------------------------------------------------------------
 
-    def acknowledge(self, session: Session, instruction_id: str) -> None:
+    def acknowledge(self, session: HostSession, instruction_id: str) -> None:
         """A host has an instruction."""
         pending = self._of(session, instruction_id)
         if pending is not None:
@@ -264,19 +264,19 @@ class Attendance:
             if pending.until_acknowledged:
                 self.retire([instruction_id])
 
-    def report(self, session: Session, progress: coordinator_pb2.Progress) -> None:
+    def report(self, session: HostSession, progress: coordinator_pb2.Progress) -> None:
         """A host says how far an instruction has come."""
         pending = self._of(session, progress.instruction_id)
         if pending is not None:
             pending.progress = progress
 
-    def answer(self, session: Session, answer: coordinator_pb2.Answer) -> None:
+    def answer(self, session: HostSession, answer: coordinator_pb2.Answer) -> None:
         """A host says how an instruction ended; repeats are ignored."""
         pending = self._of(session, answer.instruction_id)
         if pending is not None and pending.on_answer is not None:
             pending.on_answer(answer)
 
-    def _of(self, session: Session, instruction_id: str) -> Pending | None:
+    def _of(self, session: HostSession, instruction_id: str) -> Pending | None:
         """A pending instruction, if it is for a client this host answers for."""
         pending = self._pending.get(instruction_id)
         if pending is None or pending.instruction.client_id not in session.client_ids:

@@ -13,7 +13,7 @@ import structlog
 from potluck.common.errors import ProtocolError
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import evaluate_instruction, model_reference
 from potluck.server.rounds.plan import RunPlan
@@ -71,7 +71,7 @@ async def evaluate_on_clients(
     attendance: Attendance,
     plan: RunPlan,
     key: AttemptKey,
-    model: Published,
+    model: ModelVersion,
     clients: Sequence[str],
     *,
     seconds: float,

@@ -9,7 +9,7 @@ from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.runfile import PluginTable, RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask
 from potluck.server.strategy import Summation, summation_of
@@ -28,7 +28,7 @@ WEIGHTINGS = {
 }
 
 
-def model_reference(model: Published) -> transfer_pb2.ModelReference:
+def model_reference(model: ModelVersion) -> transfer_pb2.ModelReference:
     """A model and the files it may be fetched as."""
     return transfer_pb2.ModelReference(
         blake3=model.blake3,

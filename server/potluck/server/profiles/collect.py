@@ -35,7 +35,7 @@ from potluck.common.metrics.metric_labels import ProfileOutcome
 from potluck.common.net.membership import Members, profile_statement
 from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.held_out_evaluation import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
@@ -116,7 +116,7 @@ class Profiling:
         self._requests = {signal: request_for(signal, plan.run_file) for signal in self.needs}
         task = plan.run_file.task
         self._task = TaskReference(name=task.name, options=task.options)
-        self._model: Published | None = None
+        self._model: ModelVersion | None = None
         self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
         self._rows: dict[str, int] = {}
         self._columns: dict[str, Floats] = {}
@@ -132,11 +132,11 @@ class Profiling:
         return TRIPLET in self.needs
 
     @property
-    def model(self) -> Published | None:
+    def model(self) -> ModelVersion | None:
         """That model."""
         return self._model
 
-    def use_model(self, model: Published) -> None:
+    def use_model(self, model: ModelVersion) -> None:
         """Triplets are estimated with this model; call it before anything else."""
         self._model = model
 
@@ -364,7 +364,7 @@ async def stored_profiles(
     roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
     if initial is not None:
-        profiling.use_model(Published(blake3=initial, size=0, renditions=()))
+        profiling.use_model(ModelVersion(blake3=initial, size=0, renditions=()))
     await profiling.admit(roster)
     told: list[Participation] = await in_store(lambda store: store.participation(run_id))
     samples = {each.client_id: each.samples or 0 for each in told}

@@ -12,7 +12,7 @@ from datetime import datetime
 import tomlkit
 
 from potluck.common.runfile import Evaluation, PluginTable, RunFile
-from potluck.server.store.records import Run
+from potluck.server.store.records import NewRun
 
 _PREFIX = "pre-"
 
@@ -27,7 +27,7 @@ def is_pretraining(run_id: str) -> bool:
     return run_id.startswith(_PREFIX)
 
 
-def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> Run:
+def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> NewRun:
     """The run that pre-trains for `run_id` (ALGORITHMS §1.6): T₀ rounds, uniform selection, FedAvg.
 
     clients: how many there are, for full participation; its seed is another than the run's, so
@@ -50,7 +50,7 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
             "evaluation": Evaluation(every=0),
         }
     )
-    return Run(
+    return NewRun(
         run_id=pretraining_id(run_id),
         name=name,
         run_file=tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True)),

@@ -7,18 +7,18 @@ import json
 
 from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.hosts.instructions import model_reference
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 
 
 class AuxiliaryFiles:
     """Writes the files of auxiliaries and says where they are. Lives on the event loop."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._shared: tuple[int, Published] | None = None
-        self._personal: dict[str, Published] = {}
+        self._shared: tuple[int, ModelVersion] | None = None
+        self._personal: dict[str, ModelVersion] = {}
 
     @property
     def digests(self) -> set[str]:
@@ -50,7 +50,7 @@ class AuxiliaryFiles:
             message.personal.CopyFrom(model_reference(file))
         return message
 
-    async def _shared_file(self) -> Published:
+    async def _shared_file(self) -> ModelVersion:
         """Written once a round; a coordinator that was restarted writes the same again."""
         run, strategy = self._run, self._run.plan.strategy
         if self._shared is None or self._shared[0] != run.machine.round:

@@ -22,7 +22,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.feed import committed_round_message
 from potluck.server.runs.masked_rounds import MaskedRounds
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
@@ -33,7 +33,7 @@ from potluck.server.store.records import RoundCommit, RoundRow, RunRow, UpdateRo
 class Finishing:
     """The part of a run that makes models of updates, and commits them."""
 
-    def __init__(self, run: Standing, masking: MaskedRounds | None = None) -> None:
+    def __init__(self, run: Run, masking: MaskedRounds | None = None) -> None:
         self._run = run
         self._masking = masking
         self._in_store = run.services.in_store

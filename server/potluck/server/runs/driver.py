@@ -4,7 +4,7 @@ Lives on the event loop. Blocking work goes to threads: the store's calls to its
 heavy part of a round (`aggregation/model_work.py`) to any. What the coordinator acts on is stored
 first.
 
-The parts of a run share its `Standing`: `resume.py` brings it to where the store says it is,
+The parts of a run share its `Run`: `resume.py` brings it to where the store says it is,
 `select.py` chooses cohorts, `train.py` has them train, `commit.py` commits.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from potluck.common.errors import PotluckError, StorageError, disk_error
 from potluck.common.metrics.metric_labels import MASKED
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -30,7 +30,7 @@ from potluck.server.runs.commit import Finishing
 from potluck.server.runs.feed import RunFeed, member_message
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.resume import Preparing
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.runs.select import Selecting
 from potluck.server.runs.services import RunServices, now
 from potluck.server.runs.train import Collecting
@@ -58,7 +58,7 @@ class RunDriver:
         self.spool = spool
         self.work = work
         self._services = services
-        self._run = Standing(row, plan, work, spool, services)
+        self._run = Run(row, plan, work, spool, services)
         self._preparing = Preparing(self._run)
         self._selecting = Selecting(self._run)
         masked = plan.run_file.secure_aggregation
@@ -91,7 +91,7 @@ class RunDriver:
         return self._run.feed
 
     @property
-    def model(self) -> Published | None:
+    def model(self) -> ModelVersion | None:
         """The model clients train from."""
         return self._run.model
 

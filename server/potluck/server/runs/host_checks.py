@@ -13,7 +13,7 @@ from potluck.common.errors import is_permanent
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.held_out_evaluation import gather
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 
 _CHECK_SECONDS: Final = 30.0
 """How long a host may take to answer; one that is busy for longer is selected unchecked."""
@@ -25,7 +25,7 @@ _LARGEST_LAYOUT: Final = 1 << 20
 class HostChecks:
     """The hosts of one run that have been asked, once for each of their processes."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._asked: set[tuple[str, str]] = set()
 

@@ -22,7 +22,7 @@ from potluck.server.hosts.instructions import model_reference, question_instruct
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import told_once
 from potluck.server.runs import step_sums
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 
@@ -37,7 +37,7 @@ class ReplayError(RunError):
 class Questioning:
     """The part of a run that lets its selector choose, and asks clients for it."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._in_store = run.services.in_store
         self._name = run.plan.run_file.selector.name

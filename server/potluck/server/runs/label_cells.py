@@ -21,7 +21,7 @@ from potluck.server.runs.label_totals import (
     task_reference,
     trust_statement,
 )
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import Outcome
 
@@ -34,7 +34,7 @@ _SHOWN = 3
 class Cells:
     """The part of a run that has cells summed, before its first selection and when others join."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._tried: set[str] = set()
         self._read = False

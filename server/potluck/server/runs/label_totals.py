@@ -16,7 +16,7 @@ from potluck.common.disclosure import TaskReference, canonical_json
 from potluck.common.errors import RunError
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.server.hosts.instructions import task_plugin
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import Outcome
 from potluck.server.sums.sum_session import SumTerms
@@ -28,7 +28,7 @@ TOTAL = "total"
 class LabelTotals:
     """The part of a run that asks for the federation's label counts."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._profiles = run.plan.run_file.profiles
         self._tried = False
@@ -121,14 +121,14 @@ class LabelTotals:
         )
 
 
-def task_reference(run: Standing) -> str:
+def task_reference(run: Run) -> str:
     """The task whose labels are counted, as one text."""
     task = run.plan.run_file.task
     reference = TaskReference(name=task.name, options=task.options)
     return canonical_json(reference.model_dump(mode="json"))
 
 
-def sum_terms(run: Standing, kind: str) -> SumTerms:
+def sum_terms(run: Run, kind: str) -> SumTerms:
     """What a run asks for with a sum of label counts."""
     run_file = run.plan.run_file
     profiles = run_file.profiles
@@ -147,7 +147,7 @@ def sum_terms(run: Standing, kind: str) -> SumTerms:
     )
 
 
-def is_current(run: Standing, stored: SecureSum) -> bool:
+def is_current(run: Run, stored: SecureSum) -> bool:
     """Whether a sum is of the versions of the data that its members have now, as far as they
     attend."""
     attendance = run.services.attendance

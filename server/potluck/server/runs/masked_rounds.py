@@ -41,7 +41,7 @@ from potluck.server.hosts.instructions import task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
 from potluck.server.runs.label_totals import task_reference
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation, summation_of
@@ -71,7 +71,7 @@ class _Sum:
 class MaskedRounds:
     """The part of a run that has its updates summed securely."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._sum: _Sum | None = None
         self._warned = False

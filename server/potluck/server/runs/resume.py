@@ -8,16 +8,16 @@ from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.model_work import States
 from potluck.server.aggregation.update_files import SpooledUpdate, spooled_intact
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.interview import stored_answers
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.runs.services import utc
-from potluck.server.store.records import Attempt, LeftOutRow, MemberState, RoundRow
+from potluck.server.store.records import AttemptRow, LeftOutRow, MemberState, RoundRow
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Preparing:
     """Brings a run to where it stands according to the store."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._in_store = run.services.in_store
 
@@ -94,7 +94,7 @@ class Preparing:
         try:
             model = await asyncio.to_thread(run.services.files.published, blake3)
         except NotFoundError:  # who has disclosed is known by it, but nobody can any more
-            model = Published(blake3=blake3, size=0, renditions=())
+            model = ModelVersion(blake3=blake3, size=0, renditions=())
         run.profiling.use_model(model)
 
     def _initial_states(self) -> States:
@@ -114,7 +114,9 @@ class Preparing:
         if last is not None:  # the coordinator may have gone down before it could tell
             announce_closed(run.services.attendance, last)
         left_out = await self._left_out()
-        attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        attempt: AttemptRow | None = await self._in_store(
+            lambda store: store.current_attempt(run_id)
+        )
         if attempt is not None and run.plan.run_file.secure_aggregation:
             await self._abandon_masked(attempt)
             attempt = None
@@ -141,14 +143,14 @@ class Preparing:
         run.left_out = {row.client_id: row for row in rows} | run.left_out
         return {row.client_id: row.trouble for row in rows}
 
-    async def _abandon_masked(self, attempt: Attempt) -> None:
+    async def _abandon_masked(self, attempt: AttemptRow) -> None:
         """The keys of a masked round are gone with the coordinator that had them."""
         key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
         await self._in_store(lambda store: store.abandon_attempt(key, reason))
         self._run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
 
     async def _resume_attempt(
-        self, attempt: Attempt, committed: int, left_out: Mapping[str, str]
+        self, attempt: AttemptRow, committed: int, left_out: Mapping[str, str]
     ) -> Resumption:
         run, key = self._run, attempt.key
         run.begun_attempt = key

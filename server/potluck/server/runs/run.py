@@ -1,7 +1,7 @@
 """Where a run under way stands: what its parts share.
 
 `driver.py` drives a run; preparing, selecting, training and finishing a round are modules of their
-own, each a class made with the run's `Standing`. Everything here lives on the event loop.
+own, each a class made with the run's `Run`. Everything here lives on the event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 @dataclass(kw_only=True)
-class RoundFacts:
+class Attempt:
     """What is known and measured of the round under way."""
 
     begun: float = field(default_factory=now)
@@ -63,13 +63,13 @@ class RoundFacts:
     available: tuple[str, ...] = ()
     answers: list[Answers] = field(default_factory=list)
     """What clients were asked before the cohort was chosen, and said."""
-    model: Published | None = None
+    model: ModelVersion | None = None
     """The round's result, once there is one."""
     strategy_state: State | None = None
     metrics: Metrics | None = None
 
 
-class Standing:
+class Run:
     """Where a run stands, and the few things that all its parts do."""
 
     def __init__(
@@ -100,10 +100,10 @@ class Standing:
         self.machine = RoundMachine(plan.rules)
         self.events: asyncio.Queue[rounds.Event] = asyncio.Queue()
         self.state = RunState.WAITING
-        self.facts = RoundFacts()
-        self.model: Published | None = None
+        self.facts = Attempt()
+        self.model: ModelVersion | None = None
         """The model clients train from."""
-        self.model_before: Published | None = None
+        self.model_before: ModelVersion | None = None
         """The one they trained from before, as long as something is to be learnt from it."""
         self.states = States(selector=State(), strategy=State())
         """What selector and strategy remember, as of the last committed round."""

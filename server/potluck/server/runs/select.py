@@ -11,16 +11,16 @@ from potluck.server.runs.host_checks import HostChecks
 from potluck.server.runs.interview import Questioning, ReplayError
 from potluck.server.runs.label_cells import Cells
 from potluck.server.runs.label_totals import LabelTotals
-from potluck.server.runs.run import RoundFacts, Standing
+from potluck.server.runs.run import Attempt, Run
 from potluck.server.runs.services import utc
 from potluck.server.selection import Rows, SelectionContext
-from potluck.server.store.records import Attempt, AttemptKey, RunState
+from potluck.server.store.records import AttemptKey, AttemptRow, RunState
 
 
 class Selecting:
     """The part of a run that chooses cohorts."""
 
-    def __init__(self, run: Standing) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._in_store = run.services.in_store
         self._questioning = Questioning(run)
@@ -85,7 +85,7 @@ class Selecting:
         run = self._run
         if run.facts.model is not None:  # of the round before, or of an attempt given up
             run.services.files.let_go(run.facts.model.digests)
-        run.facts = RoundFacts()  # nobody is selected while profiles are asked for
+        run.facts = Attempt()  # nobody is selected while profiles are asked for
         with run.services.observer.asking():
             tag = f"{action.round}.{action.attempt}"
             rows = await run.eligibility.eligible(
@@ -100,7 +100,7 @@ class Selecting:
         await self._totals.find(eligible)
         await self._cells.find(eligible)
         rows = self._in_cells(rows)
-        run.facts = RoundFacts(available=tuple(run.roster[row] for row in rows.tolist()))
+        run.facts = Attempt(available=tuple(run.roster[row] for row in rows.tolist()))
         if run.begun_attempt != key:
             spent, begun = run.machine.spent, utc()
             await self._in_store(
@@ -128,7 +128,9 @@ class Selecting:
     async def _check_resumable(self, rows: Rows) -> None:
         """Raises ReplayError where others are available than when the first question was asked."""
         run_id = self._run.row.run_id
-        attempt: Attempt | None = await self._in_store(lambda store: store.current_attempt(run_id))
+        attempt: AttemptRow | None = await self._in_store(
+            lambda store: store.current_attempt(run_id)
+        )
         if attempt is not None and attempt.exchanges and list(attempt.available) != rows.tolist():
             raise ReplayError(
                 f"{attempt.key}: others are available than before the restart; asking anew"

@@ -11,12 +11,12 @@ import numpy as np
 from potluck.common.errors import RunError, StorageError
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.server.runs.label_totals import sum_terms
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.selection import AskSum, Summed
 from potluck.server.store.records import AttemptKey, JsonObject
 
 
-async def sum_at_step(run: Standing, ask: AskSum) -> Summed | None:
+async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
     """The sum over these clients, or those of them that stay; None, and said why, without one.
 
     Raises RunError in a run that has another mode.

@@ -18,7 +18,7 @@ from potluck.server.hosts.instructions import (
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
 from potluck.server.runs.masked_rounds import MaskedRounds
-from potluck.server.runs.run import Standing
+from potluck.server.runs.run import Run
 from potluck.server.runs.services import now
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState
 
@@ -35,7 +35,7 @@ class _Arrival:
 class Collecting:
     """The part of a run that collects updates."""
 
-    def __init__(self, run: Standing, masking: MaskedRounds | None = None) -> None:
+    def __init__(self, run: Run, masking: MaskedRounds | None = None) -> None:
         self._run = run
         self._masking = masking
         self.auxiliaries = AuxiliaryFiles(run)

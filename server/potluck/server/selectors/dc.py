@@ -17,7 +17,7 @@ from potluck.server.selectors.parts.dc_parts import (
     distance,
     federation_total,
 )
-from potluck.server.selectors.parts.parallel import Run, passes
+from potluck.server.selectors.parts.parallel import Pass, passes
 from potluck.server.selectors.parts.selector_options import switch, whole
 from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
@@ -131,7 +131,7 @@ class _Steering:
         """Of the sum itself."""
         return distance(self._base, self._target)
 
-    def distances(self, run: Run) -> Floats:
+    def distances(self, run: Pass) -> Floats:
         """Of the sum with each client added, infinite for those taken; overwritten by the next."""
         base_along = float(self._base @ self._target)
         base_square = float(self._base @ self._base)

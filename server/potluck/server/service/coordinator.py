@@ -62,7 +62,7 @@ from potluck.server.service.retention import Tidying
 from potluck.server.service.transfers import Transfers
 from potluck.server.store import Store
 from potluck.server.store.journal import Loss
-from potluck.server.store.records import ClientRow, RoundRow, Run, RunRow, RunState
+from potluck.server.store.records import ClientRow, NewRun, RoundRow, RunRow, RunState
 from potluck.server.sums.counts import SecureSums
 
 log = structlog.get_logger()
@@ -214,7 +214,7 @@ class Coordinator:
             )
         await asyncio.to_thread(self._work(plan).check_start)
         run_id = secrets.token_hex(4)
-        run = Run(
+        run = NewRun(
             run_id=run_id,
             name=run_file.name,
             run_file=text,
@@ -531,7 +531,7 @@ def _trust(config: CoordinatorConfig) -> Trust:
     )
 
 
-def _find_or_add(store: Store, *, run: Run, initial: str) -> RunRow:
+def _find_or_add(store: Store, *, run: NewRun, initial: str) -> RunRow:
     """The row of a pre-training run, made if it is missing, ready to go on if it had ended."""
     try:
         row = store.run(run.run_id)

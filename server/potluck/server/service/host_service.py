@@ -15,7 +15,7 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
-from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, Session
+from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
 from potluck.server.runs.services import utc
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.downloads import send_file
@@ -54,7 +54,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             reader.cancel()
             self._coordinator.hosts.left(session)
 
-    def _greet(self, first: coordinator_pb2.AttendRequest | None, identity: Identity) -> Session:
+    def _greet(
+        self, first: coordinator_pb2.AttendRequest | None, identity: Identity
+    ) -> HostSession:
         if first is None or first.WhichOneof("message") != "hello":
             raise ProtocolError("the first message on the control stream must be a hello")
         hello = first.hello
@@ -67,7 +69,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise ProtocolError(f"host '{identity.name}' names a client twice")
         for client in clients:
             check_client(client, identity)
-        return Session(
+        return HostSession(
             host_id=identity.name,
             client_ids=clients,
             device=hello.device[:64],
@@ -77,7 +79,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
 
     async def _listen(
-        self, session: Session, requests: AsyncIterator[coordinator_pb2.AttendRequest]
+        self, session: HostSession, requests: AsyncIterator[coordinator_pb2.AttendRequest]
     ) -> None:
         attendance = self._coordinator.attendance
         try:

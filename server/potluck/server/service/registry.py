@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from potluck.common.errors import PotluckError
-from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.rivals import Rivals
 from potluck.server.store import Store
@@ -35,7 +35,7 @@ class Hosts:
         self._rivals = Rivals(attendance, heartbeat_seconds=heartbeat_seconds)
         self._noting: set[asyncio.Task[None]] = set()
 
-    async def attends(self, session: Session) -> None:
+    async def attends(self, session: HostSession) -> None:
         """A host has said hello. Raises IdentityError where another attends in its place."""
         await self._rivals.make_way(session)
         self._attendance.attach(session)
@@ -53,7 +53,7 @@ class Hosts:
             self._attendance.detach(session)
             raise
 
-    def left(self, session: Session) -> None:
+    def left(self, session: HostSession) -> None:
         """A host's stream has ended."""
         if self._attendance.detach(session):
             self._metrics.host_left()
@@ -66,13 +66,13 @@ class Hosts:
         """Wait until all is stored."""
         await asyncio.gather(*self._noting)
 
-    async def _note(self, session: Session) -> None:
+    async def _note(self, session: HostSession) -> None:
         try:
             await self._see(session)
         except PotluckError as error:  # nothing depends on it
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
-    async def _see(self, session: Session) -> None:
+    async def _see(self, session: HostSession) -> None:
         """Store when a host's clients were heard of last: when it comes and when it has gone, as a
         write for each heartbeat would be too many."""
         seen = [

@@ -12,7 +12,7 @@ import asyncio
 import structlog
 
 from potluck.common.errors import AttendsElsewhereError
-from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.hosts.attendance import Attendance, HostSession
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ class Rivals:
         self._patience = min(_HEARTBEATS * heartbeat_seconds, _MOST_SECONDS)
         self._told: dict[str, tuple[str, str]] = {}
 
-    async def make_way(self, session: Session) -> None:
+    async def make_way(self, session: HostSession) -> None:
         """Return when this process may attend. Raises AttendsElsewhereError where another does."""
         while (other := self._other(session)) is not None:
             other.heard.clear()
@@ -45,14 +45,14 @@ class Rivals:
                 self._refuse(session, other)
         self._told.pop(session.host_id, None)
 
-    def _other(self, session: Session) -> Session | None:
+    def _other(self, session: HostSession) -> HostSession | None:
         """Another process of the same host that attends; those who don't say count as one."""
         other = self._attendance.host(session.host_id)
         if other is None or not (other.process_id and session.process_id):
             return None
         return None if other.process_id == session.process_id else other
 
-    def _refuse(self, session: Session, other: Session) -> None:
+    def _refuse(self, session: HostSession, other: HostSession) -> None:
         pair = (other.process_id, session.process_id)
         if self._told.get(session.host_id) != pair:
             self._told[session.host_id] = pair

@@ -32,7 +32,7 @@ from potluck.common.net.shielded import to_the_end
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.model_files import Published
+from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS, MASKED
 from potluck.server.rounds.events import Broke
@@ -51,7 +51,7 @@ class _Upload:
 
     header: transfer_pb2.UpdateHeader
     driver: RunDriver
-    model: Published
+    model: ModelVersion
     transfer: Transfer
 
 

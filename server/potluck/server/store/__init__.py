@@ -2,8 +2,8 @@
 
 from potluck.server.store.migrations import MIGRATIONS, Migration
 from potluck.server.store.records import (
-    Attempt,
     AttemptKey,
+    AttemptRow,
     ClientRow,
     ClientSeen,
     Exchange,
@@ -15,12 +15,12 @@ from potluck.server.store.records import (
     MemberRow,
     MemberState,
     Metrics,
+    NewRun,
     Participation,
     Profile,
     QuarantineRow,
     RoundCommit,
     RoundRow,
-    Run,
     RunRow,
     RunState,
     SecureSum,
@@ -30,8 +30,8 @@ from potluck.server.store.store import Store
 
 __all__ = [
     "MIGRATIONS",
-    "Attempt",
     "AttemptKey",
+    "AttemptRow",
     "ClientRow",
     "ClientSeen",
     "Exchange",
@@ -44,12 +44,12 @@ __all__ = [
     "MemberState",
     "Metrics",
     "Migration",
+    "NewRun",
     "Participation",
     "Profile",
     "QuarantineRow",
     "RoundCommit",
     "RoundRow",
-    "Run",
     "RunRow",
     "RunState",
     "SecureSum",

@@ -14,8 +14,8 @@ from potluck.server.store import schema
 from potluck.server.store.member_rows import member_values, read_members
 from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (
-    Attempt,
     AttemptKey,
+    AttemptRow,
     Exchange,
     JsonObject,
     MemberChange,
@@ -238,7 +238,7 @@ class Attempts(Part):
                 .values(state=AttemptState.ABANDONED.value, reason=encode_text(reason))
             )
 
-    def current_attempt(self, run_id: str) -> Attempt | None:
+    def current_attempt(self, run_id: str) -> AttemptRow | None:
         """The open attempt of a run with all that is needed to go on with it."""
         attempts = schema.attempts
         # Only the newest can be open, see begin_attempt; to look for others would be to read all.
@@ -255,7 +255,7 @@ class Attempts(Part):
             begun = _read_begun(rows[0])
             key = AttemptKey(begun.run_id, begun.round, begun.attempt)
             found = read_members(connection, of_attempt(schema.members, key))
-            return Attempt(
+            return AttemptRow(
                 key=key,
                 begun_at=begun.begun_at,
                 available=begun.available,

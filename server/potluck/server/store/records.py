@@ -59,7 +59,7 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class NewRun:
     """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1."""
 
     run_id: str
@@ -75,7 +75,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow(Run):
+class RunRow(NewRun):
     """A run and where it stands.
 
     reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
@@ -150,7 +150,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptRow:
     """A round under way. members: in the order chosen; empty before selection. spent: how many
     attempts at the round don't count against its policy."""
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, 
 from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.part import Part
-from potluck.server.store.records import Run, RunRow, RunState
+from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.sql.column_types import (
     Reader,
     decode_time,
@@ -30,7 +30,7 @@ _read_run = Reader(
 class Runs(Part):
     """What was started, where it stands, and which clients it is for."""
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: NewRun) -> None:
         """Record a new run, waiting. Raises StorageError where its id is taken."""
         row = {
             "run_id": run.run_id,

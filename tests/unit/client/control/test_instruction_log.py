@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.control.instruction_log import Ledger, Reception, Standing, digest_of_work
+from potluck.client.control.instruction_log import (
+    InstructionLog,
+    InstructionStage,
+    Reception,
+    digest_of_work,
+)
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -18,14 +23,14 @@ def failure(name: str) -> rpc.Answer:
 
 
 def test_an_id_is_begun_once() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     assert ledger.receive(train("a")) is Reception.BEGIN
     assert ledger.receive(train("a")) is Reception.GOES_ON
     assert ledger.receive(train("b")) is Reception.BEGIN
 
 
 def test_what_is_finished_is_answered_again() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     ledger.receive(train("a"))
     assert ledger.finish("a", failure("a"))
     assert ledger.receive(train("a")) is Reception.REPEAT
@@ -33,41 +38,41 @@ def test_what_is_finished_is_answered_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standing", "stage"),
+    ("reached", "stage"),
     [
-        (Standing.QUEUED, rpc.Progress.STAGE_QUEUED),
-        (Standing.DOWNLOADING, rpc.Progress.STAGE_DOWNLOADING),
-        (Standing.COMPUTING, rpc.Progress.STAGE_COMPUTING),
-        (Standing.UPLOADING, rpc.Progress.STAGE_UPLOADING),
+        (InstructionStage.QUEUED, rpc.Progress.STAGE_QUEUED),
+        (InstructionStage.DOWNLOADING, rpc.Progress.STAGE_DOWNLOADING),
+        (InstructionStage.COMPUTING, rpc.Progress.STAGE_COMPUTING),
+        (InstructionStage.UPLOADING, rpc.Progress.STAGE_UPLOADING),
     ],
 )
 def test_heartbeats_tell_of_work_under_way(
-    standing: Standing, stage: rpc.Progress.Stage.ValueType
+    reached: InstructionStage, stage: rpc.Progress.Stage.ValueType
 ) -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     ledger.receive(train("done"))
     ledger.finish("done", None)
     ledger.receive(train("a"))
-    ledger.move("a", standing)
+    ledger.move("a", reached)
     ledger.entry("a").fraction = 0.25
     assert ledger.progress() == [rpc.Progress(instruction_id="a", stage=stage, fraction=0.25)]
 
 
 def test_abandoned_work_stops() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     for name in ("under way", "finished"):
         ledger.receive(train(name))
     ledger.finish("finished", failure("finished"))
     assert ledger.abandon(["under way", "finished"]) == ["under way"]
     assert ledger.progress() == []
     for name in ("under way", "finished"):
-        assert not ledger.move(name, Standing.UPLOADING)
+        assert not ledger.move(name, InstructionStage.UPLOADING)
         assert not ledger.finish(name, failure(name))
         assert ledger.entry(name).answer is None
 
 
 def test_dropped_work_begins_anew_when_it_is_sent_again() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     for name in ("abandoned", "settled"):
         ledger.receive(train(name))
     ledger.abandon(["abandoned"])
@@ -80,7 +85,7 @@ def test_dropped_work_begins_anew_when_it_is_sent_again() -> None:
 
 
 def test_an_instruction_that_was_overtaken_is_refused_once() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     assert ledger.abandon(["a"]) == []
     assert ledger.abandon(["a"]) == []
     assert ledger.receive(train("a")) is Reception.REFUSE
@@ -89,7 +94,7 @@ def test_an_instruction_that_was_overtaken_is_refused_once() -> None:
 
 
 def test_another_coordinator_process_overtakes_nothing_of_the_last_one() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     ledger.receive(train("done"))
     ledger.finish("done", failure("done"))
     ledger.abandon(["a"])
@@ -115,7 +120,7 @@ def with_model(
 
 def test_the_same_id_with_other_work_begins_anew() -> None:
     """A coordinator that went back to a backup may come by another way to the same round."""
-    ledger = Ledger()
+    ledger = InstructionLog()
     assert ledger.receive(with_model("one")) is Reception.BEGIN
     assert ledger.receive(with_model("one", renditions=2, seconds=5)) is Reception.GOES_ON
     assert ledger.receive(with_model("two")) is Reception.BEGIN
@@ -138,7 +143,7 @@ def test_other_work_is_told_from_the_same(kind: str) -> None:
 
 
 def test_a_settled_round_ends_that_clients_trainings_only() -> None:
-    ledger = Ledger()
+    ledger = InstructionLog()
     others = [
         train("other client", client="client-1"),
         train("other run", run="other"),
@@ -154,7 +159,7 @@ def test_a_settled_round_ends_that_clients_trainings_only() -> None:
 
 
 def test_old_finished_ids_are_forgotten_but_never_work_under_way() -> None:
-    ledger = Ledger(remembered=3)
+    ledger = InstructionLog(remembered=3)
     for name in "abcdef":
         ledger.receive(train(name))
     assert len(ledger.under_way()) == 6

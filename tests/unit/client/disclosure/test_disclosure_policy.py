@@ -22,10 +22,10 @@ from potluck.client.disclosure.disclosure_policy import (
     terms,
 )
 from potluck.client.disclosure.release_ledger import (
-    DisclosureLedger,
     Recipient,
     Release,
     ReleaseKey,
+    ReleaseLedger,
 )
 from potluck.client.disclosure.releases import Asker, Discloser, noised, randomness
 from potluck.common.disclosure import (
@@ -181,13 +181,13 @@ def release(epsilon: float | None = 0.5, **changes: Any) -> Release:
 
 
 def test_releases_survive_and_add_up(tmp_path: Path) -> None:
-    ledger = DisclosureLedger(tmp_path)
+    ledger = ReleaseLedger(tmp_path)
     ledger.keep("a", release(0.1))
     ledger.keep("a", release(0.2, data_epoch=2))
     ledger.keep("a", release(None, signal="triplet"))
     recipient = Recipient(federation="f", coordinator="c:1", run="r", at=AT)
     ledger.keep("a", release(0.1, recipients=(recipient,)))  # the same again: noted, not charged
-    again = DisclosureLedger(tmp_path)
+    again = ReleaseLedger(tmp_path)
     assert again.of("a").spent == Fraction(3, 10)
     assert again.clients() == ["a"]
     found = again.find("a", ReleaseKey(1, "label_counts", "{}"))
@@ -201,12 +201,12 @@ def test_releases_survive_and_add_up(tmp_path: Path) -> None:
 def test_a_damaged_ledger_stops_all_disclosures(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(StorageError, match="backup"):
-        DisclosureLedger(tmp_path).of("a")
+        ReleaseLedger(tmp_path).of("a")
 
 
 def test_what_could_not_be_written_was_not_disclosed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    ledger = DisclosureLedger(folder)  # there is no such folder, so the disk refuses
+    ledger = ReleaseLedger(folder)  # there is no such folder, so the disk refuses
     with pytest.raises(StorageError):
         ledger.keep("a", release())
     assert ledger.of("a").releases == ()
@@ -220,7 +220,7 @@ TRUTH = [50, 0, 7, 30]
 def discloser(folder: Path, **policy: Any) -> Discloser:
     return Discloser(
         policy=DisclosurePolicy(**policy),
-        ledger=DisclosureLedger(folder),
+        ledger=ReleaseLedger(folder),
         asker=Asker(federation="f", coordinator="c:1"),
         member_key=None,
     )

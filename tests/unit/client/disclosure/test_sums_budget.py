@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure.release_ledger import DisclosureLedger
+from potluck.client.disclosure.release_ledger import ReleaseLedger
 from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.common.disclosure import Mode, Request
 from potluck.common.errors import DisclosureRefusedError
@@ -40,7 +40,7 @@ async def test_what_sums_cost_is_not_there_for_profiles(
 
     discloser = Discloser(
         policy=DisclosurePolicy(epsilon_budget=1.0),
-        ledger=DisclosureLedger(tmp_path),
+        ledger=ReleaseLedger(tmp_path),
         asker=Asker(federation="f", coordinator="c"),
         member_key=None,
         spent_on_sums=lambda _: spent,

@@ -14,12 +14,12 @@ import pytest
 
 from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.server.hosts.attendance import Attendance, Session
+from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.store import Store
-from potluck.server.store.records import Profile, Run
+from potluck.server.store.records import NewRun, Profile
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ def profile(client: str, first: int, *, epoch: int = 1, epsilon: float = 1.0) ->
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        run = Run(
+        run = NewRun(
             run_id="r",
             name="r",
             run_file="",
@@ -71,8 +71,8 @@ def profiling(store: Store, attendance: Attendance) -> Profiling:
     return Profiling("r", plan(), attendance, in_store, trust)
 
 
-def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> Session:
-    session = Session(
+def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> HostSession:
+    session = HostSession(
         host_id="h",
         client_ids=tuple(clients),
         device="cpu",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import entropy
-from potluck.server.selectors.parts.parallel import Run
+from potluck.server.selectors.parts.parallel import Pass
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Entropies:
         self._scores = np.empty(len(counts))
         self._scratch = threading.local()
 
-    def with_each(self, base: Floats, run: Run) -> Floats:
+    def with_each(self, base: Floats, run: Pass) -> Floats:
         """Entropy in bits of base (classes) + counts, per client; overwritten by the next call."""
         shifted = base[:, None] + _TINY
         base_total = float(base.sum())

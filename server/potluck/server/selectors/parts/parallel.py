@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 Block = Callable[[int, int], None]
 """Does the work of positions [start, stop)."""
-Run = Callable[[Block], None]
+Pass = Callable[[Block], None]
 """Does a piece of work for all positions."""
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -17,7 +17,7 @@ _WORTH_A_THREAD = 1 << 15
 
 
 @contextmanager
-def passes(length: int, block: int = 4096) -> Iterator[Run]:
+def passes(length: int, block: int = 4096) -> Iterator[Pass]:
     """Yields a function that runs a piece of work over [0, length) in steps of `block`.
 
     Blocks write to places of their own, so the result is the same whatever the number of threads.

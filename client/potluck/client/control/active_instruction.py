@@ -6,13 +6,13 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
-from potluck.client.control.instruction_log import Entry, Standing
+from potluck.client.control.instruction_log import Entry, InstructionStage
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
 @dataclass(kw_only=True)
-class Job:
+class ActiveInstruction:
     """Work under way. `cancelled` is polled by the worker's thread."""
 
     instruction: rpc.Instruction
@@ -31,4 +31,4 @@ class Job:
         """The worker's thread begins with it. Raises RoundClosedError where it is too late."""
         if self.cancelled.is_set():
             raise RoundClosedError("cancelled before it began")
-        self.entry.standing = Standing.COMPUTING
+        self.entry.stage = InstructionStage.COMPUTING

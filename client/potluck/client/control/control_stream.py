@@ -17,7 +17,7 @@ _LEAST_INTERVAL_SECONDS = 0.05
 _CLOSE_SECONDS = 1.0
 
 
-class Session:
+class ControlStream:
     """A control stream that is open. Lives on the event loop; raises what grpc.aio raises."""
 
     def __init__(
