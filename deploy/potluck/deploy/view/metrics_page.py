@@ -20,16 +20,17 @@ The coordinator and every host serve them at `/metrics` of their metrics address
 in their configuration, or `--metrics-address`; off unless set), beside
 
 - `/healthz`: 200 as long as the process answers at all;
-- `/readyz`: 200 once it does its work: the coordinator serves, a host attends its coordinator; else
-  503, and why.
+- `/readyz`: 200 once it does its work: the coordinator serves and has its database, a host attends
+  its coordinator; else 503, and why.
 
 It is plain HTTP for whoever can reach the address: a port alone means 127.0.0.1. On another
 interface let only Prometheus reach it.
 
 How many series there are does not depend on how many clients or hosts take part: what concerns one
 client is shown by `potluck clients` and `potluck watch`. Series with a `run` are kept for the
-{LATEST_RUNS} runs begun last. No metric holds a weight, a number of samples, a triplet or a key.
-Counters and histograms begin at 0 when a process starts; a gauge is there once it has a value.
+{LATEST_RUNS} runs begun last. No metric holds a model's weights, a number of samples, a triplet or
+a key. Counters and histograms begin at 0 when a process starts; a gauge is there once it has a
+value.
 
 Besides, every process has `process_cpu_seconds_total`, `process_resident_memory_bytes`,
 `process_virtual_memory_bytes`, `process_start_time_seconds`, `process_open_fds` and
