@@ -43,7 +43,7 @@ from potluck.server.service.serving import serving
 from potluck.server.store import (
     AttemptKey,
     MemberState,
-    Metrics,
+    MetricsRow,
     RoundCommit,
     RunState,
     Store,
@@ -171,7 +171,7 @@ def commits(url: str, folder: Path, rounds: int, times: int) -> dict[str, float]
                 store.set_member(key, client, MemberState.RECEIVED, update=update)
             commit = RoundCommit(
                 key=key, model_blake3=digest(number), state_blake3=digest(10**8 + number),
-                metrics=Metrics(loss=0.5), seconds=1.0, bytes_down=0, bytes_up=0,
+                metrics=MetricsRow(loss=0.5), seconds=1.0, bytes_down=0, bytes_up=0,
                 committed_at=AT, included=COHORT,
             )  # fmt: skip
             begun, before = time.perf_counter(), time.process_time()

@@ -27,7 +27,12 @@ from rich.table import Table
 from potluck.client.base.laplace import noisy_counts
 from potluck.common.learning.training import training_for
 from potluck.common.tasks.digits import Digits
-from potluck.server.aggregation.label_audit import BiasUpdates, Verdict, audit_labels, output_bias
+from potluck.server.aggregation.label_audit import (
+    BiasUpdates,
+    LabelVerdict,
+    audit_labels,
+    output_bias,
+)
 
 Counts = NDArray[np.int64]
 
@@ -121,7 +126,7 @@ def suspicious(
         table = claims(told, epsilon, draw)
         for knows_reach, updates in ((True, seen), (False, signs)):
             audits = audit_labels(table, updates, noise_rates=np.full(CLIENTS, epsilon))
-            found[knows_reach] += [audit.verdict is Verdict.SUSPICIOUS for audit in audits]
+            found[knows_reach] += [audit.verdict is LabelVerdict.SUSPICIOUS for audit in audits]
     return float(np.mean(found[True])), float(np.mean(found[False]))
 
 

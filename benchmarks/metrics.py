@@ -25,7 +25,7 @@ from rich.table import Table
 
 from potluck.common.metrics import definitions as metrics
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import LATEST_RUNS, RUN, Party
+from potluck.common.metrics.metric_labels import LATEST_RUNS, RUN, MeasuredParty
 from potluck.common.metrics.monitoring import monitoring
 from potluck.common.process.logs import LogLevel, configure_logging
 from potluck.common.settings.configuration import load
@@ -143,7 +143,7 @@ def attending(instruments: Instruments, clients: int, state: Path) -> Coordinato
     for number in range(LATEST_RUNS):
         run = f"{number:08x}"
         found.observer(run).began(_row(run))
-        for metric in metrics.metrics_of(Party.COORDINATOR):
+        for metric in metrics.metrics_of(MeasuredParty.COORDINATOR):
             if RUN in metric.labels and not metric.name.endswith("_info"):
                 _show_all(instruments, metric, run)
     return found
@@ -167,7 +167,7 @@ def _row(run: str) -> RunRow:
 
 async def scrapes(clients: int, times: int = 50) -> dict[str, float]:
     """Milliseconds from asking to the last byte, and bytes, over HTTP on loopback."""
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     with tempfile.TemporaryDirectory() as name:
         attending(instruments, clients, Path(name))
         async with monitoring("127.0.0.1:0", instruments) as address:

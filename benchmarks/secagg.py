@@ -47,9 +47,9 @@ from potluck.common.secagg import (
     Lane,
     LaneEncoding,
     MessageType,
-    Party,
     Purpose,
     Situation,
+    SumParty,
     complete_thresholds,
     record_bytes,
 )
@@ -114,7 +114,7 @@ class Bench:
         policy = ClientPolicy(least_hosts=min(5, self.clients))
         shared = FederationRoot("benchmark", root.public_key())
         self.hosts = {f"c{index:03}": f"h{index:03}" for index in range(self.clients)}
-        self.parties: dict[str, Party] = {}
+        self.parties: dict[str, SumParty] = {}
         for name, host in self.hosts.items():
             key = Ed25519PrivateKey.generate()
             record = MemberRecord(
@@ -126,7 +126,7 @@ class Bench:
                 not_after=now + timedelta(days=1),
             )
             fresh = FederationRoot("benchmark", root.public_key())
-            self.parties[name] = Party(
+            self.parties[name] = SumParty(
                 client=name,
                 key=key,
                 record=record_bytes(SignedRecord.make(root, record)),

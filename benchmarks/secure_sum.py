@@ -39,7 +39,7 @@ from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles, server_credentials
 from potluck.deploy.pki import authority as pki
@@ -147,7 +147,7 @@ async def serving(federation: Federation) -> AsyncIterator[tuple[Coordinator, in
             "tls": federation.tls("coordinator"),
         }
     )
-    async with Coordinator.opened(config, Instruments(Party.COORDINATOR)) as coordinator:
+    async with Coordinator.opened(config, Instruments(MeasuredParty.COORDINATOR)) as coordinator:
         guard = Guard(Limits(), lambda _: None, lambda *_: None)
         server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(

@@ -19,7 +19,7 @@ from support.sum_federation import Members, SumFederation, silent, sum_federatio
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.masked_updates import Differences, write_masked
 from potluck.client.disclosure.report import Records
-from potluck.client.disclosure.sum_sessions import SecureSums
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.common.errors import ConfigurationError
 from potluck.common.secagg import MessageType, SessionRecord
 from potluck.common.tensors.layout import Layout
@@ -223,9 +223,9 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client's word is for another file, another's file has another form."""
-    honest = SecureSums.mask
+    honest = SumSessions.mask
 
-    async def mask(self: SecureSums, name: str, update_id: str, write: Any) -> Any:
+    async def mask(self: SumSessions, name: str, update_id: str, write: Any) -> Any:
         file, word = await honest(self, name, update_id, write)
         if name == "client-3":
             word = replace(word, signature=bytes(64))
@@ -238,7 +238,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
             )
         return write_masked(path, update, *rest)
 
-    monkeypatch.setattr(SecureSums, "mask", mask)
+    monkeypatch.setattr(SumSessions, "mask", mask)
     monkeypatch.setattr("potluck.client.control.handlers.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason

@@ -18,7 +18,7 @@ from support.wire_recording import Recording, traces
 
 from potluck.client.disclosure.masked_updates import Differences, HeadNumbers, write_masked
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
 from potluck.common.secagg.updates import BodyEncoder
 from potluck.server.store import RunState
@@ -81,7 +81,7 @@ async def scanned(
     """What is found after a run of all clients."""
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     monkeypatch.setattr("potluck.client.control.handlers.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(

@@ -13,7 +13,7 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MemberOutcome, Party
+from potluck.common.metrics.metric_labels import MeasuredParty, MemberOutcome
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
@@ -67,7 +67,7 @@ class Scene:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     async with sum_federation(members, tmp_path, instruments=instruments) as federation:
         await federation.start()
         yield Scene(federation, instruments)

@@ -9,10 +9,10 @@ import pytest
 
 from potluck.common.errors import ConfigurationError, UnreachableError
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.metrics.monitoring import monitoring, parse_address
 
-INSTRUMENTS = Instruments(Party.HOST)
+INSTRUMENTS = Instruments(MeasuredParty.HOST)
 
 
 async def ask(address: str, request: bytes) -> tuple[int, bytes, bytes]:

@@ -25,7 +25,7 @@ from support.sum_federation import (
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.report import Records
-from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
 from potluck.common.secagg.cells import cells_of_members
@@ -175,15 +175,15 @@ async def test_a_count_above_the_bound_is_refused_by_its_own_client(
 async def test_masked_counts_of_the_wrong_length_are_refused_by_the_coordinator(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = ClientSums.answer
+    honest = SumSessions.answer
 
-    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+    async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:
         reply = await honest(self, instruction, count)
         if instruction.client_id == "client-4" and reply.masked:
             reply.masked += bytes(8)
         return reply
 
-    monkeypatch.setattr(ClientSums, "answer", answer)
+    monkeypatch.setattr(SumSessions, "answer", answer)
     outcome = await federation.sum()
     names = [name for name in federation.members.names if name != "client-4"]
     assert outcome.total is not None, outcome.explain()

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.common.net.membership import MemberRecord, SignedRecord, load_private_key
 from potluck.common.secagg import (
     Envelope,
@@ -429,9 +429,9 @@ async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_told(
     """Of ten hosts, seven of whose shares are needed, some sign shares that they made up."""
     members = Members.make(tmp_path / "members", 10)
     lying = frozenset(members.names[:liars])
-    honest = ClientSums.answer
+    honest = SumSessions.answer
 
-    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+    async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:
         reply = await honest(self, instruction, count)
         name = instruction.client_id
         for place, message in enumerate(reply.envelopes):
@@ -444,7 +444,7 @@ async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_told(
                 reply.envelopes[place].CopyFrom(wire.SecureEnvelope.FromString(forged))
         return reply
 
-    monkeypatch.setattr(ClientSums, "answer", answer)
+    monkeypatch.setattr(SumSessions, "answer", answer)
     async with sum_federation(members, tmp_path) as federation:
         await federation.start()
         outcome = await federation.sum()

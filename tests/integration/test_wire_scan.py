@@ -20,7 +20,7 @@ from support.wire_recording import Recording, forms, traces
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.training.device import TrainingDevice
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
 from potluck.server.store import RunState
 
@@ -76,7 +76,7 @@ async def scanned(
     """A run over clients with salted counts, and all that its coordinator has to do with."""
     counts = salted(members.names)
     recording = Recording(spool=folder / "coordinator" / "spool")
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     capfd.readouterr()
     monkeypatch.setattr(TrainingDevice, "label_counts", lambda _, __, client: counts[client])
     async with sum_federation(

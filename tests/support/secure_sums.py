@@ -29,10 +29,10 @@ from potluck.common.secagg import (
     LaneEncoding,
     Ledger,
     MessageType,
-    Party,
     Purpose,
     Refusal,
     Situation,
+    SumParty,
     Unmasking,
     complete_thresholds,
     record_bytes,
@@ -97,9 +97,9 @@ class Federation:
         return FederationRoot("f", ROOT.public_key())
 
     @cached_property
-    def parties(self) -> dict[str, Party]:
+    def parties(self) -> dict[str, SumParty]:
         return {
-            name: Party(
+            name: SumParty(
                 client=name,
                 key=member_key(name),
                 record=signed_record(name, member_key(name), host=self.hosts[name]),

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, delete, insert
 from potluck.server.store import (
     AttemptKey,
     MemberState,
-    Metrics,
+    MetricsRow,
     NewRun,
     RoundCommit,
     Store,
@@ -80,7 +80,7 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
         state_blake3=digest(1000 + key.round),
         selector_scalars={"turn": key.round, "share": 1 / 3, "done": False, "none": None},
         strategy_scalars={"name": "fedavg", "limit": float("inf")},
-        metrics=Metrics(loss=2.0**-key.round, accuracy=0.75, weighted_f1=0.5),
+        metrics=MetricsRow(loss=2.0**-key.round, accuracy=0.75, weighted_f1=0.5),
         seconds=2.5,
         bytes_down=key.round * 10**10,
         bytes_up=3,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.runfile import Direction
+from potluck.common.runfile import DirectionSettings
 from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import Layout
@@ -53,7 +53,7 @@ class Rounds:
         """One round with these updates, in the order of the mapping; the model it makes."""
         self.number += 1
         layout = Layout.of(self.model)
-        files = UpdateFiles(layout, Direction(), self.strategy.auxiliary)
+        files = UpdateFiles(layout, DirectionSettings(), self.strategy.auxiliary)
         updates = [self._spool(layout, client, each) for client, each in sent.items()]
         path = self._folder / "model"
         write_tensors(path, self.model)

@@ -21,10 +21,10 @@ from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
-from potluck.client.disclosure.sum_sessions import SecureSums as ClientSums
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.client.training.signals import label_counts
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
 from potluck.common.net.tls import SERVER_OPTIONS, server_credentials
 from potluck.common.secagg import MessageType
@@ -42,7 +42,7 @@ from potluck.server.service.host_service import CoordinatorService
 from potluck.server.service.operator_service import OperatorService
 from potluck.server.service.revocations import Revoking
 from potluck.server.store import RunRow, SecureSum
-from potluck.server.sums.counts import Outcome, SecureSums
+from potluck.server.sums.counts import SecureSums, SumOutcome
 from potluck.server.sums.sum_session import SumTerms
 
 PATIENCE_SECONDS = 90.0
@@ -147,7 +147,7 @@ class SumFederation:
         }
         return SumTerms(**(values | changes))
 
-    async def sum(self, clients: Sequence[str] = (), **changes: Any) -> Outcome:
+    async def sum(self, clients: Sequence[str] = (), **changes: Any) -> SumOutcome:
         return await self.sums.sum_counts(
             self.terms(**changes),
             clients or self.members.names,
@@ -215,7 +215,7 @@ async def sum_federation(
         "tls": members.tls.coordinator,
     }
     config = CoordinatorConfig.model_validate(values | coordinator)
-    measuring = instruments or Instruments(Party.COORDINATOR)
+    measuring = instruments or Instruments(MeasuredParty.COORDINATOR)
     async with Coordinator.opened(config, measuring) as opened:
         guard = Guard(Limits(), lambda _: None, lambda *_: None)
         server = grpc.aio.server(interceptors=[*interceptors, guard], options=SERVER_OPTIONS)
@@ -241,30 +241,30 @@ async def sum_federation(
 @contextlib.contextmanager
 def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None]:
     """Hosts of these clients never answer from this message of the coordinator on."""
-    honest = ClientSums.answer
+    honest = SumSessions.answer
 
-    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+    async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:
         last = stages.get(instruction.client_id)
         if last is not None and instruction.secure.envelope.type >= last:
             await asyncio.Event().wait()
         return await honest(self, instruction, count)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClientSums, "answer", answer)
+        patched.setattr(SumSessions, "answer", answer)
         yield
 
 
 @contextlib.contextmanager
 def holding(monkeypatch: Any, counts: Mapping[str, list[int]]) -> Iterator[None]:
     """The clients hold these numbers of samples, by class."""
-    honest = ClientSums.answer
+    honest = SumSessions.answer
 
-    async def answer(self: ClientSums, instruction: rpc.Instruction, count: Any) -> Any:
+    async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:
         async def held() -> list[int]:
             return counts[instruction.client_id]
 
         return await honest(self, instruction, held)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClientSums, "answer", answer)
+        patched.setattr(SumSessions, "answer", answer)
         yield

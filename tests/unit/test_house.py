@@ -209,6 +209,18 @@ def test_a_module_name_occurs_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_a_class_name_occurs_once() -> None:
+    places: dict[str, list[str]] = {}
+    for folder in packages():
+        if folder.name not in ROOMS:
+            continue
+        for module in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(module.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(module.relative_to(HOUSE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_versions_agree() -> None:
     # Here, so that the other tests can say what is wrong where nothing can be imported.
     from potluck.common.net.protocol import SOFTWARE_VERSION

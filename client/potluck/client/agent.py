@@ -23,7 +23,7 @@ from potluck.client.control.instruction_log import InstructionLog
 from potluck.client.disclosure.release_ledger import ReleaseLedger
 from potluck.client.disclosure.releases import Asker, Discloser, key_of
 from potluck.client.disclosure.sum_ledger import SumLedger
-from potluck.client.disclosure.sum_sessions import Membership, SecureSums
+from potluck.client.disclosure.sum_sessions import Membership, SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
@@ -172,9 +172,9 @@ class Agent:
             metrics=self._metrics,
         )
 
-    def _make_sums(self, discloser: Discloser) -> SecureSums:
+    def _make_sums(self, discloser: Discloser) -> SumSessions:
         config = self._config
-        sums = SecureSums(
+        sums = SumSessions(
             policy=config.disclosure,
             membership=Membership(
                 federation=discloser.asker.federation,

@@ -60,7 +60,7 @@ class RunningCorrection(Protocol):
         ...
 
 
-class Correction(Protocol):
+class LocalCorrection(Protocol):
     """The plug-in. Raises ConfigurationError where it can't go with the settings."""
 
     def begin(self, context: CorrectionContext) -> RunningCorrection:

@@ -34,7 +34,7 @@ METRIC_BOUND: Final = 1e6
 """Larger numbers are cut off; far beyond any loss or any number of steps."""
 
 
-class Masking(Settings):
+class MaskingSettings(Settings):
     """How updates are masked and summed."""
 
     clip: float = Field(
@@ -89,7 +89,7 @@ def lane_lengths(
     return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside}
 
 
-def lanes_of(lengths: Mapping[str, int], masking: Masking) -> tuple[Lane, ...]:
+def lanes_of(lengths: Mapping[str, int], masking: MaskingSettings) -> tuple[Lane, ...]:
     """The lanes that a run asks for."""
     return tuple(
         Lane(

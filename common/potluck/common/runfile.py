@@ -12,7 +12,7 @@ from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
 from potluck.common.learning.training import LocalTraining
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.learning.virtual_clock import VirtualClock
-from potluck.common.masking import Masking
+from potluck.common.masking import MaskingSettings
 from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
 from potluck.common.tensors.encoding import Encoding
@@ -99,7 +99,7 @@ class RoundPolicy(Settings):
         return max(1, math.ceil(self.quorum * cohort - 1e-9))
 
 
-class Direction(Settings):
+class DirectionSettings(Settings):
     """How models travel one way."""
 
     encoding: Encoding = Field(
@@ -118,8 +118,12 @@ class Direction(Settings):
 class Transport(Settings):
     """How models and updates travel."""
 
-    down: Direction = Field(default=Direction(), description="From the coordinator to hosts.")
-    up: Direction = Field(default=Direction(), description="From hosts to the coordinator.")
+    down: DirectionSettings = Field(
+        default=DirectionSettings(), description="From the coordinator to hosts."
+    )
+    up: DirectionSettings = Field(
+        default=DirectionSettings(), description="From hosts to the coordinator."
+    )
 
 
 class Evaluation(Settings):
@@ -140,7 +144,7 @@ class MissingProfiles(StrEnum):
     INCLUDE = "include"
 
 
-class Profiles(Settings):
+class ProfileSettings(Settings):
     """What clients are asked to disclose, once, before the first round that needs it."""
 
     missing: MissingProfiles = Field(
@@ -315,11 +319,11 @@ class RunFile(Settings):
         description="Whether updates are masked, so that the coordinator learns their sum over a\n"
         "round's cohort and nothing else. Needs a federation root and a strategy that averages.",
     )
-    masking: Masking = Field(
-        default=Masking(), description="How updates are masked, with secure_aggregation."
+    masking: MaskingSettings = Field(
+        default=MaskingSettings(), description="How updates are masked, with secure_aggregation."
     )
-    profiles: Profiles = Field(
-        default=Profiles(),
+    profiles: ProfileSettings = Field(
+        default=ProfileSettings(),
         description="What clients are asked to disclose, if the selector needs it.",
     )
     selector_limits: SelectorLimits = Field(

@@ -19,7 +19,7 @@ from potluck.server.store import (
     MemberChange,
     MemberRow,
     MemberState,
-    Metrics,
+    MetricsRow,
     Store,
 )
 from potluck.server.store.sql.column_types import decode_rows, encode_rows
@@ -163,10 +163,10 @@ def test_not_a_number_comes_back_as_none(begun: Store) -> None:
     selected(begun, FIRST)
     not_a_number = replace(UPDATE, loss=float("nan"))
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=not_a_number)
-    begun.commit_round(replace(commit(FIRST, ["a"]), metrics=Metrics(loss=float("nan"))))
+    begun.commit_round(replace(commit(FIRST, ["a"]), metrics=MetricsRow(loss=float("nan"))))
     last = begun.last_round(RUN.run_id)
     assert last is not None
-    assert last.metrics == Metrics()
+    assert last.metrics == MetricsRow()
     assert last.members[0].update == replace(UPDATE, loss=None)
 
 

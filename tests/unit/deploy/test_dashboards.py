@@ -14,7 +14,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.repository import ROOT
 
-from potluck.common.metrics.definitions import METRICS, Kind
+from potluck.common.metrics.definitions import METRICS, MetricKind
 from potluck.deploy.dashboards import dashboard_files
 
 ASSETS = ROOT / "deploy" / "assets"
@@ -28,7 +28,7 @@ def series() -> set[str]:
     names = {"up", "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes"}
     names.add("process_start_time_seconds")
     for metric in METRICS:
-        histogram = metric.kind is Kind.HISTOGRAM
+        histogram = metric.kind is MetricKind.HISTOGRAM
         suffixes = ("_bucket", "_sum", "_count") if histogram else ("",)
         names |= {metric.name + suffix for suffix in suffixes}
     rules = [rule for path in RULES for group in read(path)["groups"] for rule in group["rules"]]

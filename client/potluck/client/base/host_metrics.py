@@ -14,8 +14,8 @@ from potluck.common.metrics.metric_labels import (
     SIGNAL,
     Direction,
     DisclosureOutcome,
-    Party,
-    Stage,
+    HostStage,
+    MeasuredParty,
     Work,
     WorkOutcome,
     known_reason,
@@ -37,7 +37,7 @@ class HostMetrics:
     """Lives on the event loop, but for what looks things up when somebody asks."""
 
     def __init__(self, instruments: Instruments | None = None) -> None:
-        self.instruments = instruments or Instruments(Party.HOST)
+        self.instruments = instruments or Instruments(MeasuredParty.HOST)
         self._attended_before = False
         self._attends = False
         self._spent = 0.0
@@ -59,7 +59,7 @@ class HostMetrics:
             with suppress(PotluckError):  # amid being replaced: what was shown before stands
                 show_certificate(self.instruments, tls)
             found = stages()
-            for stage in Stage:
+            for stage in HostStage:
                 self.instruments.set(metrics.INSTRUCTIONS, found.get(stage, 0), stage=stage)
             self._show_gpus()
 

@@ -22,7 +22,7 @@ from potluck.client.disclosure.disclosure_policy import (
 )
 from potluck.client.disclosure.masked_updates import MASKED, HeadNumbers, write_masked
 from potluck.client.disclosure.releases import Discloser, noised, randomness
-from potluck.client.disclosure.sum_sessions import SecureSums
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
@@ -74,7 +74,7 @@ class Duties:
         states: KeptStates,
         worker: Worker[TrainingDevice],
         discloser: Discloser,
-        sums: SecureSums,
+        sums: SumSessions,
         ledger: InstructionLog,
         metrics: HostMetrics,
     ) -> None:

@@ -15,7 +15,7 @@ from potluck.client.disclosure.releases import description
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
 from potluck.common.secagg import Purpose
-from potluck.common.secagg.ledger import Release as Summed
+from potluck.common.secagg.ledger import SumRelease
 
 
 class Records:
@@ -124,9 +124,9 @@ class Records:
                 )
 
 
-def _rounds(releases: Iterable[Summed]) -> Iterator[str]:
+def _rounds(releases: Iterable[SumRelease]) -> Iterator[str]:
     """Masked updates, a line for each run."""
-    by_run: dict[tuple[str, str, str], list[Summed]] = {}
+    by_run: dict[tuple[str, str, str], list[SumRelease]] = {}
     for each in releases:
         by_run.setdefault((each.federation, each.run, each.subject), []).append(each)
     for (federation, run, subject), sums in by_run.items():
@@ -142,7 +142,7 @@ def _rounds(releases: Iterable[Summed]) -> Iterator[str]:
         )
 
 
-def _sum_values(release: Summed) -> dict[str, Any]:
+def _sum_values(release: SumRelease) -> dict[str, Any]:
     values = release.model_dump(mode="json", exclude={"kind"})
     return {**values, "purpose": release.purpose.name.lower()}
 

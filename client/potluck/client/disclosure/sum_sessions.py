@@ -46,11 +46,11 @@ from potluck.common.secagg import (
     Header,
     Ledger,
     Masking,
-    Party,
     Purpose,
     Refusal,
     Rule,
     Situation,
+    SumParty,
     decode,
     encode,
     record_bytes,
@@ -90,7 +90,7 @@ class Membership:
     members: Path | None
     federation_root: Path | None
 
-    def party(self, name: str, policy: DisclosurePolicy) -> Party:
+    def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
         """A client as the others know it. Raises DisclosureRefusedError where something is missing,
         ConfigurationError where a file can't be used."""
         if self.member_key is None or self.members is None or self.federation_root is None:
@@ -104,7 +104,7 @@ class Membership:
             raise ConfigurationError(
                 f"{self.members} has no record of client '{name}'; get the newest one", client=name
             )
-        return Party(
+        return SumParty(
             client=name,
             key=key_of(self.member_key, name),
             record=record_bytes(signed),
@@ -155,7 +155,7 @@ class _Live:
 
 
 @dataclass(kw_only=True)
-class SecureSums:
+class SumSessions:
     """Takes part in secure sums for all clients of a host."""
 
     policy: DisclosurePolicy
@@ -166,7 +166,7 @@ class SecureSums:
     random: Callable[[int], bytes] = os.urandom
     _live: dict[tuple[str, bytes], _Live] = field(default_factory=dict)
     _used: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    _parties: dict[str, Party] = field(default_factory=dict)
+    _parties: dict[str, SumParty] = field(default_factory=dict)
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _appointments: dict[str, Appointment] = field(default_factory=dict)
 
@@ -344,7 +344,7 @@ class SecureSums:
             ledger=ledger.model_copy(update={"epsilon_budget": max(0.0, float(budget))}),
         )
 
-    def _party(self, name: str) -> Party:
+    def _party(self, name: str) -> SumParty:
         party = self._parties.get(name)
         if party is None:
             party = self._parties[name] = self.membership.party(name, self.policy)

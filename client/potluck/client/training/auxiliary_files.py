@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from potluck.client.correction import Correction, NamedAuxiliaries
+from potluck.client.correction import LocalCorrection, NamedAuxiliaries
 from potluck.client.training.loop import Corrected
 from potluck.common.errors import LayoutError, PluginError
 from potluck.common.tensors.auxiliary import (
@@ -41,7 +41,9 @@ class ReceivedAuxiliaries:
     keep_at: Path
 
 
-def corrected(correction: Correction, received: ReceivedAuxiliaries, layout: Layout) -> Corrected:
+def corrected(
+    correction: LocalCorrection, received: ReceivedAuxiliaries, layout: Layout
+) -> Corrected:
     """The correction with what it begins with. Raises LayoutError, StorageError."""
     return Corrected(
         correction=correction,

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.client.correction import Correction
+from potluck.client.correction import LocalCorrection
 from potluck.client.disclosure.masked_updates import MASKED, Differences, differences
 from potluck.client.objective import Objective, proximal_weight
 from potluck.client.question import Question, QuestionContext
@@ -276,7 +276,7 @@ class TrainingDevice:
         if received is None:
             return None
         plugin = work.auxiliary.correction
-        made: Correction = plugins.create(plugins.CORRECTIONS, plugin.name, _options(plugin))
+        made: LocalCorrection = plugins.create(plugins.CORRECTIONS, plugin.name, _options(plugin))
         return corrected(made, received, layout)
 
     def evaluate(self, work: rpc.Evaluate, *, client_id: ClientId, model: Path) -> EvaluationCounts:

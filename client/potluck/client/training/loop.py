@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.client.correction import (
-    Correction,
     CorrectionContext,
     CorrectionOutcome,
+    LocalCorrection,
     NamedAuxiliaries,
     RunningCorrection,
 )
@@ -132,7 +132,7 @@ def train(
 class Corrected:
     """A correction and what it begins with: auxiliaries on the CPU, by name and tensor."""
 
-    correction: Correction
+    correction: LocalCorrection
     shared: NamedAuxiliaries
     personal: NamedAuxiliaries
     kept: NamedAuxiliaries | None

@@ -23,13 +23,13 @@ from potluck.common.metrics.metric_labels import (
     SIGNAL,
     AttemptOutcome,
     DisclosureOutcome,
+    HostStage,
     Label,
+    MeasuredParty,
     MemberOutcome,
-    Party,
     ProfileOutcome,
     RoundPhase,
     RunOutcome,
-    Stage,
     Target,
     TransferOutcome,
     Work,
@@ -40,7 +40,7 @@ from potluck.common.metrics.metric_labels import (
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """How a metric is counted."""
 
     COUNTER = "counter"
@@ -54,24 +54,30 @@ class Metric:
     histogram. condition: when it is there; empty for always."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
-    parties: frozenset[Party]
+    parties: frozenset[MeasuredParty]
     unit: str = ""
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     condition: str = ""
 
 
-_COORDINATOR = frozenset({Party.COORDINATOR})
-_HOST = frozenset({Party.HOST})
+_COORDINATOR = frozenset({MeasuredParty.COORDINATOR})
+_HOST = frozenset({MeasuredParty.HOST})
 _BOTH = _COORDINATOR | _HOST
 
 
 def _counter(
-    name: str, text: str, *labels: Label, unit: str = "", of: frozenset[Party] = _COORDINATOR
+    name: str,
+    text: str,
+    *labels: Label,
+    unit: str = "",
+    of: frozenset[MeasuredParty] = _COORDINATOR,
 ) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, help=text, parties=of, unit=unit, labels=labels)
+    return Metric(
+        name=name, kind=MetricKind.COUNTER, help=text, parties=of, unit=unit, labels=labels
+    )
 
 
 def _gauge(
@@ -79,12 +85,12 @@ def _gauge(
     text: str,
     *labels: Label,
     unit: str = "",
-    of: frozenset[Party] = _COORDINATOR,
+    of: frozenset[MeasuredParty] = _COORDINATOR,
     condition: str = "",
 ) -> Metric:
     return Metric(
         name=name,
-        kind=Kind.GAUGE,
+        kind=MetricKind.GAUGE,
         help=text,
         parties=of,
         unit=unit,
@@ -93,10 +99,12 @@ def _gauge(
     )
 
 
-def _seconds(name: str, text: str, *labels: Label, of: frozenset[Party] = _COORDINATOR) -> Metric:
+def _seconds(
+    name: str, text: str, *labels: Label, of: frozenset[MeasuredParty] = _COORDINATOR
+) -> Metric:
     return Metric(
         name=name,
-        kind=Kind.HISTOGRAM,
+        kind=MetricKind.HISTOGRAM,
         help=text,
         parties=of,
         unit="seconds",
@@ -350,7 +358,7 @@ HOST_CLIENTS = _gauge("potluck_host_clients", "Clients this host answers for.", 
 INSTRUCTIONS = _gauge(
     "potluck_host_instructions",
     "Instructions under way, by stage; queued ones wait for the device.",
-    Label(name="stage", values=tuple(Stage)),
+    Label(name="stage", values=tuple(HostStage)),
     of=_HOST,
 )
 WORK = _counter(
@@ -435,6 +443,6 @@ METRICS: tuple[Metric, ...] = tuple(
 """All of them, in the order above."""
 
 
-def metrics_of(party: Party) -> tuple[Metric, ...]:
+def metrics_of(party: MeasuredParty) -> tuple[Metric, ...]:
     """The metrics a party has."""
     return tuple(metric for metric in METRICS if party in metric.parties)

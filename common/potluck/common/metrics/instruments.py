@@ -17,8 +17,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from potluck.common.metrics.definitions import BUILD_INFO, Kind, Metric, metrics_of
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.definitions import BUILD_INFO, Metric, MetricKind, metrics_of
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.net.protocol import SOFTWARE_VERSION
 
 _Family = Counter | Gauge | Histogram
@@ -31,7 +31,7 @@ class Instruments:
     was set.
     """
 
-    def __init__(self, party: Party) -> None:
+    def __init__(self, party: MeasuredParty) -> None:
         self._registry = CollectorRegistry()
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
@@ -107,7 +107,7 @@ class Instruments:
         return frozenset(
             metric.name
             for metric in self._metrics
-            if metric.kind is Kind.GAUGE and metric.name not in known
+            if metric.kind is MetricKind.GAUGE and metric.name not in known
         )
 
 
@@ -132,10 +132,10 @@ class _Shown(Collector):
 
 def _made(metric: Metric, registry: CollectorRegistry) -> _Family:
     names = [label.name for label in metric.labels]
-    if metric.kind is Kind.GAUGE:
+    if metric.kind is MetricKind.GAUGE:
         return Gauge(metric.name, metric.help, names, registry=registry)
     family: _Family
-    if metric.kind is Kind.COUNTER:
+    if metric.kind is MetricKind.COUNTER:
         family = Counter(metric.name, metric.help, names, registry=registry)
     else:
         family = Histogram(

@@ -23,7 +23,7 @@ HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
 imbalance, spurious correlation."""
 
 
-class Party(StrEnum):
+class MeasuredParty(StrEnum):
     """Who has a metric."""
 
     COORDINATOR = "coordinator"
@@ -117,7 +117,7 @@ class WorkOutcome(StrEnum):
     DROPPED = "dropped"
 
 
-class Stage(StrEnum):
+class HostStage(StrEnum):
     """How far a host is with an instruction."""
 
     QUEUED = "queued"

@@ -33,7 +33,7 @@ MAXIMUM_REQUEST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class CertificateRequest:
     """What a signing request asks for, once its signature has been checked."""
 
     identity: Identity
@@ -110,7 +110,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def read_request(path: Path) -> Request:
+def read_request(path: Path) -> CertificateRequest:
     """What the request in a file asks for. Raises ConfigurationError, or IdentityError."""
     try:
         with path.open("rb") as file:
@@ -130,7 +130,7 @@ def read_request(path: Path) -> Request:
         ) from error
 
 
-def parse_request(pem: bytes) -> Request:
+def parse_request(pem: bytes) -> CertificateRequest:
     """A request from its PEM text.
 
     Raises ValueError for a malformed one, IdentityError for an identity that is not allowed.
@@ -156,7 +156,7 @@ def parse_request(pem: bytes) -> Request:
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
     if len(ours) != 1:
         raise IdentityError(f"the request holds {len(ours)} Potluck identities instead of one")
-    return Request(identity=parse_identity(ours[0]), public_key=key)
+    return CertificateRequest(identity=parse_identity(ours[0]), public_key=key)
 
 
 def _is_p256(key: ec.EllipticCurvePublicKey) -> bool:

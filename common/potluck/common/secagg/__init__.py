@@ -76,8 +76,8 @@ from potluck.common.secagg.client_session import (
     ClientSession,
     ClientStep,
     Masking,
-    Party,
     Situation,
+    SumParty,
 )
 from potluck.common.secagg.coordinator_session import CoordinatorSession, CoordinatorStep
 from potluck.common.secagg.ledger import Ledger, entry_from_json
@@ -117,13 +117,13 @@ __all__ = [
     "Masking",
     "MessageType",
     "Noise",
-    "Party",
     "Purpose",
     "Refusal",
     "Rule",
     "SessionRecord",
     "Situation",
     "StreamCipher",
+    "SumParty",
     "Thresholds",
     "Unmasking",
     "client",

@@ -38,7 +38,7 @@ from potluck.common.secagg.transcript import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Party:
+class SumParty:
     """A client, for all its sessions. record: its `SignedRecord` as `record_bytes` gives it."""
 
     client: str
@@ -70,7 +70,7 @@ class Agreed:
     that a coordinator could not have shown another log for.
     """
 
-    party: Party
+    party: SumParty
     header: Header
     header_sha256: bytes
     expected: Expectation
@@ -158,7 +158,7 @@ class Consented:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class Revealed:
     """Has given its shares and knows no secret any more."""
 
     survivors: tuple[str, ...]
@@ -172,7 +172,7 @@ class Ended:
     abort: Abort | None = None
 
 
-ClientState = Advertised | Shared | Masking | Uploaded | Consented | Finished | Ended
+ClientState = Advertised | Shared | Masking | Uploaded | Consented | Revealed | Ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class ClientSession:
     @property
     def over(self) -> bool:
         """Whether nothing more can come of it."""
-        return isinstance(self.state, Finished | Ended)
+        return isinstance(self.state, Revealed | Ended)
 
     @property
     def masking(self) -> Masking | None:

@@ -29,11 +29,11 @@ from potluck.common.secagg.client_session import (
     ClientStep,
     Consented,
     Ended,
-    Finished,
     Masking,
-    Party,
+    Revealed,
     Shared,
     Situation,
+    SumParty,
     Uploaded,
 )
 from potluck.common.secagg.client_stages import (
@@ -71,7 +71,7 @@ M = TypeVar("M", Abort, RosterMessage, Delivery, Survivors, Certificate)
 
 
 def begin(
-    party: Party,
+    party: SumParty,
     invitation: Envelope,
     expected: Expectation,
     situation: Situation,
@@ -112,7 +112,7 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
     if digest == session.heard:
         return ClientStep(session=session, replies=session.said, repeated=True)
     state = session.state
-    if isinstance(state, Finished | Ended):
+    if isinstance(state, Revealed | Ended):
         over = Refusal(Rule.STAGE, "the session is over")
         told = envelope.type is MessageType.ABORT
         return ClientStep(session=session, refusal=None if told else over)
@@ -150,7 +150,7 @@ def uploaded(session: ClientSession, upload_digest: bytes) -> ClientStep:
 def refuse(session: ClientSession, refusal: Refusal) -> ClientStep:
     """End a session for a reason of the client's own, e.g. an input out of bounds."""
     state = session.state
-    if isinstance(state, Finished | Ended):
+    if isinstance(state, Revealed | Ended):
         return ClientStep(session=session)
     return _refuse(state.agreed.party, session.session_id, refusal, session.heard)
 
@@ -186,7 +186,7 @@ def _step(session_id: bytes, answer: Answer, heard: bytes) -> ClientStep:
     return ClientStep(session=session, replies=answer.replies, entries=answer.entries)
 
 
-def _refuse(party: Party, session_id: bytes, refusal: Refusal, heard: bytes) -> ClientStep:
+def _refuse(party: SumParty, session_id: bytes, refusal: Refusal, heard: bytes) -> ClientStep:
     replies: tuple[Envelope, ...] = ()
     if session_id:
         message = RefusalMessage(session_id, party.client, refusal.rule, refusal.detail[:500])

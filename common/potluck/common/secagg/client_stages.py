@@ -23,8 +23,8 @@ from potluck.common.secagg.client_session import (
     Agreed,
     Answer,
     Consented,
-    Finished,
     Masking,
+    Revealed,
     Shared,
     Situation,
     Uploaded,
@@ -235,7 +235,7 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
     clients = {client: roster.participants[client].record.host for client in state.survivors}
     entry = release_entry(header, agreed.expected.input_id, clients, situation.now)
     return Answer(
-        Finished(survivors=state.survivors),
+        Revealed(survivors=state.survivors),
         (_signed(agreed, MessageType.REVEAL, reply),),
         (entry,),
     )

@@ -41,7 +41,7 @@ class Upload(_Entry):
     at: AwareDatetime
 
 
-class Release(_Entry):
+class SumRelease(_Entry):
     """Shares were given for a set. clients: its members, each with its host."""
 
     kind: Literal["release"] = "release"
@@ -70,10 +70,10 @@ class LogSeen(_Entry):
     released: dict[str, tuple[str, ...]]
 
 
-LedgerEntry = Upload | Release | LogSeen
+LedgerEntry = Upload | SumRelease | LogSeen
 
 _ENTRY: TypeAdapter[LedgerEntry] = TypeAdapter(
-    Annotated[Upload | Release | LogSeen, Field(discriminator="kind")]
+    Annotated[Upload | SumRelease | LogSeen, Field(discriminator="kind")]
 )
 
 
@@ -93,9 +93,9 @@ class Ledger(_Entry):
         return self.model_copy(update={"entries": (*self.entries, *entries)})
 
     @property
-    def releases(self) -> list[Release]:
+    def releases(self) -> list[SumRelease]:
         """The sets shares were given for."""
-        return [each for each in self.entries if isinstance(each, Release)]
+        return [each for each in self.entries if isinstance(each, SumRelease)]
 
     @property
     def uploads(self) -> list[Upload]:
@@ -121,7 +121,7 @@ class Ledger(_Entry):
         """Sessions over histograms that the query log must show before the next one."""
         owed: set[str] = set()
         for each in self.entries:
-            if isinstance(each, Release) and each.purpose is Purpose.HISTOGRAM:
+            if isinstance(each, SumRelease) and each.purpose is Purpose.HISTOGRAM:
                 owed.add(each.session_id)
             elif isinstance(each, LogSeen):
                 owed -= each.released.keys()
@@ -206,9 +206,9 @@ def upload_entry(header: Header, input_id: str, at: datetime) -> Upload:
 
 def release_entry(
     header: Header, input_id: str, clients: Mapping[str, str], at: datetime
-) -> Release:
+) -> SumRelease:
     """What to remember before shares are given."""
-    return Release(
+    return SumRelease(
         session_id=header.session_id.hex(),
         input_id=input_id,
         federation=header.federation,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from potluck.deploy.experiments.definition import ExperimentFile
     from potluck.deploy.experiments.grid_cells import Cell
     from potluck.deploy.experiments.results import CellResult, ResultsFolder
-    from potluck.deploy.experiments.running import Outcome
+    from potluck.deploy.experiments.running import GridOutcome
 
 _FOLDERS = Path("potluck-experiments")
 _DATA = Path("data")
@@ -87,7 +87,7 @@ def experiment(
     from potluck.deploy.experiments.definition import load_experiment
     from potluck.deploy.experiments.grid_cells import cells_of
     from potluck.deploy.experiments.results import ResultsFolder
-    from potluck.deploy.experiments.running import Outcome
+    from potluck.deploy.experiments.running import GridOutcome
 
     plan = load_experiment(file, quick=quick)
     cells = cells_of(plan, hosts=hosts or plan.hosts, source=file)
@@ -103,7 +103,7 @@ def experiment(
         _list(cells, folder)
         return
     if report_only:
-        outcome = Outcome(results=folder.finished(cells), failures={})
+        outcome = GridOutcome(results=folder.finished(cells), failures={})
     else:
         with folder.opened():
             outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
@@ -139,7 +139,7 @@ def _run(
     data: Path | None,
     device: str,
     jobs: int | None,
-) -> Outcome:
+) -> GridOutcome:
     from potluck.deploy.experiments.experiment_progress import Board
     from potluck.deploy.experiments.running import (
         Place,

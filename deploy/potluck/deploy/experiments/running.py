@@ -64,7 +64,7 @@ def available_memory() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GridOutcome:
     """Results and failures of cells, by digest."""
 
     results: dict[str, CellResult]
@@ -73,7 +73,7 @@ class Outcome:
 
 async def run_missing(
     cells: Sequence[Cell], folder: ResultsFolder, place: Place, board: Board
-) -> Outcome:
+) -> GridOutcome:
     """Results of all cells: those that were finished before, and those run now.
 
     A cell's result is on disk before the next one begins, so nothing finished is lost, whatever
@@ -112,7 +112,7 @@ async def run_missing(
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return Outcome(results=results, failures=failures)
+    return GridOutcome(results=results, failures=failures)
 
 
 async def _run_stubbornly(

@@ -9,7 +9,7 @@ from enum import StrEnum
 from potluck.deploy.machines.desired_state import DesiredContainer
 
 
-class Kind(StrEnum):
+class StepKind(StrEnum):
     """What a step does."""
 
     PUT_IMAGE = "put image"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 class Step:
     """A thing to do. subject: an image, or a container's name. why: for people."""
 
-    kind: Kind
+    kind: StepKind
     subject: str
     why: str
 
@@ -68,15 +68,15 @@ def plan(
     for image in dict.fromkeys(one.image for one in desired):
         wanted, found = images.get(image), observed.images.get(image)
         if found is None:
-            steps.append(Step(kind=Kind.PUT_IMAGE, subject=image, why="it is not there"))
+            steps.append(Step(kind=StepKind.PUT_IMAGE, subject=image, why="it is not there"))
         elif wanted is not None and wanted != found:
-            steps.append(Step(kind=Kind.PUT_IMAGE, subject=image, why="another one is there"))
+            steps.append(Step(kind=StepKind.PUT_IMAGE, subject=image, why="another one is there"))
     for one in desired:
         step = _step_for(one, observed, images.get(one.image) or observed.images.get(one.image))
         steps += [] if step is None else [step]
     names = {one.name for one in desired}
     steps += [
-        Step(kind=Kind.REMOVE, subject=name, why="the inventory no longer names it")
+        Step(kind=StepKind.REMOVE, subject=name, why="the inventory no longer names it")
         for name in sorted(observed.containers)
         if name not in names
     ]
@@ -86,19 +86,19 @@ def plan(
 def _step_for(one: DesiredContainer, observed: Observed, image: str | None) -> Step | None:
     found = observed.containers.get(one.name)
 
-    def step(kind: Kind, why: str) -> Step:
+    def step(kind: StepKind, why: str) -> Step:
         return Step(kind=kind, subject=one.name, why=why)
 
     if found is None:
-        return step(Kind.CREATE, "it is not there")
+        return step(StepKind.CREATE, "it is not there")
     if found.digest != one.digest:
-        return step(Kind.REPLACE, "the inventory asks for other options")
+        return step(StepKind.REPLACE, "the inventory asks for other options")
     if image is None or found.image != image:
-        return step(Kind.REPLACE, "it runs another image")
+        return step(StepKind.REPLACE, "it runs another image")
     if found.configuration_digest != one.configuration_digest:
-        return step(Kind.RECONFIGURE, "its configuration differs")
+        return step(StepKind.RECONFIGURE, "its configuration differs")
     if found.tls_digest != one.tls_digest:
-        return step(Kind.REFRESH, "its certificates differ")
+        return step(StepKind.REFRESH, "its certificates differ")
     if not found.running:
-        return step(Kind.START, f"it is {found.state}")
+        return step(StepKind.START, f"it is {found.state}")
     return None

@@ -16,7 +16,7 @@ from docker.models.volumes import Volume
 
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.deploy.machines import machine_images
-from potluck.deploy.machines.deploy_plan import Kind, Observed, ObservedContainer, Step
+from potluck.deploy.machines.deploy_plan import Observed, ObservedContainer, Step, StepKind
 from potluck.deploy.machines.desired_state import (
     CONFIGURATION_LABEL,
     DIGEST_LABEL,
@@ -125,23 +125,23 @@ class MachineWork:
         """Carry out a plan, step by step. What was done stays done if one fails."""
         for step in steps:
             self.say(str(step))
-            if step.kind is Kind.PUT_IMAGE:
+            if step.kind is StepKind.PUT_IMAGE:
                 self._put_image(step.subject)
-            elif step.kind is Kind.REMOVE:
+            elif step.kind is StepKind.REMOVE:
                 self.remove(step.subject, keep_state=True)
             else:
                 self._bring(step.kind, desired[step.subject])
 
-    def _bring(self, kind: Kind, one: DesiredContainer) -> None:
-        if kind is Kind.REPLACE:
+    def _bring(self, kind: StepKind, one: DesiredContainer) -> None:
+        if kind is StepKind.REPLACE:
             self._remove_container(one.name)
-        if kind in (Kind.CREATE, Kind.REPLACE):
+        if kind in (StepKind.CREATE, StepKind.REPLACE):
             self._create(one)
             return
         container = self.client.containers.get(one.name)
-        if kind in (Kind.RECONFIGURE, Kind.REFRESH):
+        if kind in (StepKind.RECONFIGURE, StepKind.REFRESH):
             self._write_files(container, one)
-        if kind is Kind.RECONFIGURE:
+        if kind is StepKind.RECONFIGURE:
             container.restart(timeout=STOP_SECONDS)
         else:
             container.start()  # does nothing where it runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from potluck.common.metrics.definitions import METRICS, Metric
-from potluck.common.metrics.metric_labels import LATEST_RUNS, Label, Party
+from potluck.common.metrics.metric_labels import LATEST_RUNS, Label, MeasuredParty
 
 _HEAD = f"""\
 # Metrics
@@ -38,9 +38,9 @@ Besides, every process has `process_cpu_seconds_total`, `process_resident_memory
 """
 
 _SECTIONS = (
-    ("Coordinator and hosts", frozenset(Party)),
-    ("Coordinator", frozenset({Party.COORDINATOR})),
-    ("Hosts", frozenset({Party.HOST})),
+    ("Coordinator and hosts", frozenset(MeasuredParty)),
+    ("Coordinator", frozenset({MeasuredParty.COORDINATOR})),
+    ("Hosts", frozenset({MeasuredParty.HOST})),
 )
 
 

@@ -34,7 +34,7 @@ class ClientDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics:
+class PartitionMetrics:
     """See `FederatedHeterogeneity`; what attributes would tell is None where there are none."""
 
     gci: float
@@ -51,7 +51,7 @@ class Description:
 
     task: str
     classes: int
-    metrics: Metrics
+    metrics: PartitionMetrics
     clients: list[ClientDescription]
 
 
@@ -102,16 +102,16 @@ def _describe(
     )
 
 
-def _metrics(clients: Sequence[ClientDescription], *, with_attributes: bool) -> Metrics:
+def _metrics(clients: Sequence[ClientDescription], *, with_attributes: bool) -> PartitionMetrics:
     matrices = [
         client.interaction_matrix or _one_attribute(client.label_counts) for client in clients
     ]
     found = federated_heterogeneity(np.array(matrices))
     if with_attributes:
-        return Metrics(
+        return PartitionMetrics(
             gci=found.gci, gai=found.gai, gsc=found.gsc, cci=found.cci, cai=found.cai, csc=found.csc
         )
-    return Metrics(gci=found.gci, gai=None, gsc=None, cci=found.cci, cai=None, csc=None)
+    return PartitionMetrics(gci=found.gci, gai=None, gsc=None, cci=found.cci, cai=None, csc=None)
 
 
 def _one_attribute(counts: Sequence[int]) -> list[list[int]]:

@@ -87,7 +87,7 @@ class Suspicion:
     probability: float
 
 
-class Verdict(StrEnum):
+class LabelVerdict(StrEnum):
     """CONSISTENT also where little was seen; UNKNOWN where nothing was, or nothing claimed."""
 
     CONSISTENT = "consistent"
@@ -103,7 +103,7 @@ class ClientAudit:
     """
 
     row: int
-    verdict: Verdict
+    verdict: LabelVerdict
     rounds: int
     suspicions: tuple[Suspicion, ...]
 
@@ -162,7 +162,9 @@ def _audit(
     row: int, claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
 ) -> ClientAudit:
     if evidence.rounds == 0 or np.isnan(claims).any():
-        return ClientAudit(row=row, verdict=Verdict.UNKNOWN, rounds=evidence.rounds, suspicions=())
+        return ClientAudit(
+            row=row, verdict=LabelVerdict.UNKNOWN, rounds=evidence.rounds, suspicions=()
+        )
     tested = list(_tests(claims, evidence, rate, settings))
     threshold = settings.significance / max(1, len(tested))
     suspicions = tuple(
@@ -171,7 +173,7 @@ def _audit(
             key=lambda suspicion: (suspicion.probability, suspicion.label),
         )
     )
-    verdict = Verdict.SUSPICIOUS if suspicions else Verdict.CONSISTENT
+    verdict = LabelVerdict.SUSPICIOUS if suspicions else LabelVerdict.CONSISTENT
     return ClientAudit(row=row, verdict=verdict, rounds=evidence.rounds, suspicions=suspicions)
 
 

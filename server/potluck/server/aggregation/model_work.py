@@ -19,7 +19,7 @@ from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_lengths
 from potluck.common.learning.task_failures import blamed_on_task
-from potluck.common.runfile import Direction
+from potluck.common.runfile import DirectionSettings
 from potluck.common.secagg import Unmasking
 from potluck.common.secagg.updates import HeadSum
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
@@ -147,7 +147,7 @@ class ModelWork:
     def _publish_encoded(
         self,
         arrays: Mapping[str, NDArray[Any]],
-        down: Direction,
+        down: DirectionSettings,
         base_file: TensorFile | None,
         base: ModelVersion | None,
         round_number: int,

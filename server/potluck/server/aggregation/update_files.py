@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, StorageError
-from potluck.common.runfile import Direction
+from potluck.common.runfile import DirectionSettings
 from potluck.common.tensors.auxiliary import (
     auxiliary_of,
     check_auxiliary_numbers,
@@ -36,7 +36,7 @@ class SpooledUpdate:
 class UpdateFiles:
     """How a run's updates look: the model's layout, the way up, the auxiliaries they carry."""
 
-    def __init__(self, layout: Layout, up: Direction, auxiliaries: Iterable[str]) -> None:
+    def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
         """Raises LayoutError where the model can't be sent so."""
         self.layout = layout
         self._up = up

@@ -255,7 +255,7 @@ class Say:
     warning: bool = False
 
 
-class Ending(StrEnum):
+class RunEnding(StrEnum):
     """How a run ends."""
 
     FINISHED = "finished"
@@ -267,7 +267,7 @@ class Ending(StrEnum):
 class End:
     """The run is over."""
 
-    ending: Ending
+    ending: RunEnding
     reason: str = ""
 
 

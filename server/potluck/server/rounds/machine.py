@@ -25,7 +25,6 @@ from potluck.server.rounds.events import (
     Commit,
     Committed,
     End,
-    Ending,
     Evaluate,
     Evaluated,
     Event,
@@ -41,6 +40,7 @@ from potluck.server.rounds.events import (
     Readmitted,
     Reduce,
     Reduced,
+    RunEnding,
     Say,
     Scarce,
     Select,
@@ -213,9 +213,9 @@ class RoundMachine:
             case Committed() if self.phase is Phase.COMMITTING:
                 return self._next_round(now)
             case Broke(reason):
-                return self._end(Ending.FAILED, reason)
+                return self._end(RunEnding.FAILED, reason)
             case StopRequested():
-                return self._end(Ending.STOPPED, "stopped by an operator")
+                return self._end(RunEnding.STOPPED, "stopped by an operator")
             case Ticked():
                 return self._tick(now)
         return []
@@ -225,7 +225,7 @@ class RoundMachine:
     def _start(self, now: float) -> list[Action]:
         self._started = True
         if self.round > self.rules.rounds:  # killed between its last commit and its end
-            return self._end(Ending.FINISHED, "")
+            return self._end(RunEnding.FINISHED, "")
         self.gathering.start(now)
         return self._go_on_training(now) if self.members else self._select_if_ready(now)
 
@@ -283,7 +283,7 @@ class RoundMachine:
     def _keep_waiting(self) -> list[Action]:
         gathering, waiting = self.gathering, self.gathering.waiting
         if gathering.given_up:
-            return self._end(Ending.FAILED, gathering.given_up)
+            return self._end(RunEnding.FAILED, gathering.given_up)
         if self._told_of_waiting or waiting is None or waiting.until is not None:
             return []
         self._told_of_waiting = True
@@ -295,7 +295,7 @@ class RoundMachine:
         """Wait for a while, as for those that are away."""
         self.phase = Phase.WAITING
         if self.gathering.is_overdue(now):
-            return self._end(Ending.FAILED, reason)
+            return self._end(RunEnding.FAILED, reason)
         self._failures += 1
         self.gathering.begin(now, attempt_pause(self._failures))
         return [Say(f"{reason}; trying again later", warning=True), *self._select_if_ready(now)]
@@ -456,7 +456,7 @@ class RoundMachine:
         troubles = self._tellings.summary()
         self.members = {}
         if self.attempt - self.spent >= self.rules.policy.attempts:
-            return actions + self._end(Ending.FAILED, "; ".join([reason, *troubles]))
+            return actions + self._end(RunEnding.FAILED, "; ".join([reason, *troubles]))
         self.attempt += 1
         self._failures += not unable
         self.gathering.begin(now, 0.0 if unable else attempt_pause(self._failures))
@@ -492,7 +492,7 @@ class RoundMachine:
 
     def _next_round(self, now: float) -> list[Action]:
         if self.round == self.rules.rounds:
-            return self._end(Ending.FINISHED, "")
+            return self._end(RunEnding.FINISHED, "")
         self.round += 1
         self.attempt = 1
         self.spent = 0
@@ -503,7 +503,7 @@ class RoundMachine:
         self.phase = Phase.WAITING
         return self._select_if_ready(now)
 
-    def _end(self, ending: Ending, reason: str) -> list[Action]:
+    def _end(self, ending: RunEnding, reason: str) -> list[Action]:
         self.phase = Phase.ENDED
         actions: list[Action] = [End(ending, reason)]
         if self.pending:  # told to stop only now: a run whose end is not stored goes on with them

@@ -7,7 +7,7 @@ from typing import Final
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
-from potluck.common.runfile import Direction, RoundPolicy, RunFile
+from potluck.common.runfile import DirectionSettings, RoundPolicy, RunFile
 from potluck.common.secagg import complete_thresholds
 from potluck.common.secagg.coordinator_side import MOST_ATTEMPTS
 from potluck.common.secagg.sum_policy import ClientPolicy
@@ -80,7 +80,7 @@ def _check_selector(name: str, selector: Selector) -> None:
 
 
 def _check_form(run_file: RunFile) -> None:
-    if run_file.transport.up != Direction():
+    if run_file.transport.up != DirectionSettings():
         raise ConfigurationError(
             "transport.up and secure aggregation don't go together: masked updates have an "
             "encoding of their own, and masks don't compress; remove [transport.up]"

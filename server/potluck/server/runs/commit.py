@@ -26,8 +26,7 @@ from potluck.server.runs.run import Run
 from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
-from potluck.server.store.records import Metrics as MetricsRow
-from potluck.server.store.records import RoundCommit, RoundRow, RunRow, UpdateRow
+from potluck.server.store.records import MetricsRow, RoundCommit, RoundRow, RunRow, UpdateRow
 
 
 class Finishing:

@@ -37,9 +37,9 @@ from potluck.server.runs.train import Collecting
 from potluck.server.store.records import MemberState, RunRow, RunState
 
 _STATE_AFTER = {
-    rounds.Ending.FINISHED: RunState.FINISHED,
-    rounds.Ending.STOPPED: RunState.STOPPED,
-    rounds.Ending.FAILED: RunState.FAILED,
+    rounds.RunEnding.FINISHED: RunState.FINISHED,
+    rounds.RunEnding.STOPPED: RunState.STOPPED,
+    rounds.RunEnding.FAILED: RunState.FAILED,
 }
 
 
@@ -320,7 +320,7 @@ class RunDriver:
     async def _break(self, reason: str) -> None:
         """End the run for something that the machine has not heard of."""
         actions = self._run.machine.handle(rounds.Broke(reason), now())
-        for action in actions or [rounds.End(rounds.Ending.FAILED, reason)]:
+        for action in actions or [rounds.End(rounds.RunEnding.FAILED, reason)]:
             await self._carry_out(action)
 
     async def _end(self, action: rounds.End) -> None:

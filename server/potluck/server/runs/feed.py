@@ -9,7 +9,7 @@ from datetime import datetime
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.waiting import Waiting
-from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
+from potluck.server.store.records import MemberState, MetricsRow, RoundRow, RunRow, RunState
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -181,7 +181,7 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
     )
 
 
-def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:
+def metrics_message(metrics: MetricsRow) -> operator_pb2.Metrics:
     """A model's metrics."""
     return operator_pb2.Metrics(
         loss=metrics.loss,

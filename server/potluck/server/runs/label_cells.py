@@ -23,7 +23,7 @@ from potluck.server.runs.label_totals import (
 )
 from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
-from potluck.server.sums.counts import Outcome
+from potluck.server.sums.counts import SumOutcome
 
 CELLS = "cells"
 """The kind of sum, as clients' policies call it, and the run file's name for the mode."""
@@ -132,7 +132,7 @@ class Cells:
         self._use(list(outcome.record.clients), outcome.total.astype(np.float64))
         self._announce(outcome, cell, drawn)
 
-    def _announce(self, outcome: Outcome, cell: Sequence[str], drawn: int) -> None:
+    def _announce(self, outcome: SumOutcome, cell: Sequence[str], drawn: int) -> None:
         record = outcome.record
         holds = trust_statement(independent=self._run.services.trust.independent)
         self._run.say(

@@ -18,7 +18,7 @@ from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.server.hosts.instructions import task_plugin
 from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
-from potluck.server.sums.counts import Outcome
+from potluck.server.sums.counts import SumOutcome
 from potluck.server.sums.sum_session import SumTerms
 
 TOTAL = "total"
@@ -96,7 +96,7 @@ class LabelTotals:
             f"target: the secure sum over {len(members_of(stored))} clients of run {stored.run_id}"
         )
 
-    def _announce(self, outcome: Outcome) -> None:
+    def _announce(self, outcome: SumOutcome) -> None:
         record = outcome.record
         holds = trust_statement(independent=self._run.services.trust.independent)
         self._run.say(

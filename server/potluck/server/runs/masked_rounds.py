@@ -45,7 +45,7 @@ from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation, summation_of
-from potluck.server.sums.counts import Outcome, check_invited
+from potluck.server.sums.counts import SumOutcome, check_invited
 from potluck.server.sums.sum_session import SumTerms
 from potluck.server.sums.update_session import MaskedSession, Vouched
 
@@ -292,7 +292,7 @@ class MaskedRounds:
             return session.unmasking
         silent = dict.fromkeys(record.missing, "it did not answer in time")
         troubles = silent | current.session.troubles | current.troubles
-        why = Outcome(record=record, troubles=troubles).explain()
+        why = SumOutcome(record=record, troubles=troubles).explain()
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:

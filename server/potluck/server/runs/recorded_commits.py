@@ -11,7 +11,7 @@ import structlog
 
 from potluck.common.errors import StorageError
 from potluck.server.store import RoundRow, RunRow, Store
-from potluck.server.store.journal import Journal, Loss, Noted, losses
+from potluck.server.store.journal import Journal, LostRounds, Noted, losses
 
 log = structlog.get_logger()
 
@@ -28,7 +28,7 @@ class Commits:
         self.spared: set[str] = set()
         """Files of rounds that the database lost: a backup may name them."""
 
-    async def compare(self) -> Mapping[str, Loss]:
+    async def compare(self) -> Mapping[str, LostRounds]:
         """By run what the database has lost since. Raises StorageError."""
         noted = await asyncio.to_thread(self._journal.read)
         committed: dict[str, int] = await self._in_store(lambda store: store.last_rounds())

@@ -26,7 +26,7 @@ from potluck.server.cohorts.cohort_labels import CohortLabels
 from potluck.server.hosts.attendance import Clock
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
+from potluck.server.store.records import MemberState, MetricsRow, RoundRow, RunRow
 
 _OUTCOMES = {
     MemberState.RECEIVED: MemberOutcome.ANSWERED,
@@ -100,7 +100,7 @@ class RunObserver:
             self._set(metrics.COHORT_CLIENTS, len(last.members))
             self._evaluated(last.metrics)
 
-    def ended(self, ending: rounds.Ending) -> None:
+    def ended(self, ending: rounds.RunEnding) -> None:
         """The run is over."""
         if self._open:
             self._close(AttemptOutcome.ABANDONED)
@@ -184,8 +184,8 @@ class RunObserver:
         """How far the last round moved the model."""
         self._set(metrics.UPDATE_NORM, step_norm)
 
-    def _evaluated(self, found: Metrics) -> None:
-        if found == Metrics():
+    def _evaluated(self, found: MetricsRow) -> None:
+        if found == MetricsRow():
             return  # not evaluated in this round: the last figures stand
         self._set(metrics.ACCURACY, found.accuracy)
         self._set(metrics.WORST_GROUP_ACCURACY, found.worst_group_accuracy)

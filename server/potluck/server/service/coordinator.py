@@ -25,7 +25,7 @@ from potluck.common.errors import (
     disk_error,
 )
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.names import is_name
 from potluck.common.net.identity import Role
 from potluck.common.net.membership import load_members, load_public_key
@@ -61,7 +61,7 @@ from potluck.server.service.registry import Hosts
 from potluck.server.service.retention import Tidying
 from potluck.server.service.transfers import Transfers
 from potluck.server.store import Store
-from potluck.server.store.journal import Loss
+from potluck.server.store.journal import LostRounds
 from potluck.server.store.records import ClientRow, NewRun, RoundRow, RunRow, RunState
 from potluck.server.sums.counts import SecureSums
 
@@ -116,7 +116,7 @@ class Coordinator:
         cls, config: CoordinatorConfig, instruments: Instruments | None = None
     ) -> AsyncIterator[Coordinator]:
         """A coordinator with its store open and its unfinished runs resumed."""
-        instruments = instruments or Instruments(Party.COORDINATOR)
+        instruments = instruments or Instruments(MeasuredParty.COORDINATOR)
         lock = _locked(_folder(config.state_directory))
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         loop = asyncio.get_running_loop()
@@ -412,7 +412,7 @@ class Coordinator:
             if last is not None:
                 announce_closed(self.attendance, last)
 
-    async def _tell(self, loss: Loss) -> None:
+    async def _tell(self, loss: LostRounds) -> None:
         """Say that the database lost rounds of a run, which goes on only when a person says so."""
         reason = loss.explain(self._store.name)
         log.error("committed rounds were lost", run=loss.run_id, reason=reason)

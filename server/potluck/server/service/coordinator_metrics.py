@@ -16,7 +16,7 @@ from potluck.common.metrics.metric_labels import (
     LATEST_RUNS,
     RUN,
     Direction,
-    Party,
+    MeasuredParty,
     TransferOutcome,
     known_reason,
 )
@@ -114,7 +114,7 @@ class CoordinatorMetrics:
 
     def _forget(self, run_id: str) -> None:
         del self._runs[run_id]
-        for metric in metrics.metrics_of(Party.COORDINATOR):
+        for metric in metrics.metrics_of(MeasuredParty.COORDINATOR):
             if RUN in metric.labels:
                 self.instruments.forget(metric, run=run_id)
 

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.label_audit import ClientAudit, Contradiction, Verdict
+from potluck.server.aggregation.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.selection import Population
 
 _ENTRIES_PER_MESSAGE = 100_000
 _AUDITS_PER_MESSAGE = 1000
-_VERDICTS: Mapping[Verdict, operator_pb2.LabelVerdict.ValueType] = {
-    Verdict.CONSISTENT: operator_pb2.LABEL_VERDICT_CONSISTENT,
-    Verdict.SUSPICIOUS: operator_pb2.LABEL_VERDICT_SUSPICIOUS,
-    Verdict.UNKNOWN: operator_pb2.LABEL_VERDICT_UNKNOWN,
+_VERDICTS: Mapping[LabelVerdict, operator_pb2.LabelVerdict.ValueType] = {
+    LabelVerdict.CONSISTENT: operator_pb2.LABEL_VERDICT_CONSISTENT,
+    LabelVerdict.SUSPICIOUS: operator_pb2.LABEL_VERDICT_SUSPICIOUS,
+    LabelVerdict.UNKNOWN: operator_pb2.LABEL_VERDICT_UNKNOWN,
 }
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from potluck.common.errors import PotluckError, UnreachableError
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import Party
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.metrics.monitoring import Readiness, monitoring
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
@@ -43,7 +43,7 @@ async def serving(
     for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
     certificate = ServerCertificate(settings.tls)
-    instruments, readiness = Instruments(Party.COORDINATOR), Readiness("starting")
+    instruments, readiness = Instruments(MeasuredParty.COORDINATOR), Readiness("starting")
     async with (
         monitoring(settings.metrics_address, instruments, readiness) as metrics_address,
         Coordinator.opened(settings, instruments) as coordinator,

@@ -107,7 +107,7 @@ class Journal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class LostRounds:
     """Rounds of a run that were committed and are not in the database.
 
     committed: the last one that is; None where the run itself is not. lost: the last one that was.
@@ -135,11 +135,11 @@ class Loss:
         )
 
 
-def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, Loss]:
+def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, LostRounds]:
     """What a database has lost. committed: each run's last round in it."""
     last = {each.run_id: each.round for each in noted}
     return {
-        run_id: Loss(run_id=run_id, committed=committed.get(run_id), lost=number)
+        run_id: LostRounds(run_id=run_id, committed=committed.get(run_id), lost=number)
         for run_id, number in last.items()
         if number > committed.get(run_id, 0) or (number and run_id not in committed)
     }

@@ -20,7 +20,7 @@ from potluck.server.store.sql.column_types import (
 _read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": decode_time})
 
 
-class LeftOut(Part):
+class LeftOutRows(Part):
     """Who is left out of which run, and why."""
 
     def leave_out(self, run_id: str, clients: Sequence[LeftOutRow]) -> None:

@@ -174,7 +174,7 @@ class LeftOutRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics:
+class MetricsRow:
     """The metrics of a model; None where one is not defined."""
 
     loss: float | None = None
@@ -192,7 +192,7 @@ class RoundCommit:
     state_blake3: str | None = None
     selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: MetricsRow = field(default_factory=MetricsRow)
     seconds: float
     bytes_down: int
     bytes_up: int
@@ -209,7 +209,7 @@ class RoundRow:
     state_blake3: str | None
     selector_scalars: Mapping[str, Scalar]
     strategy_scalars: Mapping[str, Scalar]
-    metrics: Metrics
+    metrics: MetricsRow
     seconds: float
     bytes_down: int
     bytes_up: int

@@ -24,7 +24,7 @@ from potluck.server.store.records import (
     AttemptKey,
     MemberRow,
     MemberState,
-    Metrics,
+    MetricsRow,
     Participation,
     RoundCommit,
     RoundRow,
@@ -41,7 +41,7 @@ from potluck.server.store.sql.column_types import (
 )
 
 _KEY = ["run_id", "round"]
-_read_metrics = Reader(Metrics, "rounds", _KEY)
+_read_metrics = Reader(MetricsRow, "rounds", _KEY)
 _read_round = Reader(
     RoundRow,
     "rounds",

@@ -57,7 +57,7 @@ _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SumOutcome:
     """What came of asking for a sum: the last session's record, and the sum if there is one."""
 
     record: SessionRecord
@@ -99,7 +99,7 @@ class SecureSums:
 
     async def sum_counts(
         self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
-    ) -> Outcome:
+    ) -> SumOutcome:
         """The sum over those of the clients that stay, tried up to three times with fresh keys.
 
         Raises RunError where it can't be tried: no root, too few hosts, too many clients.
@@ -183,7 +183,7 @@ class SecureSums:
         invited: Mapping[str, str],
         epochs: Mapping[str, int],
         present: Callable[[str], bool],
-    ) -> Outcome:
+    ) -> SumOutcome:
         assert self._root is not None  # noqa: S101  # there is no header without
         entries = await self._in_store(lambda store: store.query_log())
         position = LogPosition().extend(entries)
@@ -205,7 +205,7 @@ class SecureSums:
             total=None if total is None else tuple(total.tolist()),
         )
         await self._in_store(lambda store: store.add_sum(done))
-        return Outcome(record=record, total=total, troubles=drive.troubles)
+        return SumOutcome(record=record, total=total, troubles=drive.troubles)
 
 
 def check_invited(invited: Mapping[str, str], header: Header) -> None:

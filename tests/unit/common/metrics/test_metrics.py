@@ -12,9 +12,9 @@ from support.repository import ROOT
 
 from potluck.common.errors import REASONS
 from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.definitions import METRICS, Kind, Metric, metrics_of
+from potluck.common.metrics.definitions import METRICS, Metric, MetricKind, metrics_of
 from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import OTHER, RUN, Party, known_reason
+from potluck.common.metrics.metric_labels import OTHER, RUN, MeasuredParty, known_reason
 from potluck.common.runfile import RoundPolicy
 from potluck.deploy.view.metrics_page import metrics_page
 from potluck.server.rounds import events as rounds
@@ -24,7 +24,7 @@ from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,
-    Metrics,
+    MetricsRow,
     RoundRow,
     RunRow,
     RunState,
@@ -52,12 +52,12 @@ def test_the_page_is_made_from_the_definitions() -> None:
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_names_follow_the_rules(metric: Metric) -> None:
     assert re.fullmatch(r"potluck_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     assert metric.help.endswith(".")
     assert metric.parties
     if metric.unit:
         assert metric.unit in metric.name
-    if Party.HOST in metric.parties and len(metric.parties) == 1:
+    if MeasuredParty.HOST in metric.parties and len(metric.parties) == 1:
         assert metric.name.startswith("potluck_host_")
     assert not PER_CLIENT & {label.name for label in metric.labels}
 
@@ -66,7 +66,7 @@ def test_names_follow_the_rules(metric: Metric) -> None:
 def test_every_label_is_bounded(metric: Metric) -> None:
     for label in metric.labels:
         assert label.values or label.about
-        if metric.kind is not Kind.GAUGE:
+        if metric.kind is not MetricKind.GAUGE:
             assert label.values, "a counter must begin at 0 under every label"
     if any(not label.values for label in metric.labels):
         unbounded = {label.name for label in metric.labels if not label.values}
@@ -79,18 +79,18 @@ def test_names_are_unique() -> None:
 
 
 def test_a_fresh_process_shows_counters_at_zero_and_no_gauge_without_a_value() -> None:
-    for party in Party:
+    for party in MeasuredParty:
         shown = samples(Instruments(party))
         names = {name for name, _ in shown}
         for metric in metrics_of(party):
-            suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
-            expected = metric.kind is not Kind.GAUGE or metric is metrics.BUILD_INFO
+            suffix = "_count" if metric.kind is MetricKind.HISTOGRAM else ""
+            expected = metric.kind is not MetricKind.GAUGE or metric is metrics.BUILD_INFO
             assert (metric.name + suffix in names) == expected, metric.name
         assert not any(name.endswith("_created") for name in names)
 
 
 def test_what_is_counted_is_shown() -> None:
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     instruments.count(metrics.ATTEMPTS, outcome="committed")
     instruments.count(metrics.ATTEMPTS, 2, outcome="committed")
     instruments.set(metrics.ACCURACY, 0.5, run="a")
@@ -106,8 +106,8 @@ def test_what_is_counted_is_shown() -> None:
 
 
 def test_a_run_that_is_forgotten_leaves_no_series() -> None:
-    instruments = Instruments(Party.COORDINATOR)
-    of_runs = [metric for metric in metrics_of(Party.COORDINATOR) if RUN in metric.labels]
+    instruments = Instruments(MeasuredParty.COORDINATOR)
+    of_runs = [metric for metric in metrics_of(MeasuredParty.COORDINATOR) if RUN in metric.labels]
     for run in ("a", "b"):
         for metric in of_runs:
             values = {label.name: (label.values or ("x",))[0] for label in metric.labels}
@@ -119,7 +119,7 @@ def test_a_run_that_is_forgotten_leaves_no_series() -> None:
 
 
 def test_none_takes_a_gauge_away() -> None:
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     instruments.set(metrics.LOSS, 1.0, run="a")
     instruments.set(metrics.LOSS, None, run="a")
     instruments.set(metrics.LOSS, None, run="never set")
@@ -127,7 +127,7 @@ def test_none_takes_a_gauge_away() -> None:
 
 
 def test_refreshers_run_whenever_somebody_looks() -> None:
-    instruments, calls = Instruments(Party.HOST), [0]
+    instruments, calls = Instruments(MeasuredParty.HOST), [0]
 
     def refresh() -> None:
         calls[0] += 1
@@ -139,7 +139,7 @@ def test_refreshers_run_whenever_somebody_looks() -> None:
 
 
 def test_registries_share_nothing() -> None:
-    first, second = Instruments(Party.HOST), Instruments(Party.HOST)
+    first, second = Instruments(MeasuredParty.HOST), Instruments(MeasuredParty.HOST)
     first.count(metrics.RECONNECTS)
     assert samples(second)["potluck_host_reconnects_total", frozenset()] == 0
 
@@ -170,7 +170,7 @@ def committed_row(round_number: int) -> RoundRow:
         state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
-        metrics=Metrics(),
+        metrics=MetricsRow(),
         seconds=1.0,
         bytes_down=0,
         bytes_up=0,
@@ -183,7 +183,7 @@ def counted(
     events: Sequence[rounds.Event], resumption: Resumption | None = None
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Attempts by outcome, members by outcome and phases by name, after these events."""
-    instruments = Instruments(Party.COORDINATOR)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
     observer = RunObserver(instruments, "a", lambda: 0.0)
     machine = RoundMachine(TWO_ROUNDS, resumption)
     if resumption is not None:

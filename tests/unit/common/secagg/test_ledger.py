@@ -32,7 +32,7 @@ from potluck.common.secagg import (
 from potluck.common.secagg import coordinator_side as coordinator
 from potluck.common.secagg.cells import CELL_HOSTS, draw_cells, public_coin
 from potluck.common.secagg.differencing import check_set
-from potluck.common.secagg.ledger import Release, Upload
+from potluck.common.secagg.ledger import SumRelease, Upload
 from potluck.common.secagg.messages import Invitation, LogEntry, Stage
 
 HUNDRED = [f"c{index:03}" for index in range(100)]
@@ -272,7 +272,7 @@ def test_noise_is_paid_for_before_anything_is_sent() -> None:
 def test_entries_survive_their_json() -> None:
     run = finished(again(finished(Federation(clients=6).run())))
     ledger = run.ledgers["a"]
-    assert {type(each).__name__ for each in ledger.entries} == {"Upload", "Release", "LogSeen"}
+    assert {type(each).__name__ for each in ledger.entries} == {"Upload", "SumRelease", "LogSeen"}
     assert tuple(entry_from_json(each.model_dump_json()) for each in ledger.entries) == (
         ledger.entries
     )
@@ -283,7 +283,7 @@ def test_what_a_client_disclosed_and_the_coordinator_learned_agree() -> None:
     run = finished(Federation(clients=6).run())
     [release] = run.ledgers["a"].releases
     record = session_record(run.session, NOW)
-    assert isinstance(release, Release)
+    assert isinstance(release, SumRelease)
     assert (record.outcome, record.clients, record.hosts) == ("released", release.clients, 6)
     assert (record.session_id, record.disclosure) == (release.session_id, "cells")
     failed = Federation(clients=6).run().until(Stage.CONSENT)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from potluck.common.errors import OutOfBoundsError
-from potluck.common.runfile import Direction
+from potluck.common.runfile import DirectionSettings
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.common.tensors.tensor_files import LARGEST_VALUE, open_tensors, write_tensors
 from potluck.server.aggregation.update_files import UpdateFiles
@@ -64,7 +64,9 @@ def test_numbers_beyond_all_bounds_are_not_clean(tmp_path: Path) -> None:
         with open_tensors(path) as file:
             layout = file.layout
         with pytest.raises(OutOfBoundsError, match=r"tensor 'weights' holds -?[0-9.]*e"):
-            UpdateFiles(layout, Direction(), ()).check(path, None, compressed=False, finite=clean)
+            UpdateFiles(layout, DirectionSettings(), ()).check(
+                path, None, compressed=False, finite=clean
+            )
 
 
 def seen_file(path: Path) -> bool:
@@ -84,4 +86,4 @@ def test_integers_that_look_like_nan_only_cost_another_look(tmp_path: Path) -> N
         layout = file.layout
     clean = seen_file(path)
     assert not clean
-    UpdateFiles(layout, Direction(), ()).check(path, None, compressed=False, finite=clean)
+    UpdateFiles(layout, DirectionSettings(), ()).check(path, None, compressed=False, finite=clean)

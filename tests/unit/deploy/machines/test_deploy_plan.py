@@ -17,7 +17,7 @@ from potluck.client.config import ClientConfig
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
 from potluck.common.net.identity import Role
 from potluck.common.settings.configuration import parse
-from potluck.deploy.machines.deploy_plan import Kind, Observed, ObservedContainer, plan
+from potluck.deploy.machines.deploy_plan import Observed, ObservedContainer, StepKind, plan
 from potluck.deploy.machines.desired_state import (
     CONFIGURATION,
     DesiredContainer,
@@ -78,7 +78,7 @@ def observed(containers: list[DesiredContainer], **changed: Any) -> Observed:
     return Observed(containers=found, images={one.image: "i" for one in containers})
 
 
-def kinds(steps: list[Any]) -> list[Kind]:
+def kinds(steps: list[Any]) -> list[StepKind]:
     return [step.kind for step in steps]
 
 
@@ -100,7 +100,7 @@ def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
     images = {one.image: "i" for one in wanted}
     nothing = Observed(containers={}, images={})
     assert kinds(plan(wanted, nothing, images)) == [
-        *(Kind.PUT_IMAGE, Kind.PUT_IMAGE, Kind.CREATE, Kind.CREATE)
+        *(StepKind.PUT_IMAGE, StepKind.PUT_IMAGE, StepKind.CREATE, StepKind.CREATE)
     ]
     assert plan(wanted, observed(wanted), images) == []
     assert plan(wanted, observed(wanted), {}) == []  # a registry's: whatever is there will do
@@ -109,15 +109,15 @@ def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [
-        ({"digest": "x"}, Kind.REPLACE),
-        ({"image": "j"}, Kind.REPLACE),
-        ({"configuration_digest": ""}, Kind.RECONFIGURE),
-        ({"tls_digest": "x"}, Kind.REFRESH),
-        ({"running": False, "state": "exited"}, Kind.START),
-        ({"digest": "x", "tls_digest": "x", "running": False}, Kind.REPLACE),
+        ({"digest": "x"}, StepKind.REPLACE),
+        ({"image": "j"}, StepKind.REPLACE),
+        ({"configuration_digest": ""}, StepKind.RECONFIGURE),
+        ({"tls_digest": "x"}, StepKind.REFRESH),
+        ({"running": False, "state": "exited"}, StepKind.START),
+        ({"digest": "x", "tls_digest": "x", "running": False}, StepKind.REPLACE),
     ],
 )
-def test_what_differs_says_what_is_done(changed: dict[str, Any], kind: Kind) -> None:
+def test_what_differs_says_what_is_done(changed: dict[str, Any], kind: StepKind) -> None:
     wanted = desired(inventory())
     assert set(kinds(plan(wanted, observed(wanted, **changed), {}))) == {kind}
 
@@ -125,14 +125,19 @@ def test_what_differs_says_what_is_done(changed: dict[str, Any], kind: Kind) -> 
 def test_a_container_that_is_no_longer_named_is_removed() -> None:
     wanted = desired(inventory())
     [step] = plan(wanted[:1], observed(wanted), {})
-    assert (step.kind, step.subject) == (Kind.REMOVE, "potluck-demo-gpu-1-a")
+    assert (step.kind, step.subject) == (StepKind.REMOVE, "potluck-demo-gpu-1-a")
 
 
 def test_another_image_is_put_there_and_run() -> None:
     wanted = desired(inventory())
     images = {one.image: "new" for one in wanted}
     steps = plan(wanted, observed(wanted), images)
-    assert kinds(steps) == [Kind.PUT_IMAGE, Kind.PUT_IMAGE, Kind.REPLACE, Kind.REPLACE]
+    assert kinds(steps) == [
+        StepKind.PUT_IMAGE,
+        StepKind.PUT_IMAGE,
+        StepKind.REPLACE,
+        StepKind.REPLACE,
+    ]
 
 
 def test_gpus_limits_and_data_reach_the_engine() -> None:

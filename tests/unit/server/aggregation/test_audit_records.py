@@ -21,14 +21,14 @@ from potluck.server.aggregation.audit_records import (
     bias_changes,
     check_auditable,
 )
-from potluck.server.aggregation.label_audit import Contradiction, Verdict
+from potluck.server.aggregation.label_audit import Contradiction, LabelVerdict
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.selection import Population
 from potluck.server.store.records import (
     AttemptKey,
     MemberRow,
     MemberState,
-    Metrics,
+    MetricsRow,
     RoundRow,
     UpdateRow,
 )
@@ -70,7 +70,7 @@ def committed(number: int, clients: list[str]) -> RoundRow:
         state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
-        metrics=Metrics(),
+        metrics=MetricsRow(),
         seconds=1.0,
         bytes_down=0,
         bytes_up=0,
@@ -98,9 +98,9 @@ def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> 
     honest, liar, unseen = audit_run(
         plan(), claims, {"client-0": math.inf, "client-1": math.inf}, rounds, records
     )
-    assert (honest.verdict, honest.rounds) == (Verdict.CONSISTENT, 2)
-    assert (unseen.row, unseen.verdict) == (2, Verdict.UNKNOWN)
-    assert (liar.row, liar.verdict) == (1, Verdict.SUSPICIOUS)
+    assert (honest.verdict, honest.rounds) == (LabelVerdict.CONSISTENT, 2)
+    assert (unseen.row, unseen.verdict) == (2, LabelVerdict.UNKNOWN)
+    assert (liar.row, liar.verdict) == (1, LabelVerdict.SUSPICIOUS)
     [suspicion] = liar.suspicions
     assert suspicion.contradiction is Contradiction.HIDDEN
     assert suspicion.bound == 12  # 0.3 of a reach of 0.1 × 10 steps, of 40 samples
@@ -118,8 +118,8 @@ def test_noise_excuses(tmp_path: Path) -> None:
     assert noisy.noise_rate == 0.25
     rounds = [committed(1, ["client-0"])]
     for rate, verdict in (
-        (math.inf, Verdict.SUSPICIOUS),
-        (noisy.noise_rate, Verdict.CONSISTENT),
+        (math.inf, LabelVerdict.SUSPICIOUS),
+        (noisy.noise_rate, LabelVerdict.CONSISTENT),
     ):
         [audit] = audit_run(plan(), population([0, 40]), {"client-0": rate}, rounds, records)
         assert audit.verdict is verdict

@@ -25,7 +25,7 @@ from potluck.server.aggregation.label_audit import (
     BiasUpdates,
     ClientAudit,
     Contradiction,
-    Verdict,
+    LabelVerdict,
     audit_labels,
     noise_at_most,
     output_bias,
@@ -57,7 +57,7 @@ def one_client(
 def test_a_bias_that_rose_once_contradicts_a_claim_of_none() -> None:
     audit = one_client([40, 0, 60], [[0.1, -0.1, 0.1], [0.1, 0.02, 0.1], [0.1, -0.1, 0.1]])
     [suspicion] = audit.suspicions
-    assert (audit.verdict, audit.rounds) == (Verdict.SUSPICIOUS, 3)
+    assert (audit.verdict, audit.rounds) == (LabelVerdict.SUSPICIOUS, 3)
     assert suspicion.contradiction is Contradiction.HIDDEN
     assert (suspicion.label, suspicion.claimed, suspicion.bound) == (1, 0.0, 1)
     assert (suspicion.rounds, suspicion.rises, suspicion.probability) == (3, 1, 0.0)
@@ -72,16 +72,18 @@ def test_a_bias_that_never_rose_contradicts_a_claim_of_many() -> None:
 
 
 def test_too_few_rounds_say_nothing_of_what_never_rose() -> None:
-    assert one_client([50, 50], [[0.1, -0.1]] * 4).verdict is Verdict.CONSISTENT
+    assert one_client([50, 50], [[0.1, -0.1]] * 4).verdict is LabelVerdict.CONSISTENT
 
 
 def test_a_few_samples_may_never_show() -> None:
     """Three samples, or 5 % of all."""
-    assert one_client([27, 3], [[0.1, -0.1]] * 9).verdict is Verdict.CONSISTENT
-    assert one_client([26, 4], [[0.1, -0.1]] * 9).verdict is Verdict.SUSPICIOUS
-    assert one_client([950, 50], [[0.1, -0.1]] * 9).verdict is Verdict.CONSISTENT
+    assert one_client([27, 3], [[0.1, -0.1]] * 9).verdict is LabelVerdict.CONSISTENT
+    assert one_client([26, 4], [[0.1, -0.1]] * 9).verdict is LabelVerdict.SUSPICIOUS
+    assert one_client([950, 50], [[0.1, -0.1]] * 9).verdict is LabelVerdict.CONSISTENT
     strict = AuditSettings(unseen_samples=0, unseen_share=0.0)
-    assert one_client([27, 1], [[0.1, -0.1]] * 9, settings=strict).verdict is Verdict.SUSPICIOUS
+    assert (
+        one_client([27, 1], [[0.1, -0.1]] * 9, settings=strict).verdict is LabelVerdict.SUSPICIOUS
+    )
 
 
 def test_how_far_a_bias_rose_tells_how_many_at_least() -> None:
@@ -89,15 +91,15 @@ def test_how_far_a_bias_rose_tells_how_many_at_least() -> None:
     claim, changes = [95.0, 5.0], [[0.1, 0.1], [0.1, 0.3], [0.1, -0.4]]
     [suspicion] = one_client(claim, changes, reach=1.0).suspicions
     assert (suspicion.label, suspicion.bound) == (1, 30)
-    assert one_client(claim, changes).verdict is Verdict.CONSISTENT
-    assert one_client([70, 30], changes, reach=1.0).verdict is Verdict.CONSISTENT
+    assert one_client(claim, changes).verdict is LabelVerdict.CONSISTENT
+    assert one_client([70, 30], changes, reach=1.0).verdict is LabelVerdict.CONSISTENT
 
 
 def test_noise_excuses_what_it_may_have_done() -> None:
     """At ε = 0.5 a claim of −2 for one sample has probability e^−1.5 / (1 + e^−0.5) = 0.139."""
     changes = [[0.1, 0.1]]
-    assert one_client([100, 0], changes).verdict is Verdict.SUSPICIOUS
-    assert one_client([100, -2], changes, rate=0.5).verdict is Verdict.CONSISTENT
+    assert one_client([100, 0], changes).verdict is LabelVerdict.SUSPICIOUS
+    assert one_client([100, -2], changes, rate=0.5).verdict is LabelVerdict.CONSISTENT
     [suspicion] = one_client([100, -12], changes, rate=0.5).suspicions
     expected = math.exp(-6.5) / (1 + math.exp(-0.5))
     assert suspicion.probability == pytest.approx(expected)
@@ -117,12 +119,12 @@ def test_who_took_no_part_or_claimed_nothing_is_unknown() -> None:
     audits = audit_labels(claimed, [BiasUpdates(changes=changes)], noise_rates=np.full(3, 1.0))
     assert [audit.row for audit in audits] == [0, 1, 2]
     assert [audit.verdict for audit in audits] == [
-        Verdict.UNKNOWN,
-        Verdict.UNKNOWN,
-        Verdict.CONSISTENT,
+        LabelVerdict.UNKNOWN,
+        LabelVerdict.UNKNOWN,
+        LabelVerdict.CONSISTENT,
     ]
     assert [audit.rounds for audit in audits] == [0, 1, 1]
-    assert audit_labels(claimed, [], noise_rates=np.full(3, 1.0))[2].verdict is Verdict.UNKNOWN
+    assert audit_labels(claimed, [], noise_rates=np.full(3, 1.0))[2].verdict is LabelVerdict.UNKNOWN
 
 
 @given(st.integers(-60, 60), st.floats(0.05, 5))
@@ -218,7 +220,7 @@ def federation() -> tuple[NDArray[np.int64], tuple[BiasUpdates, ...]]:
 def suspicious(claimed: Floats, epsilon: float) -> float:
     """The share of clients called suspicious."""
     audits = audit_labels(claimed, federation()[1], noise_rates=np.full(CLIENTS, epsilon))
-    return float(np.mean([audit.verdict is Verdict.SUSPICIOUS for audit in audits]))
+    return float(np.mean([audit.verdict is LabelVerdict.SUSPICIOUS for audit in audits]))
 
 
 def noised(counts: NDArray[np.int64], epsilon: float, seed: int) -> Floats:

@@ -16,7 +16,7 @@ from potluck.common.errors import LayoutError, PluginError
 from potluck.common.masking import (
     BODY,
     METRIC_BOUND,
-    Masking,
+    MaskingSettings,
     lane_lengths,
     lanes_of,
     metric_names,
@@ -85,7 +85,7 @@ def session(folder: Path, *, bits: int = 32, strategy: Strategy | None = None) -
     federation = Federation(6, Purpose.UPDATE)
     normalized, auxiliary = isinstance(strategy, FedNova), strategy.auxiliary if strategy else ()
     metrics = metric_names(normalized=normalized)
-    masking = Masking.model_validate({"clip": 0.5, "bits": bits})
+    masking = MaskingSettings.model_validate({"clip": 0.5, "bits": bits})
     header = federation.header(
         lanes=lanes_of(lane_lengths(LAYOUT.parameters, metrics, auxiliary), masking),
         metrics=metrics,

@@ -217,7 +217,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                     assert len(included) >= policy.needed(min(3, len(included)))
                     outstanding = [rounds.Committed()]
                 case rounds.End(ending=ending):
-                    assert (ending is rounds.Ending.FINISHED) == (committed == 2)
+                    assert (ending is rounds.RunEnding.FINISHED) == (committed == 2)
                     outstanding = []
                 case _:
                     pass

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.common.errors import StorageError
-from potluck.server.store.journal import Journal, Loss, Noted, losses
+from potluck.server.store.journal import Journal, LostRounds, Noted, losses
 
 FIRST = Noted(run_id="ab12", round=1, model_blake3="a" * 64, state_blake3="b" * 64)
 SECOND = Noted(run_id="ab12", round=2, model_blake3="c" * 64)
@@ -107,10 +107,14 @@ def test_what_is_noted_and_not_there_is_lost(
 
 
 def test_a_loss_is_explained_in_one_line() -> None:
-    several = Loss(run_id="ab12", committed=3, lost=6).explain("/state/potluck.sqlite3")
+    several = LostRounds(run_id="ab12", committed=3, lost=6).explain("/state/potluck.sqlite3")
     assert several.startswith("rounds 4 to 6 were committed but /state/potluck.sqlite3 ends with")
     assert "`potluck resume ab12`" in several
-    assert Loss(run_id="ab12", committed=3, lost=4).explain("x").startswith("round 4 was committed")
-    gone = Loss(run_id="ab12", committed=None, lost=6).explain("x")
+    assert (
+        LostRounds(run_id="ab12", committed=3, lost=4)
+        .explain("x")
+        .startswith("round 4 was committed")
+    )
+    gone = LostRounds(run_id="ab12", committed=None, lost=6).explain("x")
     assert gone.startswith("run ab12, 6 rounds of which were committed, is not in x")
     assert "\n" not in several + gone
