@@ -1,4 +1,4 @@
-"""What clients may disclose, as both sides speak of it: modes, parameters, how samples are told.
+"""What clients may disclose, as both sides speak of it: modes, parameters, precision of samples.
 
 A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
 which travel back with the disclosure and are half of its key: a client discloses something once

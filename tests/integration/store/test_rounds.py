@@ -236,7 +236,7 @@ def test_samples_are_known_of_those_included(begun: Store) -> None:
     begun.commit_round(commit(FIRST, ["a", "c"]))
     [row] = begun.rounds(RUN.run_id)
     assert [member.client_id for member in row.included] == ["a", "c"]
-    assert row.told_samples == {"a": UPDATE.samples}
+    assert row.disclosed_samples == {"a": UPDATE.samples}
 
 
 def test_rounds_are_committed_in_order_and_once(begun: Store) -> None:

@@ -92,11 +92,11 @@ class Trained:
         simulated = self.simulated_seconds
         return self.result.seconds if simulated is None else simulated
 
-    def reports(self, told_samples: int) -> dict[str, float]:
-        """The numbers asked for, where the client's samples are told as so many."""
+    def reports(self, disclosed_samples: int) -> dict[str, float]:
+        """The numbers asked for, where so many samples are disclosed for the client."""
         if self.root_mean_square_loss is None or not math.isfinite(self.root_mean_square_loss):
             return {}
-        met = min(told_samples, self.result.steps * self.settings.batch_size)
+        met = min(disclosed_samples, self.result.steps * self.settings.batch_size)
         return {UTILITY: utility(met, self.root_mean_square_loss)}
 
     def normalizer(self, steps: int, round_number: int) -> float:

@@ -166,15 +166,15 @@ class Eligibility:
 
     # Samples ----------------------------------------------------------------------------------
 
-    def note_samples(self, told: Mapping[str, int]) -> None:
-        """A round is committed whose included clients told so many samples; raises the alarm about
-        those that count with fewer, once for each."""
-        samples = np.array(list(told.values()), dtype=np.int64)
+    def note_samples(self, disclosed: Mapping[str, int]) -> None:
+        """A round is committed whose included clients disclosed so many samples; raises the alarm
+        about those that count with fewer, once for each."""
+        samples = np.array(list(disclosed.values()), dtype=np.int64)
         counts = counted(samples, self._limits)
-        self.largest_weight = float(counts.max() / counts.sum()) if told else None
+        self.largest_weight = float(counts.max() / counts.sum()) if disclosed else None
         less = {
             client: (int(said), int(count))
-            for client, said, count in zip(told, samples, counts, strict=True)
+            for client, said, count in zip(disclosed, samples, counts, strict=True)
             if count < said
         }
         new = [client for client in sorted(less) if client not in self._boasters]

@@ -164,8 +164,8 @@ class Run:
 
     def remember(self, row: RoundRow) -> None:
         """What is known of clients from a committed round on."""
-        self.samples |= row.told_samples
-        self.eligibility.note_samples(row.told_samples)
+        self.samples |= row.disclosed_samples
+        self.eligibility.note_samples(row.disclosed_samples)
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id

@@ -222,7 +222,7 @@ class RoundRow:
         return [member for member in self.members if member.state is MemberState.INCLUDED]
 
     @property
-    def told_samples(self) -> Mapping[str, int]:
+    def disclosed_samples(self) -> Mapping[str, int]:
         """Training samples, by client, as told with updates that are part of the model.
 
         Not with those that came too late: whether they did is another story after a kill. Of
