@@ -101,8 +101,8 @@ class TaskReference(_Message):
 
 
 class Parameters(_Message):
-    """How a disclosure was made. epsilon and adjacency: with noise only. model: SHA-256 of the
-    model that a triplet was estimated with; settings: of that estimate."""
+    """How a disclosure was made. epsilon and adjacency: with noise only. model: BLAKE3
+    digest of the model that a triplet was estimated with; settings: of that estimate."""
 
     mode: Mode
     task: TaskReference

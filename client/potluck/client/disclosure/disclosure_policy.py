@@ -161,7 +161,7 @@ def terms(
     task: TaskReference,
     model: str | None,
 ) -> Parameters:
-    """How the policy lets a signal be disclosed. `model`: SHA-256, for a triplet.
+    """How the policy lets a signal be disclosed. `model`: BLAKE3 digest, for a triplet.
 
     Raises DisclosureRefusedError, naming the key of the policy that forbids it.
     """
