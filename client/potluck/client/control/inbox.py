@@ -13,7 +13,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -33,9 +32,6 @@ from potluck.common.errors import (
 )
 from potluck.common.metrics.metric_labels import DisclosureOutcome, WorkOutcome
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
-    pass
 
 log = structlog.get_logger()
 
