@@ -1,6 +1,6 @@
 """Simulated durations: how long clients would take on devices of unequal speed (ALGORITHMS §3).
 
-A shifted exponential, as FLASH §V simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
+A shifted exponential, as FLASH simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
 Nobody waits for it. The coordinator draws how fast a client is, the client, which knows its number
 of samples, reports the simulated seconds instead of the measured ones, and the coordinator decides
 by them who was in time.
