@@ -308,7 +308,7 @@ def source_files(parent: Path, package: str) -> set[Path]:
     return {
         path.relative_to(parent)
         for path in (parent / package).rglob("*")
-        if path.is_file() and path.suffix in {".py", ".pyi", ".typed"}
+        if path.is_file() and path.suffix in {".py", ".pyi", ".sbatch", ".typed"}
     }
 
 

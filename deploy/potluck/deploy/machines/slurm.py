@@ -99,7 +99,7 @@ class SlurmMachine:
                 return before, "nothing to do"
             self._run(["scancel", before.job_id], {})
         setup = "\n".join(self._settings.setup)
-        with as_file(resources.files("potluck.deploy") / SCRIPT) as script:
+        with as_file(resources.files("potluck.deploy.machines") / SCRIPT) as script:
             said = self._run(
                 [*command, str(script), *map(str, configurations)], {"POTLUCK_SETUP": setup}
             )
