@@ -187,8 +187,8 @@ async def test_another_protocol_version_ends_it_with_one_line(
     ("versions", "told"),
     [
         ({}, "none on the coordinator"),
-        ({**VERSIONS, "framing": 1}, "(framing: version 2 on the host, 1 on the coordinator)"),
-        ({**VERSIONS, "framing": 3}, "(framing: version 2 on the host, 3 on the coordinator)"),
+        ({**VERSIONS, "framing": 2}, "(framing: version 3 on the host, 2 on the coordinator)"),
+        ({**VERSIONS, "framing": 4}, "(framing: version 3 on the host, 4 on the coordinator)"),
     ],
     ids=["of the release before", "older", "newer"],
 )
@@ -204,7 +204,7 @@ async def test_a_coordinator_of_another_release_ends_it_with_one_line(
         code, [line] = await ended(process)
     assert code == 1
     assert told in line
-    mover = "host 'host-0'" if versions.get("framing", 0) > 2 else "the coordinator"
+    mover = "host 'host-0'" if versions.get("framing", 0) > 3 else "the coordinator"
     assert line.endswith(f"upgrade Potluck on {mover}")
     assert not fake.acknowledged
 

@@ -192,6 +192,8 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
     ),
     "another's update": (other_id(lambda name: name.replace(ME, "client-0")), CLOSED),
     "an unknown run": (other_id(lambda name: "ffffffff" + name[8:]), CLOSED),
+    "for another run": (other_header(run_id="ffffffff"), CLOSED),
+    "for no run": (other_header(run_id=""), CLOSED),
     "a stale round": (other_id(lambda name: name.replace("/1.1/", "/0.1/")), CLOSED),
     "another attempt": (other_id(lambda name: name.replace("/1.1/", "/1.2/")), CLOSED),
     "a long id": (other_id(lambda name: name + "x" * 3 * MEGABYTE), CLOSED),
@@ -387,9 +389,9 @@ async def test_control_streams_that_break_the_protocol(
 @pytest.mark.parametrize(
     ("versions", "told", "mover"),
     [
-        ({}, "framing: version none on the host, 2 on the coordinator", HOST),
-        ({**VERSIONS, "framing": 1}, "framing: version 1 on the host, 2 on the coordinator", HOST),
-        ({**VERSIONS, "framing": 3}, "framing: version 3 on the host, 2 on", "the coordinator"),
+        ({}, "framing: version none on the host, 3 on the coordinator", HOST),
+        ({**VERSIONS, "framing": 2}, "framing: version 2 on the host, 3 on the coordinator", HOST),
+        ({**VERSIONS, "framing": 4}, "framing: version 4 on the host, 3 on", "the coordinator"),
         ({**VERSIONS, "relays": 1}, "relays: version 1 on the host, none on", "the coordinator"),
     ],
     ids=["before versions were compared", "older", "newer", "with more to agree on"],

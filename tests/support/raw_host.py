@@ -155,6 +155,7 @@ def header(update_id: str, client: str, content: bytes, **changes: Any) -> bytes
     values: dict[str, Any] = {
         "version": FRAMING_VERSION,
         "update_id": update_id,
+        "run_id": update_id.partition("/")[0],
         "client_id": client,
         "blake3": digest_of(content),
         "size": len(content),

@@ -150,11 +150,10 @@ class Instructions:
         ):
             self._stop(instruction_id)
         self._kept.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
-        update_id = instruction.id.removesuffix("/settle")
-        included = instruction.settle.included
+        settle = instruction.settle
         # What it can't write down now, it is told again with the next training.
         with contextlib.suppress(StorageError):
-            self._states.settle(run_id, client_id, update_id, included=included)
+            self._states.settle(run_id, client_id, settle.update_id, included=settle.included)
 
     def _stop(self, instruction_id: str) -> None:
         job = self._jobs.pop(instruction_id, None)

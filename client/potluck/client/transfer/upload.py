@@ -91,7 +91,10 @@ def _require(path: Path) -> None:
 
 async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
     request = rpc.LocateUploadRequest(
-        update_id=update.update_id, client_id=update.client_id, blake3=update.blake3
+        update_id=update.update_id,
+        run_id=update.run_id,
+        client_id=update.client_id,
+        blake3=update.blake3,
     )
     return await link.stub.LocateUpload(request)
 
@@ -120,6 +123,7 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
     return transfer_pb2.UpdateHeader(
         version=FRAMING_VERSION,
         update_id=update.update_id,
+        run_id=update.run_id,
         client_id=update.client_id,
         blake3=update.blake3,
         size=update.size,

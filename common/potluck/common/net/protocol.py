@@ -9,7 +9,7 @@ from typing import Final
 VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "protocol": 1,  # messages on the control stream
-        "framing": 2,  # files on their way: their frames and digests
+        "framing": 3,  # files on their way: their frames and digests
         "encoding": 1,  # tensors in files, whole, as deltas and quantised
         "secure-sum": 1,  # messages of secure sums, and masked updates
     }

@@ -1105,16 +1105,20 @@ class Settle(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCLUDED_FIELD_NUMBER: _builtins.int
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
     included: _builtins.bool
     """Whether this client's update is part of the committed model."""
+    update_id: _builtins.str
+    """The update: the id of the training."""
     def __init__(
         self,
         *,
         included: _builtins.bool = ...,
+        update_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["included", b"included"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["included", b"included", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1231,22 +1235,26 @@ class LocateUploadRequest(_message.Message):
     UPDATE_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     BLAKE3_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     update_id: _builtins.str
     """The update."""
     client_id: _builtins.str
     """The client that trained."""
     blake3: _builtins.str
     """BLAKE3 digest of the whole file; bytes of another file don't count."""
+    run_id: _builtins.str
+    """The run it is for."""
     def __init__(
         self,
         *,
         update_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
         blake3: _builtins.str = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "run_id", b"run_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -133,7 +133,7 @@ class FileHeader(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version of the framing; 1."""
+    """Version of the framing; 3."""
     blake3: _builtins.str
     """BLAKE3 digest of the whole file, 64 lower-case hexadecimal digits."""
     size: _builtins.int
@@ -297,8 +297,9 @@ class UpdateHeader(_message.Message):
     COMPRESSED_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     MASKED_INPUT_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version of the framing; 1."""
+    """Version of the framing; 3."""
     update_id: _builtins.str
     """The instruction this update answers; a second upload with the same id is a repeat."""
     client_id: _builtins.str
@@ -315,6 +316,8 @@ class UpdateHeader(_message.Message):
     """Whether the file holds the difference from the round's model instead of weights."""
     compressed: _builtins.bool
     """Whether the file is compressed with Zstandard."""
+    run_id: _builtins.str
+    """The run it is for."""
     @_builtins.property
     def report(self) -> Global___TrainingReport:
         """What the client says of its training; nothing where the update is masked."""
@@ -337,10 +340,11 @@ class UpdateHeader(_message.Message):
         compressed: _builtins.bool = ...,
         report: Global___TrainingReport | None = ...,
         masked_input: _secure_aggregation_pb2.SecureEnvelope | None = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["masked_input", b"masked_input", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "offset", b"offset", "report", b"report", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

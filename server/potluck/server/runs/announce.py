@@ -27,6 +27,8 @@ def announce_closed(attendance: Attendance, row: RoundRow) -> None:
             client_id=member.client_id,
             run_id=run_id,
             round=round_number,
-            settle=coordinator_pb2.Settle(included=member.state is MemberState.INCLUDED),
+            settle=coordinator_pb2.Settle(
+                included=member.state is MemberState.INCLUDED, update_id=update_id
+            ),
         )
         attendance.instruct(instruction, deadline=now() + SETTLE_SECONDS, until_acknowledged=True)

@@ -179,12 +179,12 @@ class Coordinator:
 
     # Transfers --------------------------------------------------------------------------------
 
-    async def driver_of(self, update_id: str) -> RunDriver:
-        """The run under way that an update is for. Raises RoundClosedError.
+    async def driver_of(self, run_id: str, update_id: str) -> RunDriver:
+        """The run under way that an update says it is for. Raises RoundClosedError.
 
         After a restart hosts may come before the run knows where it stood: they wait for it.
         """
-        driver = self._drivers.get(update_id.partition("/")[0])
+        driver = self._drivers.get(run_id)
         if driver is None:
             raise RoundClosedError(
                 f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",

@@ -67,7 +67,7 @@ class Uploads:
     ) -> coordinator_pb2.LocateUploadResponse:
         """How much of an update has arrived."""
         check_client(request.client_id, identity)
-        driver = await self._coordinator.driver_of(request.update_id)
+        driver = await self._coordinator.driver_of(request.run_id, request.update_id)
         if driver.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         _check_expected(driver, request.client_id, request.update_id)
@@ -83,7 +83,7 @@ class Uploads:
         header = _header(await anext(frames, None))
         client = header.client_id
         check_client(client, identity)
-        driver = await self._coordinator.driver_of(header.update_id)
+        driver = await self._coordinator.driver_of(header.run_id, header.update_id)
         if driver.has(client, header.update_id):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(driver, client, header.update_id)
