@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
+from potluck.common.disclosure import SumKind
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.net.identity import Role
@@ -205,7 +206,7 @@ async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -
     """One session: seconds, and processor seconds of both sides."""
     terms = SumTerms(
         run_id="bench",
-        kind="total",
+        kind=SumKind.TOTAL,
         subject="label counts",
         task=coordinator_pb2.Plugin(name="digits", options_json=f'{{"clients": {len(names)}}}'),
         task_reference="{}",

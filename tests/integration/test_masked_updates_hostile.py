@@ -17,6 +17,7 @@ import pytest_asyncio
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
+from potluck.common.disclosure import SumKind
 from potluck.common.secagg import Envelope, MessageType, decode, encode
 from potluck.common.secagg.messages import (
     Certificate,
@@ -158,7 +159,7 @@ async def test_false_headers_are_refused(federation: SumFederation, edit: Edit, 
 
 
 async def test_counts_are_not_given_as_updates(federation: SumFederation) -> None:
-    outcome = await federation.sum(kind="update")
+    outcome = await federation.sum(kind=SumKind.UPDATE)
     assert outcome.total is None
     assert outcome.record.refusals == dict.fromkeys(federation.members.names, "policy")
 

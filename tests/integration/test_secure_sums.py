@@ -26,6 +26,7 @@ from support.sum_federation import (
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.report import Records
 from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
 from potluck.common.secagg.cells import cells_of_members
@@ -284,11 +285,11 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         known = np.array([[name in cell for name in members.names] for cell in cells], float)
         for alone in np.eye(len(members.names)):
             assert np.linalg.matrix_rank(np.vstack([known, alone])) == len(cells) + 1
-        nested = await federation.sum(cells[0][1:], kind="cells")
+        nested = await federation.sum(cells[0][1:], kind=SumKind.CELLS)
         assert nested.total is None
         assert set(nested.record.refusals.values()) == {"differencing"}
         # Nor can a coordinator choose who is in a cell: clients draw them by themselves.
-        mixed = await federation.sum([*cells[0][:4], *cells[1][:3]], kind="cells")
+        mixed = await federation.sum([*cells[0][:4], *cells[1][:3]], kind=SumKind.CELLS)
         assert mixed.total is None
         assert set(mixed.record.refusals.values()) == {"set"}
 

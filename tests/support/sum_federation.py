@@ -23,6 +23,7 @@ from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.client.training.signals import label_counts
+from potluck.common.disclosure import SumKind
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
@@ -134,7 +135,7 @@ class SumFederation:
     def terms(self, **changes: Any) -> SumTerms:
         values: dict[str, Any] = {
             "run_id": "run",
-            "kind": "total",
+            "kind": SumKind.TOTAL,
             "subject": "label counts of digits",
             "task": rpc.Plugin(
                 name="digits", options_json=f'{{"clients": {len(self.members.names)}}}'

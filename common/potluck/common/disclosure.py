@@ -29,6 +29,19 @@ LEAST_EPSILON = 1e-6
 """Noise for less is larger than any data set."""
 
 
+class SumKind(StrEnum):
+    """What a secure sum is over, as runs and the policies of clients call it."""
+
+    TOTAL = "total"
+    """Label counts of the federation."""
+    CELLS = "cells"
+    """Label counts of a group that every client draws by itself."""
+    PROTOCOL = "protocol"
+    """Label counts of any group, at every step of a selection."""
+    UPDATE = "update"
+    """Masked updates."""
+
+
 class Mode(StrEnum):
     """How a signal is made. `noisy` and `ldp` add discrete Laplace noise, the others add none."""
 

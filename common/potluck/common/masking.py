@@ -20,8 +20,6 @@ from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
 from potluck.common.settings.configuration import Settings
 from potluck.common.tensors.layout import Layout
 
-UPDATE: Final = "update"
-"""The kind of sum, as clients' policies call it."""
 BODY: Final = "body"
 HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"

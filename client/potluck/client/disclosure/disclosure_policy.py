@@ -18,12 +18,12 @@ from potluck.common.disclosure import (
     Parameters,
     Request,
     SignalName,
+    SumKind,
     TaskReference,
     Weighting,
 )
 from potluck.common.errors import DisclosureRefusedError
 from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
-from potluck.common.masking import UPDATE
 from potluck.common.secagg import ClientPolicy
 from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
 from potluck.common.settings.configuration import Settings
@@ -132,19 +132,21 @@ class DisclosurePolicy(Settings):
             least_hosts=self.sum_hosts,
             colluding_hosts=self.sum_colluding_hosts,
             disclosures=frozenset(self.sums),
-            unprotected=frozenset({PROTOCOL}),
+            unprotected=frozenset({SumKind.PROTOCOL.value}),
             largest_epsilon=self.epsilon,
         )
 
     @property
     def of_updates(self) -> ClientPolicy:
         """What a secure sum of updates must keep to: masked is never worse than open."""
-        return replace(self.of_sums, disclosures=frozenset({UPDATE}), unprotected=frozenset())
+        return replace(
+            self.of_sums, disclosures=frozenset({SumKind.UPDATE.value}), unprotected=frozenset()
+        )
 
     @property
     def by_protocol(self) -> bool:
         """Whether the clients take part in what gives their label counts away."""
-        return PROTOCOL in self.sums
+        return SumKind.PROTOCOL in self.sums
 
     @property
     def undermined(self) -> bool:

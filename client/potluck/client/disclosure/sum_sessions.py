@@ -25,6 +25,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.masked_updates import Appointment, expectation
 from potluck.client.disclosure.releases import key_of
 from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import (
     ConfigurationError,
     DisclosureRefusedError,
@@ -70,9 +71,6 @@ T = TypeVar("T")
 
 COUNTS = "counts"
 """The lane that label counts are in."""
-
-CELLS = "cells"
-"""The kind of sum that is over groups which every client draws by itself."""
 
 _MOST_SESSIONS = 8
 """Of one client at once; an honest coordinator has one."""
@@ -271,7 +269,7 @@ class SumSessions:
 
     def _of_counts(self, name: str, header: Header, counts: Sequence[int]) -> Expectation:
         within = None
-        if header.disclosure == CELLS:
+        if header.disclosure == SumKind.CELLS:
             epoch = self.policy.data_epoch
             within = self.membership.cell_of(name, epoch, max(1, header.least_hosts))
         return Expectation(

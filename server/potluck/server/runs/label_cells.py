@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.secagg.cells import cells_of_members
 from potluck.server.runs.label_totals import (
@@ -24,9 +25,6 @@ from potluck.server.runs.label_totals import (
 from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import SumOutcome
-
-CELLS = "cells"
-"""The kind of sum, as clients' policies call it, and the run file's name for the mode."""
 
 _SHOWN = 3
 
@@ -65,7 +63,9 @@ class Cells:
 
     async def _read_stored(self) -> None:
         run, task = self._run, task_reference(self._run)
-        stored: list[SecureSum] = await run.services.in_store(lambda store: store.sums(kind=CELLS))
+        stored: list[SecureSum] = await run.services.in_store(
+            lambda store: store.sums(kind=SumKind.CELLS.value)
+        )
         for each in reversed(stored):
             members = members_of(each)
             usable = each.total is not None and each.task == task and is_current(run, each)
@@ -121,7 +121,7 @@ class Cells:
         run = self._run
         try:
             outcome = await run.services.sums.sum_counts(
-                sum_terms(run, CELLS), cell, present=run.is_present
+                sum_terms(run, SumKind.CELLS), cell, present=run.is_present
             )
         except RunError as error:
             run.say(f"no sum of a cell of {len(cell)} clients: {error.message}", warning=True)

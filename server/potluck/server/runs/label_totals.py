@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.disclosure import TaskReference, canonical_json
+from potluck.common.disclosure import SumKind, TaskReference, canonical_json
 from potluck.common.errors import RunError
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.server.hosts.instructions import task_plugin
@@ -20,9 +20,6 @@ from potluck.server.runs.run import Run
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import SumOutcome
 from potluck.server.sums.sum_session import SumTerms
-
-TOTAL = "total"
-"""The kind of sum, as clients' policies call it."""
 
 
 class LabelTotals:
@@ -57,7 +54,7 @@ class LabelTotals:
             return
         try:
             outcome = await run.services.sums.sum_counts(
-                sum_terms(run, TOTAL), clients, present=run.is_present
+                sum_terms(run, SumKind.TOTAL), clients, present=run.is_present
             )
         except RunError as error:
             self._do_without(error.message)
@@ -71,7 +68,9 @@ class LabelTotals:
     async def _stored(self, clients: Sequence[str]) -> SecureSum | None:
         """The newest sum that still holds: this run's own, or one of the same data."""
         run = self._run
-        stored: list[SecureSum] = await run.services.in_store(lambda store: store.sums(kind=TOTAL))
+        stored: list[SecureSum] = await run.services.in_store(
+            lambda store: store.sums(kind=SumKind.TOTAL.value)
+        )
         usable = [each for each in stored if each.total is not None and each.task == self._task]
         own = [each for each in usable if each.run_id == run.row.run_id]
         if own:
@@ -128,7 +127,7 @@ def task_reference(run: Run) -> str:
     return canonical_json(reference.model_dump(mode="json"))
 
 
-def sum_terms(run: Run, kind: str) -> SumTerms:
+def sum_terms(run: Run, kind: SumKind) -> SumTerms:
     """What a run asks for with a sum of label counts."""
     run_file = run.plan.run_file
     profiles = run_file.profiles

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import PotluckError, RunError
 from potluck.common.interruptible import in_thread
-from potluck.common.masking import METRIC_BOUND, UPDATE, lane_lengths, lanes_of, metric_names
+from potluck.common.masking import METRIC_BOUND, lane_lengths, lanes_of, metric_names
 from potluck.common.secagg import (
     CoordinatorSession,
     FederationRoot,
@@ -213,7 +214,7 @@ class MaskedRounds:
             attempt=key.attempt,
             purpose=Purpose.UPDATE,
             subject=f"model updates of {run_file.task.name}",
-            disclosure=UPDATE,
+            disclosure=SumKind.UPDATE.value,
             lanes=lanes_of(lengths, masking),
             metrics=metrics,
             weight_bound=weight_bound(run_file, plan.strategy),
@@ -232,7 +233,7 @@ class MaskedRounds:
         run, run_file = self._run, self._run.plan.run_file
         terms = SumTerms(
             run_id=run.row.run_id,
-            kind=UPDATE,
+            kind=SumKind.UPDATE,
             subject=header.subject,
             task=task_plugin(run_file),
             task_reference=task_reference(run),
@@ -274,7 +275,7 @@ class MaskedRounds:
             done = SecureSum(
                 session_id=record.session_id,
                 run_id=key.run_id,
-                kind=UPDATE,
+                kind=SumKind.UPDATE.value,
                 task=task_reference(run),
                 epochs={},
                 record=record.model_dump(mode="json"),

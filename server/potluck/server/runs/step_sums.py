@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError, StorageError
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.server.runs.label_totals import sum_terms
@@ -30,7 +31,7 @@ async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
     clients = [run.roster[row] for row in ask.rows.tolist()]
     try:
         outcome = await run.services.sums.sum_counts(
-            sum_terms(run, PROTOCOL), clients, present=run.is_present
+            sum_terms(run, SumKind.PROTOCOL), clients, present=run.is_present
         )
     except RunError as error:
         run.say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)

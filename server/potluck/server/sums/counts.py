@@ -149,7 +149,7 @@ class SecureSums:
             run=terms.run_id,
             purpose=Purpose.HISTOGRAM,
             subject=terms.subject,
-            disclosure=terms.kind,
+            disclosure=terms.kind.value,
             lanes=(
                 Lane(
                     name=COUNTS,
@@ -198,7 +198,7 @@ class SecureSums:
         done = SecureSum(
             session_id=record.session_id,
             run_id=terms.run_id,
-            kind=terms.kind,
+            kind=terms.kind.value,
             task=terms.task_reference,
             epochs=epochs,
             record=record.model_dump(mode="json"),

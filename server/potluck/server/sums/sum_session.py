@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import ProtocolError
 from potluck.common.secagg import (
     CoordinatorSession,
@@ -55,7 +56,7 @@ class SumTerms:
     """
 
     run_id: str
-    kind: str
+    kind: SumKind
     subject: str
     task: coordinator_pb2.Plugin
     task_reference: str
