@@ -67,6 +67,7 @@ async def test_what_pretraining_waits_for_is_what_the_run_waits_for(
     federation: SumFederation,
 ) -> None:
     run_file = RUN_FILE.replace(f"roster = {CLIENTS}", f"roster = {CLIENTS + 1}")
+    run_file = run_file.replace(f"clients = {CLIENTS}", f"clients = {CLIENTS + 1}")
     run_file = run_file.replace('"digits"', '"colored-digits"').replace("fedentopt", "feddiverse")
     row = await federation.coordinator.start_run(run_file)
     async with federation.operator() as operator:

@@ -408,7 +408,11 @@ class Coordinator:
         reached all of them."""
         since = utc() - timedelta(seconds=SETTLE_SECONDS)
         for run_id in await self.in_store(lambda store: store.runs_ended_since(since)):
-            last = await self.in_store(partial(Store.last_round, run_id=run_id))
+            try:
+                last = await self.in_store(partial(Store.last_round, run_id=run_id))
+            except StorageError as error:  # a damaged row of a run that is over stops nothing
+                log.warning("clients do not hear how a run ended", run=run_id, reason=str(error))
+                continue
             if last is not None:
                 announce_closed(self.attendance, last)
 
