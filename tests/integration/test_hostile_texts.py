@@ -50,7 +50,11 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         yield federation
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(reason=SAID, message=SAID, device=SAID, name=SAID)
 @example(reason=FORGED, message=TITLE, device=TITLE, name=TURNED)
 @example(reason=MARKUP, message=MARKUP, device=MARKUP, name=MARKUP)

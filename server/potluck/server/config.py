@@ -50,24 +50,24 @@ class CoordinatorConfig(Settings):
         default=32, ge=1, description="Transfers served at once; further ones wait their turn."
     )
     calls_per_peer: int = Field(
-        300,
+        default=300,
         ge=8,
         description="Calls one certificate may have under way at once; further ones are refused,\n"
         "so that one host can't fill the coordinator's memory.",
     )
     transfers_per_peer: int = Field(
-        8,
+        default=8,
         ge=1,
         description="Of the transfers served at once, how many may be one host's; further ones\n"
         "wait, so that one host can't keep the others out.",
     )
     stall_seconds: float = Field(
-        60.0,
+        default=60.0,
         gt=0,
         description="A transfer that makes no progress for so long is ended; the host resumes it.",
     )
     least_bytes_per_second: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="An upload slower than this on average is ended as well, beyond stall_seconds\n"
         "of patience: trickling bytes must not hold a place for ever.",

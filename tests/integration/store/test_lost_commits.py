@@ -51,9 +51,9 @@ async def test_an_older_database_is_noticed_until_it_is_accepted(url: str, tmp_p
         begun_run(behind)
         for number in (1, 2):
             committed(behind, AttemptKey(RUN.run_id, number, 1))
-        for _ in range(2):
-            later = commits(behind, tmp_path)
-            found = await later.compare()
+        later = commits(behind, tmp_path)
+        for each in (later, commits(behind, tmp_path)):
+            found = await each.compare()
             assert {(e.run_id, e.committed, e.lost) for e in found.values()} == {
                 (RUN.run_id, 2, 3),
                 ("other", None, 3),

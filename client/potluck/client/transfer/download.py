@@ -186,12 +186,12 @@ class Downloads:
         )
         call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
-        arrived = False
+        begun, arrived = 0, False
         try:
             async for response in call:
                 if receiver is None:
                     header = _checked_header(require(response, "a header").frame, rendition)
-                    receiver = self._receiver(path, header)
+                    receiver, begun = self._receiver(path, header), header.offset
                 elif isinstance(response, memoryview):
                     receiver.write(response)
                     self._link.metrics.moved(Direction.DOWN, len(response))
@@ -211,7 +211,7 @@ class Downloads:
                 if arrived:
                     chunks.passed()
                 else:
-                    chunks.broke(gained=receiver.received - header.offset)
+                    chunks.broke(gained=receiver.received - begun)
 
     def _receiver(self, path: Path, header: transfer_pb2.FileHeader) -> FileReceiver:
         return FileReceiver(
