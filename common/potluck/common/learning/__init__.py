@@ -1,5 +1,5 @@
 """Local training and evaluation as both sides speak of them: settings, scores, simulated time.
 
-Imports `potluck.common.tensors` and the modules at the root. Settings come in from run files;
+Imports `settings`, `tasks` and the modules at the root. Settings come in from run files;
 scores and descriptions of data come out.
 """

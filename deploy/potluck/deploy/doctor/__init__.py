@@ -1,4 +1,4 @@
 """What is wrong with a machine or a federation, and what to do about it.
 
-Imports `operator`. A configuration comes in; findings come out.
+Imports `operator` and `view`. A configuration comes in; findings come out.
 """

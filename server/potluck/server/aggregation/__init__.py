@@ -1,5 +1,5 @@
 """From a round's updates to its model: the spool, the reduction, the strategy's step, model files.
 
-Imports the seams, the plan of a run and the store's records. Verified update files come in;
-published model files come out. Blocking: runs in worker threads.
+Imports the seams, `cohorts`, the plan of a run and the store's records. Verified update files
+come in; published model files come out. Blocking: runs in worker threads.
 """
