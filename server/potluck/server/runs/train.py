@@ -161,6 +161,7 @@ class Collecting:
         key = AttemptKey(self._run.row.run_id, action.round, action.attempt)
         if self._masking is not None:
             self._masking.lose(action.client)
+        await self.recorded()  # an update that came just before must not be stored on top of this
         await self._in_store(
             lambda store: store.set_member(key, action.client, action.state, trouble=action.trouble)
         )

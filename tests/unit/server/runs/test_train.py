@@ -1,0 +1,69 @@
+"""What is stored of a cohort's members, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.rounds.events import MarkMember
+from potluck.server.runs.run import Run
+from potluck.server.runs.train import Collecting
+from potluck.server.store import Store
+from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
+
+UPDATE = UpdateRow(
+    blake3="0" * 64,
+    size=1,
+    encoding="float32",
+    delta=False,
+    compressed=False,
+    samples=1,
+    steps=1,
+    seconds=0.0,
+    loss=0.0,
+    normalizer=None,
+    reports={},
+)
+
+
+class Recorder:
+    """A store that keeps the states it is given, in order."""
+
+    def __init__(self) -> None:
+        self.states: list[MemberState] = []
+
+    def set_members(self, _key: AttemptKey, changes: list[MemberChange]) -> None:
+        self.states += [change.state for change in changes]
+
+    def set_member(self, _key: AttemptKey, _client: str, state: MemberState, **_: object) -> None:
+        self.states.append(state)
+
+
+@pytest.mark.asyncio
+async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared() -> None:
+    store, waited_for = Recorder(), ["client-0"]
+
+    async def in_store(call: Callable[[Store], Any]) -> Any:
+        return call(cast(Store, store))
+
+    run = SimpleNamespace(
+        services=SimpleNamespace(in_store=in_store),
+        row=SimpleNamespace(run_id="run"),
+        key=AttemptKey("run", 1, 1),
+        machine=SimpleNamespace(pending=waited_for),
+        instruction_id=lambda _client: "update",
+    )
+    collecting = Collecting(cast(Run, run))
+    update = SpooledUpdate(client="client-0", path=Path("update"), row=UPDATE)
+    arrival = asyncio.create_task(collecting.accept("client-0", "update", update))
+    await asyncio.sleep(0)  # the update is on its way to the store
+    waited_for.clear()
+    await collecting.mark(MarkMember(1, 1, "client-0", MemberState.SPARED, "enough without it"))
+    await arrival
+    assert store.states == [MemberState.RECEIVED, MemberState.SPARED]
