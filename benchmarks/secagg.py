@@ -50,14 +50,14 @@ from potluck.common.secagg import (
     Purpose,
     Situation,
     SumParty,
+    client,
     complete_thresholds,
+    coordinator,
     record_bytes,
 )
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.masks import CHUNK_BYTES, StreamCipher, keystream
-from potluck.common.secagg.thresholds import assumed_colluding_hosts
-from potluck.common.secagg.updates import BodyDecoder, BodyEncoder, decode_head, encode_head
+from potluck.common.secagg.primitives.masks import CHUNK_BYTES, StreamCipher, keystream
+from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.vectors.updates import BodyDecoder, BodyEncoder, decode_head, encode_head
 
 FLOWER = "1.41.0"
 PEER = Path(__file__).parent / "peers" / "flower_secagg.py"

@@ -19,7 +19,7 @@ from support.sum_federation import Members, SumFederation, sum_federation
 
 from potluck.common.disclosure import SumKind
 from potluck.common.secagg import Envelope, MessageType, decode, encode
-from potluck.common.secagg.messages import (
+from potluck.common.secagg.wire.messages import (
     Certificate,
     Delivery,
     Header,

@@ -20,7 +20,7 @@ from potluck.client.disclosure.masked_updates import Differences, HeadNumbers, w
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
-from potluck.common.secagg.updates import BodyEncoder
+from potluck.common.secagg.vectors.updates import BodyEncoder
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -29,7 +29,7 @@ from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType
-from potluck.common.secagg.cells import cells_of_members
+from potluck.common.secagg.primitives.cells import cells_of_members
 from potluck.deploy.commands.disclosure_audit_command import audit
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -27,11 +27,11 @@ from potluck.common.secagg import (
     MessageType,
     Noise,
     Thresholds,
-    coordinator_answers,
     decode,
     encode,
 )
-from potluck.common.secagg.messages import (
+from potluck.common.secagg.coordinator import coordinator_answers
+from potluck.common.secagg.wire.messages import (
     Advert,
     Certificate,
     Delivery,
@@ -43,7 +43,7 @@ from potluck.common.secagg.messages import (
     RosterMessage,
     Survivors,
 )
-from potluck.common.secagg.transcript import sign
+from potluck.common.secagg.wire.transcript import sign
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.sums import counts as secure_sums

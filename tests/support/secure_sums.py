@@ -34,14 +34,14 @@ from potluck.common.secagg import (
     Situation,
     SumParty,
     Unmasking,
+    client,
     complete_thresholds,
+    coordinator,
     record_bytes,
 )
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.masks import lane_dtype
-from potluck.common.secagg.messages import Stage
-from potluck.common.secagg.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.primitives.masks import lane_dtype
+from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.wire.messages import Stage
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ROOT = Ed25519PrivateKey.from_private_bytes(bytes(32))

@@ -33,7 +33,9 @@ MAY_IMPORT = {
 ROOMS = {
     "common": (
         "plain_text errors interruptible names task settings models tasks learning disclosure "
-        "tensors net secagg masking runfile process metrics"
+        "tensors net "
+        "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
+        "secagg.coordinator secagg masking runfile process metrics"
     ),
     "server": (
         "config state store.sql store selection strategy strategies selectors.parts selectors "

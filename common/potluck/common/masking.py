@@ -15,8 +15,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from potluck.common.secagg import Lane, LaneEncoding
-from potluck.common.secagg.fixed_point import HEAD_EXTRA
-from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.secagg.policy.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.secagg.vectors.fixed_point import HEAD_EXTRA
 from potluck.common.settings.configuration import Settings
 from potluck.common.tensors.layout import Layout
 

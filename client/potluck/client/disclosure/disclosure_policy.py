@@ -25,7 +25,7 @@ from potluck.common.disclosure import (
 from potluck.common.errors import DisclosureRefusedError
 from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
 from potluck.common.secagg import ClientPolicy
-from potluck.common.secagg.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.secagg.policy.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
 from potluck.common.settings.configuration import Settings
 
 MOST_RELEASES = 1000

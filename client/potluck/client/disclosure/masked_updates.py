@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from potluck.common.masking import AUXILIARY, BODY, HEAD, file_layout, lane_lengths, metric_names
 from potluck.common.secagg import Envelope, Expectation, Masking, Purpose
-from potluck.common.secagg.masks import lane_dtype
-from potluck.common.secagg.updates import BodyEncoder, encode_head
+from potluck.common.secagg.primitives.masks import lane_dtype
+from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors

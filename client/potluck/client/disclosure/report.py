@@ -15,7 +15,7 @@ from potluck.client.disclosure.releases import description
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
 from potluck.common.secagg import Purpose
-from potluck.common.secagg.ledger import SumRelease
+from potluck.common.secagg.policy.ledger import SumRelease
 
 
 class Records:

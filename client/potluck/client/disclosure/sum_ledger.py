@@ -19,7 +19,7 @@ from potluck.client.base.state_directory import storage_error, write_durably
 from potluck.common.errors import StorageError
 from potluck.common.names import is_name
 from potluck.common.secagg import Ledger, entry_from_json
-from potluck.common.secagg.ledger import LedgerEntry
+from potluck.common.secagg.policy.ledger import LedgerEntry
 
 
 class SumLedger:

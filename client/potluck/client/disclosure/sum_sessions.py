@@ -52,16 +52,16 @@ from potluck.common.secagg import (
     Rule,
     Situation,
     SumParty,
+    client,
     decode,
     encode,
     record_bytes,
 )
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg.cells import cells_of_members
-from potluck.common.secagg.histograms import encode_counts
-from potluck.common.secagg.messages import Invitation, MessageType
-from potluck.common.secagg.noise import noise_share
+from potluck.common.secagg.primitives.cells import cells_of_members
 from potluck.common.secagg.rules import BrokenRuleError
+from potluck.common.secagg.vectors.histograms import encode_counts
+from potluck.common.secagg.vectors.noise import noise_share
+from potluck.common.secagg.wire.messages import Invitation, MessageType
 from potluck.common.tensors.tensor_files import FileDigest
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire

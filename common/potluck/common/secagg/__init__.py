@@ -58,31 +58,37 @@ A message may come twice: the same bytes get the same answer, and the step says 
 is encoded and masked once for each session: two of them give their difference away. A coordinator
 that restarts has lost its sessions; it begins anew with `coordinator.retry_header`.
 
-What goes into the words
-------------------------
+Where the parts are
+-------------------
 
-`histograms` counts; `updates` model updates with weights and metrics; `noise` each client's share
-of discrete noise; `cells` draws groups by a public coin. `policy.ClientPolicy` holds a client's own
-rules, `ledger.Ledger` what it remembers, `audit.SessionRecord` what a coordinator keeps.
-
-`masks`, `sharing`, `agreement`, `graph` and `thresholds` are the parts underneath; each can be used
-alone.
+`client` and `coordinator` are the two sides. `policy` has a client's own rules and its ledger,
+`vectors` turns counts, model updates and noise into words, `wire` has the messages, and
+`primitives` the masks, shares, keys and thresholds underneath, each of use alone. `rules` names
+what a session can be ended for. Rooms import downwards in this order.
 """
 
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.audit import SessionRecord, session_record
-from potluck.common.secagg.client_session import (
+from potluck.common.secagg import client, coordinator
+from potluck.common.secagg.client.client_session import (
     ClientSession,
     ClientStep,
     Masking,
     Situation,
     SumParty,
 )
-from potluck.common.secagg.coordinator_session import CoordinatorSession, CoordinatorStep
-from potluck.common.secagg.ledger import Ledger, entry_from_json
-from potluck.common.secagg.masks import StreamCipher
-from potluck.common.secagg.messages import (
+from potluck.common.secagg.coordinator.coordinator_session import (
+    CoordinatorSession,
+    CoordinatorStep,
+)
+from potluck.common.secagg.coordinator.session_record import SessionRecord, session_record
+from potluck.common.secagg.coordinator.unmasking import Unmasking
+from potluck.common.secagg.policy.ledger import Ledger, entry_from_json
+from potluck.common.secagg.policy.query_log import LogPosition
+from potluck.common.secagg.policy.sum_policy import ClientPolicy, Expectation
+from potluck.common.secagg.primitives.masks import StreamCipher
+from potluck.common.secagg.primitives.thresholds import Thresholds, complete_thresholds
+from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule
+from potluck.common.secagg.wire.message_encoding import decode, encode
+from potluck.common.secagg.wire.messages import (
     Envelope,
     Header,
     Lane,
@@ -91,13 +97,7 @@ from potluck.common.secagg.messages import (
     Noise,
     Purpose,
 )
-from potluck.common.secagg.query_log import LogPosition
-from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule
-from potluck.common.secagg.sum_policy import ClientPolicy, Expectation
-from potluck.common.secagg.thresholds import Thresholds, complete_thresholds
-from potluck.common.secagg.transcript import FederationRoot, record_bytes
-from potluck.common.secagg.unmasking import Unmasking
-from potluck.common.secagg.word_encoding import decode, encode
+from potluck.common.secagg.wire.transcript import FederationRoot, record_bytes
 
 __all__ = [
     "BrokenRuleError",

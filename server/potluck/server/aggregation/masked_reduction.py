@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError, PluginError
 from potluck.common.masking import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
 from potluck.common.secagg import Header, Lane, Unmasking
-from potluck.common.secagg.masks import lane_dtype
-from potluck.common.secagg.updates import BodyDecoder, HeadSum, decode_head
+from potluck.common.secagg.primitives.masks import lane_dtype
+from potluck.common.secagg.vectors.updates import BodyDecoder, HeadSum, decode_head
 from potluck.common.tensors.auxiliary import auxiliary_layout
 from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at, unflatten
 from potluck.common.tensors.tensor_drafts import TensorDraft

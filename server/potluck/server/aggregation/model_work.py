@@ -21,7 +21,7 @@ from potluck.common.learning.task_checks import check_lengths
 from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.runfile import DirectionSettings
 from potluck.common.secagg import Unmasking
-from potluck.common.secagg.updates import HeadSum
+from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
 from potluck.common.tensors.layout import Layout

@@ -9,9 +9,9 @@ from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
 from potluck.common.runfile import DirectionSettings, RoundPolicy, RunFile
 from potluck.common.secagg import complete_thresholds
-from potluck.common.secagg.coordinator_side import MOST_ATTEMPTS
-from potluck.common.secagg.sum_policy import ClientPolicy
-from potluck.common.secagg.thresholds import COMPLETE_LIMIT
+from potluck.common.secagg.coordinator.coordinator_side import MOST_ATTEMPTS
+from potluck.common.secagg.policy.sum_policy import ClientPolicy
+from potluck.common.secagg.primitives.thresholds import COMPLETE_LIMIT
 from potluck.server.rounds.compatibility import check_maskable
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy, Summation, summation_of

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
-from potluck.common.secagg.cells import cells_of_members
+from potluck.common.secagg.primitives.cells import cells_of_members
 from potluck.server.runs.label_totals import (
     is_current,
     members_of,

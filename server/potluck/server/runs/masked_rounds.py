@@ -29,12 +29,12 @@ from potluck.common.secagg import (
     Rule,
     Unmasking,
     complete_thresholds,
+    coordinator,
     session_record,
 )
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.messages import SESSION_ID_BYTES, Stage
-from potluck.common.secagg.thresholds import assumed_colluding_hosts
-from potluck.common.secagg.updates import HeadSum
+from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
+from potluck.common.secagg.vectors.updates import HeadSum
+from potluck.common.secagg.wire.messages import SESSION_ID_BYTES, Stage
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.aggregation.masked_reduction import check_masked
 from potluck.server.aggregation.update_files import SpooledUpdate

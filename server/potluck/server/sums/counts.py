@@ -31,18 +31,18 @@ from potluck.common.secagg import (
     SessionRecord,
     Unmasking,
     complete_thresholds,
+    coordinator,
     session_record,
 )
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.fixed_point import COUNT_LIMIT
-from potluck.common.secagg.histograms import decode_counts
-from potluck.common.secagg.masks import lane_dtype
-from potluck.common.secagg.messages import SESSION_ID_BYTES
-from potluck.common.secagg.thresholds import (
+from potluck.common.secagg.primitives.masks import lane_dtype
+from potluck.common.secagg.primitives.thresholds import (
     COMPLETE_LIMIT,
     assumed_colluding_hosts,
     colluding_clients,
 )
+from potluck.common.secagg.vectors.fixed_point import COUNT_LIMIT
+from potluck.common.secagg.vectors.histograms import decode_counts
+from potluck.common.secagg.wire.messages import SESSION_ID_BYTES
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.store import SecureSum
 from potluck.server.sums.sum_session import COUNTS, InStore, PhaseObserver, SumSession, SumTerms

@@ -24,10 +24,10 @@ from potluck.common.secagg import (
     Envelope,
     MessageType,
     Purpose,
+    coordinator,
     decode,
     encode,
 )
-from potluck.common.secagg import coordinator_side as coordinator
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.hosts.attendance import Attendance

@@ -14,9 +14,15 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from potluck.common.errors import ProtocolError
-from potluck.common.secagg import CoordinatorSession, CoordinatorStep, Envelope, MessageType, decode
-from potluck.common.secagg import coordinator_side as coordinator
-from potluck.common.secagg.coordinator_session import Advertising, Uploading, asked
+from potluck.common.secagg import (
+    CoordinatorSession,
+    CoordinatorStep,
+    Envelope,
+    MessageType,
+    coordinator,
+    decode,
+)
+from potluck.common.secagg.coordinator.coordinator_session import Advertising, Uploading, asked
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.hosts.attendance import Attendance

@@ -10,7 +10,7 @@ import pytest
 
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.common.errors import StorageError
-from potluck.common.secagg.ledger import Upload
+from potluck.common.secagg.policy.ledger import Upload
 
 AT = datetime(2026, 5, 4, tzinfo=UTC)
 

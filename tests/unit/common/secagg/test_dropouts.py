@@ -10,8 +10,8 @@ import pytest
 from support.secure_sums import Federation, Run
 
 from potluck.common.secagg import MessageType, Purpose
-from potluck.common.secagg.messages import Stage
 from potluck.common.secagg.rules import Rule
+from potluck.common.secagg.wire.messages import Stage
 
 STAGES = len(Stage)
 

@@ -32,11 +32,11 @@ from potluck.common.secagg import (
     Purpose,
     Rule,
     StreamCipher,
+    client,
     decode,
     encode,
 )
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg.messages import (
+from potluck.common.secagg.wire.messages import (
     Advert,
     Certificate,
     Delivery,
@@ -49,7 +49,7 @@ from potluck.common.secagg.messages import (
     Stage,
     Survivors,
 )
-from potluck.common.secagg.transcript import sign
+from potluck.common.secagg.wire.transcript import sign
 
 
 def run_at(stage: Stage, **options: Any) -> Run:

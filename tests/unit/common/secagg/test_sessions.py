@@ -13,18 +13,18 @@ from support.secure_sums import BODY, COUNTS, HEAD, Federation
 
 import potluck.common.secagg
 from potluck.common.secagg import ClientPolicy, Noise, Purpose, Rule, StreamCipher
-from potluck.common.secagg.histograms import decode_counts, encode_counts
-from potluck.common.secagg.ledger import Ledger
-from potluck.common.secagg.messages import Stage
-from potluck.common.secagg.noise import noise_share
-from potluck.common.secagg.thresholds import circulant_thresholds
+from potluck.common.secagg.policy.ledger import Ledger
+from potluck.common.secagg.primitives.thresholds import circulant_thresholds
+from potluck.common.secagg.vectors.histograms import decode_counts, encode_counts
+from potluck.common.secagg.vectors.noise import noise_share
+from potluck.common.secagg.wire.messages import Stage
 
 FOLDER = Path(potluck.common.secagg.__file__).parent
 
 
 def test_the_package_needs_little_of_potluck() -> None:
     outside = set()
-    for module in FOLDER.glob("*.py"):
+    for module in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("potluck."):
                 outside.add(node.module)
@@ -40,7 +40,7 @@ def test_the_package_needs_little_of_potluck() -> None:
 def test_the_package_has_no_clock_network_or_randomness_of_its_own() -> None:
     banned = {"time", "random", "secrets", "os", "socket", "asyncio", "threading", "grpc"}
     imported = set()
-    for module in FOLDER.glob("*.py"):
+    for module in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}

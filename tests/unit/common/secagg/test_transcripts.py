@@ -16,11 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scipy import stats
 from support.secure_sums import COUNTS, Federation, Run, member_key
 
-from potluck.common.secagg import Envelope, Lane, MessageType, Rule, decode, encode
-from potluck.common.secagg import client_side as client
-from potluck.common.secagg.agreement import SharePair
-from potluck.common.secagg.coordinator_session import Consenting, Revealing, Uploading
-from potluck.common.secagg.messages import (
+from potluck.common.secagg import Envelope, Lane, MessageType, Rule, client, decode, encode
+from potluck.common.secagg.coordinator.coordinator_session import Consenting, Revealing, Uploading
+from potluck.common.secagg.primitives.agreement import SharePair
+from potluck.common.secagg.wire.messages import (
     Certificate,
     Consent,
     Delivery,
@@ -30,7 +29,7 @@ from potluck.common.secagg.messages import (
     Stage,
     Survivors,
 )
-from potluck.common.secagg.transcript import sharers_digest, sign, survivors_digest
+from potluck.common.secagg.wire.transcript import sharers_digest, sign, survivors_digest
 
 FLIPPED = "c"
 """The client whose messages, both ways, are damaged."""

@@ -22,8 +22,8 @@ from potluck.common.masking import (
     metric_names,
 )
 from potluck.common.secagg import BrokenRuleError, Purpose
-from potluck.common.secagg.fixed_point import lane_scale
-from potluck.common.secagg.messages import Stage
+from potluck.common.secagg.vectors.fixed_point import lane_scale
+from potluck.common.secagg.wire.messages import Stage
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
 from potluck.server.aggregation.apply_round import RoundNumbers

@@ -1,0 +1,220 @@
+"""A client's session as values: who the client is, what it knows at each stage, what a step gives.
+
+Later stages know less: a client's own keys are gone once it has its masks, and with its shares
+everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from potluck.common.secagg.policy.ledger import (
+    Ledger,
+    LedgerEntry,
+    LogSeen,
+)
+from potluck.common.secagg.policy.query_log import LogPosition
+from potluck.common.secagg.policy.sum_policy import ClientPolicy, Expectation
+from potluck.common.secagg.primitives.agreement import (
+    SessionKeys,
+    SharePair,
+)
+from potluck.common.secagg.primitives.masks import Mask, Words, add_masks
+from potluck.common.secagg.primitives.sharing import Random
+from potluck.common.secagg.rules import Refusal
+from potluck.common.secagg.wire.messages import (
+    Abort,
+    Envelope,
+    Header,
+)
+from potluck.common.secagg.wire.transcript import (
+    FederationRoot,
+    Roster,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumParty:
+    """A client, for all its sessions. record: its `SignedRecord` as `record_bytes` gives it."""
+
+    client: str
+    key: Ed25519PrivateKey = field(repr=False)
+    record: bytes
+    root: FederationRoot
+    policy: ClientPolicy = field(default_factory=ClientPolicy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a step depends on besides session and message.
+
+    now: has a time zone. random: `os.urandom` for anything real. ledger: with everything in it that
+    any session of this client has written so far.
+    """
+
+    now: datetime
+    random: Random
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What holds throughout: who, under which header, and what the client itself expects.
+
+    log_known: the query log as the ledger had it at the invitation. log_seen: what the invitation
+    showed beyond that, written down with the upload: before that the session gives nothing away
+    that a coordinator could not have shown another log for.
+    """
+
+    party: SumParty
+    header: Header
+    header_sha256: bytes
+    expected: Expectation
+    log_known: LogPosition = field(default_factory=LogPosition)
+    log_seen: tuple[LogSeen, ...] = ()
+
+    @property
+    def client(self) -> str:
+        """Whose session it is."""
+        return self.party.client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advertised:
+    """Waits for the roster."""
+
+    agreed: Agreed
+    keys: SessionKeys
+    advert: Envelope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Waits for the others' shares. channels: what the channel keys agree on, by client."""
+
+    agreed: Agreed
+    keys: SessionKeys
+    roster: Roster
+    own_pair: SharePair
+    channels: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Who has shared, and the shares of their secrets that this client holds."""
+
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    held: Mapping[str, SharePair] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """Has all masks; waits for its own client to encode, mask and upload its vector."""
+
+    agreed: Agreed
+    view: View
+    masks: Mapping[str, tuple[Mask, ...]] = field(repr=False)
+
+    @property
+    def header(self) -> Header:
+        """What was agreed."""
+        return self.agreed.header
+
+    @property
+    def clients(self) -> int:
+        """In the roster: what fixed-point scales depend on."""
+        return len(self.view.roster.participants)
+
+    def add_masks(self, lane: str, words: Words, first: int = 0) -> None:
+        """Mask words [first, first + words.size) of a lane, in place; safe for disjoint slices in
+        several threads. Mask each word of one input once: two masked inputs give their difference.
+        """
+        add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded:
+    """Waits to be asked for its consent. Its own keys are gone."""
+
+    agreed: Agreed
+    view: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consented:
+    """Has consented to one set, and will to no other; waits for the certificate."""
+
+    agreed: Agreed
+    view: View
+    survivors: tuple[str, ...]
+    consent: bytes
+    survivors_sha256: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revealed:
+    """Has given its shares and knows no secret any more."""
+
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Over without a sum. refusal: this client's; abort: the coordinator's."""
+
+    refusal: Refusal | None = None
+    abort: Abort | None = None
+
+
+ClientState = Advertised | Shared | Masking | Uploaded | Consented | Revealed | Ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSession:
+    """A client's part of one session. heard, said: the last message and what it was answered."""
+
+    session_id: bytes
+    state: ClientState
+    heard: bytes = b""
+    said: tuple[Envelope, ...] = field(default=(), repr=False)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        return isinstance(self.state, Revealed | Ended)
+
+    @property
+    def masking(self) -> Masking | None:
+        """The masks, while the client is to upload its vector."""
+        return self.state if isinstance(self.state, Masking) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientStep:
+    """What follows from a message.
+
+    entries: to be written to the ledger, durably, before `replies` are sent or, after a delivery,
+    before a byte of the masked vector is. repeated: the message had been answered already; send
+    the same replies again and do nothing else, least of all mask another vector.
+    """
+
+    session: ClientSession
+    replies: tuple[Envelope, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
+    refusal: Refusal | None = None
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a message leads to, where no rule is broken."""
+
+    state: ClientState
+    replies: tuple[Envelope, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()

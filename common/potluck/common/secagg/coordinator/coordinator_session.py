@@ -1,0 +1,201 @@
+"""The coordinator's session as values: what it has at each stage, what a step gives.
+
+No stage holds an input or a masked vector, and before the last one nothing that a mask could be
+rebuilt from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from potluck.common.secagg.coordinator.unmasking import (
+    Unmasking,
+)
+from potluck.common.secagg.rules import Refusal, Rule
+from potluck.common.secagg.wire.messages import (
+    Abort,
+    Envelope,
+    Header,
+    Reveal,
+    Shares,
+    Stage,
+)
+from potluck.common.secagg.wire.transcript import (
+    CheckedAdvert,
+    FederationRoot,
+    Roster,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """invited: the host of each client. gone: who will not answer any more, and why if it said."""
+
+    header: Header
+    header_sha256: bytes
+    invited: Mapping[str, str]
+    root: FederationRoot
+    gone: Mapping[str, Refusal | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advertising:
+    """Collects adverts."""
+
+    stage = Stage.ADVERTISE
+    answers: Mapping[str, CheckedAdvert] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Collects shares."""
+
+    stage = Stage.SHARE
+    roster: Roster
+    answers: Mapping[str, Shares] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploading:
+    """Collects masked vectors; these arrive elsewhere, here their signed digests."""
+
+    stage = Stage.UPLOAD
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consenting:
+    """Collects consents to sum the survivors' vectors."""
+
+    stage = Stage.CONSENT
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    survivors: tuple[str, ...]
+    survivors_sha256: bytes
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revealing:
+    """Collects shares of what masks the sum."""
+
+    stage = Stage.REVEAL
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    survivors: tuple[str, ...]
+    survivors_sha256: bytes
+    answers: Mapping[str, Reveal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The sum over `unmasking.survivors` can be had."""
+
+    unmasking: Unmasking
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aborted:
+    """There is no sum. suspects: whose shares were wrong."""
+
+    abort: Abort
+    suspects: tuple[str, ...] = ()
+
+
+Collecting = Advertising | Sharing | Uploading | Consenting | Revealing
+CoordinatorState = Collecting | Finished | Aborted
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSession:
+    """The coordinator's part of one session. heard: digests of what each client said."""
+
+    setting: Setting
+    state: CoordinatorState
+    heard: frozenset[bytes] = frozenset()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        return isinstance(self.state, Finished | Aborted)
+
+    @property
+    def session_id(self) -> bytes:
+        """Of this session."""
+        return self.setting.header.session_id
+
+    @property
+    def refusals(self) -> Mapping[str, Refusal]:
+        """Of the clients that refused, by client."""
+        return {client: why for client, why in self.setting.gone.items() if why is not None}
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Who may still answer in this stage, sorted."""
+        state = self.collecting
+        if state is None:
+            return ()
+        gone = self.setting.gone
+        return tuple(
+            client
+            for client in asked(self.setting, state)
+            if client not in state.answers and client not in gone
+        )
+
+    @property
+    def collecting(self) -> Collecting | None:
+        """The stage, while there is one."""
+        return None if isinstance(self.state, Finished | Aborted) else self.state
+
+    @property
+    def unmasking(self) -> Unmasking | None:
+        """What to take off the sum, once that is known."""
+        return self.state.unmasking if isinstance(self.state, Finished) else None
+
+    @property
+    def aborted(self) -> Aborted | None:
+        """Why there is no sum, once that is certain."""
+        return self.state if isinstance(self.state, Aborted) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorStep:
+    """What follows from an event.
+
+    messages: to send, by client. refusal: of the message received; it changed nothing. log_entry:
+    to be appended to the query log, durably, before `messages` are sent.
+    """
+
+    session: CoordinatorSession
+    messages: tuple[tuple[str, Envelope], ...] = ()
+    refusal: Refusal | None = None
+    log_entry: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a stage can't be left with who is there."""
+
+    rule: Rule
+    have: int
+    need: int
+    suspects: tuple[str, ...] = ()
+
+
+def asked(setting: Setting, state: Collecting) -> Iterable[str]:
+    """Whose answer counts at a stage, sorted."""
+    match state:
+        case Advertising():
+            return setting.invited
+        case Sharing():
+            return state.roster.participants
+        case Uploading():
+            return state.sharers
+        case _:
+            return state.survivors

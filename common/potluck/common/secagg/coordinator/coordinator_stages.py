@@ -1,0 +1,229 @@
+"""From stage to stage: what the coordinator sends when one ends, and when it gives up.
+
+A stage is left with those who answered, if clients would accept that set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from potluck.common.secagg.coordinator.coordinator_session import (
+    Aborted,
+    Advertising,
+    Collecting,
+    Consenting,
+    CoordinatorSession,
+    CoordinatorStep,
+    Finished,
+    Revealing,
+    Sharing,
+    Shortage,
+    Uploading,
+    asked,
+)
+from potluck.common.secagg.coordinator.unmasking import (
+    ReconstructionError,
+    fewest_shares,
+    unmask,
+)
+from potluck.common.secagg.rules import Rule
+from potluck.common.secagg.wire.message_encoding import encode
+from potluck.common.secagg.wire.messages import (
+    Abort,
+    Certificate,
+    Delivery,
+    Endorsement,
+    Envelope,
+    Header,
+    LogEntry,
+    MessageType,
+    RosterMessage,
+    SealedShare,
+    Survivors,
+)
+from potluck.common.secagg.wire.transcript import (
+    Roster,
+    build_roster,
+    sharers_digest,
+    survivors_digest,
+)
+
+
+def advance(session: CoordinatorSession, *, closing: bool) -> CoordinatorStep:
+    """Leave the stage if it is complete, or closed."""
+    state = session.collecting
+    ended = closing or not session.awaited
+    match state:
+        case None:
+            return CoordinatorStep(session=session)
+        case Consenting():
+            if not ended and len(state.answers) < session.setting.header.quorum:
+                return CoordinatorStep(session=session)
+            return _leave_consenting(session, state)
+        case Revealing():
+            return _try_unmasking(session, state, ended=ended)
+        case _ if not ended:
+            return CoordinatorStep(session=session)
+        case Advertising():
+            return _leave_advertising(session, state)
+        case Sharing():
+            return _leave_sharing(session, state)
+        case Uploading():
+            return _leave_uploading(session, state)
+
+
+def _leave_advertising(session: CoordinatorSession, state: Advertising) -> CoordinatorStep:
+    setting = session.setting
+    shortage = _too_few(setting.header, [setting.invited[client] for client in state.answers])
+    if shortage is not None:
+        return abort_session(session, state, shortage)
+    adverts = [state.answers[client] for client in sorted(state.answers)]
+    roster = build_roster(setting.header, setting.header_sha256, adverts)
+    envelopes = tuple(each.envelope for each in adverts)
+    message = plain(MessageType.ROSTER, RosterMessage(session.session_id, envelopes))
+    messages = [(client, message) for client in roster.participants]
+    return _next(session, Sharing(roster=roster), messages, state)
+
+
+def _leave_sharing(session: CoordinatorSession, state: Sharing) -> CoordinatorStep:
+    roster, sharers = state.roster, tuple(sorted(state.answers))
+    shortage = _unusable(session, roster, sharers)
+    if shortage is not None:
+        return abort_session(session, state, shortage)
+    delivered: dict[str, list[SealedShare]] = {client: [] for client in sharers}
+    for sender in sharers:
+        for each in state.answers[sender].shares:
+            if each.client in delivered:
+                delivered[each.client].append(SealedShare(sender, each.ciphertext))
+    messages = [
+        (
+            client,
+            plain(MessageType.DELIVERY, Delivery(session.session_id, sharers, tuple(shares))),
+        )
+        for client, shares in delivered.items()
+    ]
+    digest = sharers_digest(roster.digest, sharers)
+    after = Uploading(roster=roster, sharers=sharers, sharers_sha256=digest)
+    return _next(session, after, messages, state)
+
+
+def _leave_uploading(session: CoordinatorSession, state: Uploading) -> CoordinatorStep:
+    survivors = tuple(sorted(state.answers))
+    shortage = _unusable(session, state.roster, survivors)
+    if shortage is not None:
+        return abort_session(session, state, shortage)
+    after = Consenting(
+        roster=state.roster,
+        sharers=state.sharers,
+        sharers_sha256=state.sharers_sha256,
+        survivors=survivors,
+        survivors_sha256=survivors_digest(state.sharers_sha256, survivors),
+    )
+    message = plain(MessageType.SURVIVORS, Survivors(session.session_id, survivors))
+    return _next(session, after, [(client, message) for client in survivors], state)
+
+
+def _leave_consenting(session: CoordinatorSession, state: Consenting) -> CoordinatorStep:
+    header = session.setting.header
+    consents = len(state.answers)
+    if consents < header.quorum:
+        return abort_session(session, state, Shortage(Rule.CERTIFICATE, consents, header.quorum))
+    endorsements = [Endorsement(client, state.answers[client]) for client in sorted(state.answers)]
+    certificate = Certificate(session.session_id, tuple(endorsements[: header.quorum]))
+    message = plain(MessageType.CERTIFICATE, certificate)
+    after = Revealing(
+        roster=state.roster,
+        sharers=state.sharers,
+        sharers_sha256=state.sharers_sha256,
+        survivors=state.survivors,
+        survivors_sha256=state.survivors_sha256,
+    )
+    noisy = header.noise is not None
+    entry = LogEntry(header.session_id, header.subject, state.survivors, noisy)
+    step = _next(session, after, [(client, message) for client in state.survivors])
+    return replace(step, log_entry=encode(entry))
+
+
+def _try_unmasking(
+    session: CoordinatorSession, state: Revealing, *, ended: bool
+) -> CoordinatorStep:
+    threshold = session.setting.header.threshold
+    if not ended and len(state.answers) < threshold:  # nobody's secret has as many shares
+        return CoordinatorStep(session=session)
+    fewest = fewest_shares(state.sharers, state.answers)
+    if fewest < threshold:
+        if not ended:
+            return CoordinatorStep(session=session)
+        return abort_session(session, state, Shortage(Rule.TOO_FEW, fewest, threshold))
+    try:
+        unmasking = unmask(
+            state.roster, state.sharers_sha256, state.sharers, state.survivors, state.answers
+        )
+    except ReconstructionError as error:
+        if not ended:  # more shares may help
+            return CoordinatorStep(session=session)
+        shortage = Shortage(Rule.RECONSTRUCTION, fewest, threshold, error.suspects)
+        return abort_session(session, state, shortage)
+    return CoordinatorStep(session=replace(session, state=Finished(unmasking=unmasking)))
+
+
+def _too_few(header: Header, hosts: Sequence[str]) -> Shortage | None:
+    distinct = len(set(hosts))
+    if distinct < header.least_hosts:
+        return Shortage(Rule.TOO_FEW, distinct, header.least_hosts)
+    needed = max(header.quorum, header.threshold)
+    if len(hosts) < needed:
+        return Shortage(Rule.TOO_FEW, len(hosts), needed)
+    return None
+
+
+def _unusable(
+    session: CoordinatorSession, roster: Roster, clients: Sequence[str]
+) -> Shortage | None:
+    """Why clients would refuse to go on with this set."""
+    header = session.setting.header
+    shortage = _too_few(header, [session.setting.invited[client] for client in clients])
+    if shortage is not None:
+        return shortage
+    holding = [len(roster.neighbours[c].intersection(clients)) + 1 for c in clients]
+    if min(holding) < header.threshold:
+        return Shortage(Rule.TOO_FEW, min(holding), header.threshold)
+    return None
+
+
+def _next(
+    session: CoordinatorSession,
+    state: Collecting,
+    messages: list[tuple[str, Envelope]],
+    before: Advertising | Sharing | Uploading | None = None,
+) -> CoordinatorStep:
+    """Enter a stage; who did not make it from the one before is told to forget the session."""
+    if before is not None:
+        behind = [c for c in asked(session.setting, before) if c not in before.answers]
+        notice = Abort(session.session_id, before.stage, 0, 0, (), Rule.STAGE)
+        left_out = plain(MessageType.ABORT, notice)
+        messages = [*messages, *((client, left_out) for client in behind)]
+    return CoordinatorStep(session=replace(session, state=state), messages=tuple(messages))
+
+
+def abort_session(
+    session: CoordinatorSession, state: Collecting, shortage: Shortage
+) -> CoordinatorStep:
+    """Give up, and tell everybody who may still be there."""
+    missing = tuple(sorted(c for c in asked(session.setting, state) if c not in state.answers))
+    message = Abort(
+        session.session_id, state.stage, shortage.have, shortage.need, missing, shortage.rule
+    )
+    envelope = plain(MessageType.ABORT, message)
+    told = [client for client in session.setting.invited if client not in session.setting.gone]
+    ended = Aborted(abort=message, suspects=shortage.suspects)
+    return CoordinatorStep(
+        session=replace(session, state=ended),
+        messages=tuple((client, envelope) for client in told),
+    )
+
+
+def plain(kind: MessageType, message: object) -> Envelope:
+    """A message in an envelope, unsigned: the coordinator has no key that clients know."""
+    return Envelope(kind, encode(message))

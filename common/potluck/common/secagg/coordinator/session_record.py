@@ -1,0 +1,97 @@
+"""What is kept of a session afterwards: who took part, in which sum, under which policy.
+
+The coordinator's record is for `who learned what`; the client's is its ledger. Neither holds an
+input, a key or a masked vector.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from potluck.common.secagg.coordinator.coordinator_session import (
+    Aborted,
+    CoordinatorSession,
+    Finished,
+)
+from potluck.common.secagg.wire.messages import Purpose
+
+
+class SessionRecord(BaseModel):
+    """The end of one session, as the coordinator saw it.
+
+    clients: those in the sum, or those that were invited where there is none; each with its host.
+    refusals: the rule each client named. have, need: of what `rule` counts, where it was aborted.
+    suspects: whose shares were wrong. epsilon: of the sum; None for an exact one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    run: str
+    round: int
+    attempt: int
+    purpose: Purpose
+    subject: str
+    disclosure: str
+    outcome: Literal["released", "aborted"]
+    clients: dict[str, str]
+    least_hosts: int
+    colluding_hosts: int
+    threshold: int
+    quorum: int
+    epsilon: float | None
+    refusals: dict[str, str] = {}
+    suspects: tuple[str, ...] = ()
+    stage: str = ""
+    rule: str = ""
+    have: int = 0
+    need: int = 0
+    missing: tuple[str, ...] = ()
+    at: AwareDatetime
+
+    @property
+    def hosts(self) -> int:
+        """Distinct hosts among the clients."""
+        return len(set(self.clients.values()))
+
+
+def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRecord:
+    """The record of a session that is over. Raises ValueError for one that is not."""
+    state, setting = session.state, session.setting
+    header = setting.header
+    values: dict[str, object] = {
+        "session_id": header.session_id.hex(),
+        "run": header.run,
+        "round": header.round,
+        "attempt": header.attempt,
+        "purpose": header.purpose,
+        "subject": header.subject,
+        "disclosure": header.disclosure,
+        "least_hosts": header.least_hosts,
+        "colluding_hosts": header.colluding_hosts,
+        "threshold": header.threshold,
+        "quorum": header.quorum,
+        "epsilon": header.noise.epsilon if header.noise else None,
+        "refusals": {client: str(why.rule) for client, why in session.refusals.items()},
+        "at": at,
+    }
+    if isinstance(state, Finished):
+        clients = {client: setting.invited[client] for client in state.unmasking.survivors}
+        values |= {"outcome": "released", "clients": clients, "suspects": state.unmasking.suspects}
+    elif isinstance(state, Aborted):
+        told = state.abort
+        values |= {
+            "outcome": "aborted",
+            "clients": dict(setting.invited),
+            "suspects": state.suspects,
+            "stage": told.stage,
+            "rule": told.rule,
+            "have": told.have,
+            "need": told.need,
+            "missing": told.missing,
+        }
+    else:
+        raise ValueError("the session is not over")
+    return SessionRecord.model_validate(values)

@@ -1,0 +1,182 @@
+"""The coordinator's last step: secrets rebuilt from shares, and the masks that they are taken off
+with.
+
+Every rebuilt secret is checked against its owner's advert. Where that fails and there are more
+shares than needed, other choices of shares are tried, so that a few wrong ones do no harm; those
+who gave them are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from potluck.common.secagg.primitives import sharing
+from potluck.common.secagg.primitives.agreement import (
+    agree,
+    commitment,
+    pair_seed,
+    public_bytes,
+    self_seed,
+)
+from potluck.common.secagg.primitives.masks import Mask, Words, add_masks
+from potluck.common.secagg.rules import BrokenRuleError, Rule
+from potluck.common.secagg.wire.messages import Header, Reveal
+from potluck.common.secagg.wire.transcript import Participant, Roster
+
+_MOST_CHOICES = 2_000
+"""Choices of shares tried for one secret: all ways to leave out one or two of 60, and then some."""
+
+
+class ReconstructionError(BrokenRuleError):
+    """Shares don't give a secret that was committed to. suspects: whose shares were wrong, or the
+    owner, if no choice of them is right."""
+
+    def __init__(self, owner: str, suspects: Sequence[str]) -> None:
+        super().__init__(
+            Rule.RECONSTRUCTION,
+            f"the shares of {owner!r} don't give its secret; suspects: {', '.join(suspects)}",
+        )
+        self.suspects = tuple(suspects)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmasking:
+    """What to take off the sum of the survivors' masked vectors.
+
+    masks: by lane. suspects: clients whose shares were wrong, though the sum is right.
+    """
+
+    header: Header
+    survivors: tuple[str, ...]
+    participants: int
+    masks: Mapping[str, tuple[Mask, ...]] = field(repr=False)
+    suspects: tuple[str, ...] = ()
+
+    def remove(self, lane: str, words: Words, first: int = 0) -> None:
+        """Unmask words [first, first + words.size) of a lane's sum, in place.
+
+        words: the sum modulo the lane's modulus over the uploads of exactly `survivors`. Safe for
+        disjoint slices in several threads.
+        """
+        add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
+
+
+def unmask(
+    roster: Roster,
+    sharers_sha256: bytes,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    reveals: Mapping[str, Reveal],
+) -> Unmasking:
+    """What to take off, from reveals by client whose form has been checked.
+
+    Raises ReconstructionError.
+    """
+    secrets, suspects = _rebuild_all(roster, sharers, survivors, reveals)
+    lanes = [lane.name for lane in roster.header.lanes]
+    masks: dict[str, list[Mask]] = {lane: [] for lane in lanes}
+    alive = frozenset(survivors)
+    for owner in sharers:
+        who, secret = roster.participants[owner], secrets[owner]
+        if owner in alive:
+            for lane in lanes:
+                seed = self_seed(secret, sharers_sha256, who.number, lane)
+                masks[lane].append(Mask(seed, negative=True))
+            continue
+        private = X25519PrivateKey.from_private_bytes(secret)
+        for other in sorted(roster.neighbours[owner] & alive):
+            partner = roster.participants[other]
+            shared = agree(private, partner.advert.mask_key)
+            for lane in lanes:
+                seed = pair_seed(shared, sharers_sha256, who.number, partner.number, lane)
+                added = Mask(seed, negative=partner.number > who.number)
+                masks[lane].append(added.opposite)
+    return Unmasking(
+        header=roster.header,
+        survivors=tuple(survivors),
+        participants=len(roster.participants),
+        masks={lane: tuple(removed) for lane, removed in masks.items()},
+        suspects=tuple(sorted(suspects)),
+    )
+
+
+def fewest_shares(sharers: Sequence[str], reveals: Mapping[str, Reveal]) -> int:
+    """The least number of shares that any sharer's secret has."""
+    counts = dict.fromkeys(sharers, 0)
+    for reveal in reveals.values():
+        for each in reveal.shares:
+            counts[each.owner] += 1
+    return min(counts.values())
+
+
+def _rebuild_all(
+    roster: Roster,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    reveals: Mapping[str, Reveal],
+) -> tuple[dict[str, bytes], set[str]]:
+    shares: dict[str, dict[int, int]] = {owner: {} for owner in sharers}
+    for client, reveal in reveals.items():
+        number = roster.participants[client].number
+        for each in reveal.shares:
+            shares[each.owner][number] = sharing.from_bytes(each.share)
+    names = {each.number: client for client, each in roster.participants.items()}
+    alive, suspects = frozenset(survivors), set[int]()
+    secrets = {}
+    for owner in sharers:
+        who = roster.participants[owner]
+        secret, wrong = _rebuild(roster, who, shares[owner], owner in alive, suspects)
+        if secret is None:
+            raise ReconstructionError(owner, [owner, *sorted(names[n] for n in suspects)])
+        suspects |= wrong
+        secrets[owner] = secret
+    return secrets, {names[number] for number in suspects}
+
+
+def _rebuild(
+    roster: Roster,
+    owner: Participant,
+    shares: Mapping[int, int],
+    survived: bool,
+    suspects: set[int],
+) -> tuple[bytes | None, set[int]]:
+    """A secret that fits its commitment, and the holders whose shares do not fit it."""
+    threshold = roster.header.threshold
+    # Those who were caught before come last.
+    holders = sorted(shares, key=lambda number: (number in suspects, number))
+    for attempt, chosen in enumerate(_choices(holders, threshold)):
+        used = {number: shares[number] for number in chosen}
+        secret = sharing.combine(used)
+        if secret is None or not _fits(roster, owner, secret, survived):
+            continue
+        if attempt == 0 and not suspects:
+            return secret, set()
+        rest = set(holders) - set(chosen)
+        return secret, {n for n in rest if sharing.interpolate(used, n) != shares[n]}
+    return None, set()
+
+
+def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Choices of so many holders: the first ones, then with ever more of these replaced."""
+
+    def all_choices() -> Iterator[tuple[int, ...]]:
+        first, spare = holders[:threshold], holders[threshold:]
+        for replaced in range(min(len(spare), threshold) + 1):
+            for out in combinations(range(threshold), replaced):
+                kept = [number for place, number in enumerate(first) if place not in out]
+                for back in combinations(spare, replaced):
+                    yield tuple(sorted([*kept, *back]))
+
+    if len(holders) < threshold:
+        return iter(())
+    return islice(all_choices(), _MOST_CHOICES)
+
+
+def _fits(roster: Roster, owner: Participant, secret: bytes, survived: bool) -> bool:
+    if survived:
+        return commitment(secret, roster.header_sha256) == owner.advert.commitment
+    return public_bytes(secret) == owner.advert.mask_key

@@ -1,0 +1,238 @@
+"""What a client requires of a session, from its own configuration: checks on header and roster.
+
+The coordinator proposes, the client disposes: a header that asks for less protection than the
+client's policy has is refused, never negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.secagg.primitives.masks import StreamCipher
+from potluck.common.secagg.primitives.thresholds import (
+    assumed_colluding_hosts,
+    circulant_is_safe,
+    colluding_clients,
+    majority,
+)
+from potluck.common.secagg.rules import Rule, require
+from potluck.common.secagg.vectors.fixed_point import check_lane
+from potluck.common.secagg.vectors.noise import LEAST_RATE
+from potluck.common.secagg.wire.messages import (
+    DIGEST_BYTES,
+    MAXIMUM_CLIENTS,
+    VERSION,
+    Header,
+    LaneEncoding,
+    Purpose,
+)
+from potluck.common.secagg.wire.transcript import Roster
+
+LEAST_HOSTS: Final = 5
+SMALLEST_LEAST_HOSTS: Final = 3
+"""Below three, a participant has the other's input: nothing is secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPolicy:
+    """A client's own rules.
+
+    least_hosts: fewest distinct hosts in a set whose sum is released, ≥ 3; fewer than 5 deserve a
+    warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
+    roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
+    unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
+    wish. largest_epsilon: of one noisy sum. circulant: whether the experimental graph is allowed.
+    """
+
+    least_hosts: int = LEAST_HOSTS
+    colluding_hosts: int | None = None
+    disclosures: frozenset[str] = frozenset({"update"})
+    unprotected: frozenset[str] = frozenset()
+    largest_epsilon: float = 1.0
+    ciphers: frozenset[StreamCipher] = frozenset(StreamCipher)
+    circulant: bool = False
+    largest_upload_bytes: int = 2**34
+    clock_tolerance_seconds: float = 120.0
+    longest_session_seconds: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        if self.least_hosts < SMALLEST_LEAST_HOSTS:
+            raise ConfigurationError(
+                f"least_hosts is {self.least_hosts}; sums over fewer than {SMALLEST_LEAST_HOSTS} "
+                "hosts keep nothing secret",
+                least_hosts=self.least_hosts,
+            )
+
+    def assumed_colluding_hosts(self, hosts: int) -> int:
+        """Of so many distinct hosts."""
+        if self.colluding_hosts is not None:
+            return self.colluding_hosts
+        return assumed_colluding_hosts(hosts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What a client itself knows of the sum it is invited to, from its task and its data.
+
+    input_id: the client's own name for the vector it will send, the same whenever it would send the
+    same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
+    by name. model_digest: of the model an update starts from. header_fields: further fields of the
+    header that must have these values. within: the only clients that it may be summed with; None
+    for any.
+    """
+
+    purpose: Purpose
+    input_id: str
+    lengths: Mapping[str, int]
+    model_digest: bytes = b""
+    metrics: tuple[str, ...] = ()
+    header_fields: Mapping[str, object] = field(default_factory=dict)
+    within: frozenset[str] | None = None
+
+
+def check_header(
+    header: Header, policy: ClientPolicy, expected: Expectation, federation: str, now: datetime
+) -> None:
+    """Raise BrokenRuleError unless the client may answer an invitation with this header."""
+    require(header.version == VERSION, Rule.VERSION, f"version {header.version}, not {VERSION}")
+    require(
+        header.federation == federation, Rule.VERSION, "the invitation is of another federation"
+    )
+    _check_times(header, policy, now)
+    _check_expectation(header, expected)
+    _check_protection(header, policy)
+    _check_form(header, policy)
+
+
+def check_roster(roster: Roster, policy: ClientPolicy) -> None:
+    """Raise BrokenRuleError unless thresholds and sizes are sound for these participants."""
+    header = roster.header
+    clients = len(roster.participants)
+    hosts = len(set(roster.listed_hosts))
+    require(
+        hosts >= max(header.least_hosts, policy.least_hosts),
+        Rule.TOO_FEW,
+        f"the roster has {hosts} hosts, {max(header.least_hosts, policy.least_hosts)} are required",
+    )
+    require(clients <= MAXIMUM_CLIENTS, Rule.MALFORMED, f"{clients} clients are too many")
+    assumed = policy.assumed_colluding_hosts(hosts)
+    require(
+        header.colluding_hosts >= assumed,
+        Rule.POLICY,
+        f"{header.colluding_hosts} hosts are assumed to collude, this client assumes {assumed}",
+    )
+    colluding = colluding_clients(roster.listed_hosts, header.colluding_hosts)
+    enough = majority(clients, colluding)
+    require(
+        enough <= header.quorum <= clients,
+        Rule.THRESHOLD,
+        f"the quorum is {header.quorum}; {clients} clients, {colluding} colluding, need {enough}",
+    )
+    if 0 < header.degree < clients - 1:
+        sound = circulant_is_safe(clients, colluding, header.degree, header.threshold)
+    else:
+        sound = enough <= header.threshold <= clients
+    require(
+        sound,
+        Rule.THRESHOLD,
+        f"a threshold of {header.threshold} is unsound for {clients} clients, {colluding} of them "
+        "colluding",
+    )
+    for lane in header.lanes:
+        check_lane(lane, header, clients)
+    if header.noise is not None:
+        honest = header.quorum - colluding
+        require(
+            header.noise.contributors <= honest,
+            Rule.POLICY,
+            f"the noise counts on {header.noise.contributors} honest clients, {honest} are certain",
+        )
+
+
+def _check_times(header: Header, policy: ClientPolicy, now: datetime) -> None:
+    at = now.timestamp()
+    apart = header.issued_at - at
+    require(
+        apart <= policy.clock_tolerance_seconds,
+        Rule.CLOCKS,
+        f"the session begins {apart:.0f} s in the future; set the clocks of both sides",
+    )
+    require(
+        header.expires_at > at,
+        Rule.EXPIRED,
+        f"the session ended {at - header.expires_at:.0f} s ago",
+    )
+    lasts = header.expires_at - header.issued_at
+    require(
+        0 < lasts <= policy.longest_session_seconds,
+        Rule.CLOCKS,
+        f"the session lasts {lasts} s, {policy.longest_session_seconds:.0f} s are allowed",
+    )
+
+
+def _check_expectation(header: Header, expected: Expectation) -> None:
+    found = {lane.name: lane.length for lane in header.lanes}
+    require(header.purpose is expected.purpose, Rule.HEADER, "the sum is for another purpose")
+    require(found == dict(expected.lengths), Rule.INPUT, "the lanes have other names or lengths")
+    require(header.model_digest == expected.model_digest, Rule.HEADER, "another model is named")
+    require(header.metrics == expected.metrics, Rule.HEADER, "other metrics are named")
+    for name, value in expected.header_fields.items():
+        require(getattr(header, name) == value, Rule.HEADER, f"the header has another {name}")
+
+
+def _check_protection(header: Header, policy: ClientPolicy) -> None:
+    require(
+        header.disclosure in policy.disclosures,
+        Rule.POLICY,
+        f"disclosure {header.disclosure[:40]!r} is not allowed here",
+    )
+    require(
+        header.least_hosts >= policy.least_hosts,
+        Rule.POLICY,
+        f"sums over {header.least_hosts} hosts are asked for, {policy.least_hosts} are required",
+    )
+    require(
+        header.cipher in policy.ciphers, Rule.POLICY, f"cipher {header.cipher.name} is not allowed"
+    )
+    require(
+        header.degree == 0 or policy.circulant, Rule.POLICY, "the circulant graph is not allowed"
+    )
+    if header.noise is not None:
+        asked = header.noise.epsilon
+        require(
+            math.isfinite(asked) and 0 < asked <= policy.largest_epsilon,
+            Rule.POLICY,
+            f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed",
+        )
+
+
+def _check_form(header: Header, policy: ClientPolicy) -> None:
+    names = [lane.name for lane in header.lanes]
+    require(bool(names), Rule.MALFORMED, "there is no lane")
+    require(len(set(names)) == len(names), Rule.DUPLICATE, "two lanes have one name")
+    require(
+        header.upload_bytes <= policy.largest_upload_bytes,
+        Rule.POLICY,
+        f"{header.upload_bytes} bytes are asked for, {policy.largest_upload_bytes} are allowed",
+    )
+    require(header.degree % 2 == 0, Rule.MALFORMED, "the degree is odd")
+    require(header.threshold >= 2, Rule.THRESHOLD, "a threshold below 2 shares nothing")
+    require(
+        header.purpose is not Purpose.UPDATE or len(header.model_digest) == DIGEST_BYTES,
+        Rule.MALFORMED,
+        "an update names no model",
+    )
+    for lane in header.lanes:
+        check_lane(lane, header, 1)
+    if header.noise is not None:
+        counts = all(lane.encoding is LaneEncoding.COUNTS for lane in header.lanes)
+        require(counts, Rule.MALFORMED, "noise is for counts only")
+        require(header.noise.sensitivity in (1, 2), Rule.MALFORMED, "a sensitivity is 1 or 2")
+        rate = header.noise.epsilon / header.noise.sensitivity
+        require(rate >= LEAST_RATE, Rule.MALFORMED, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
+        require(header.noise.contributors >= 1, Rule.MALFORMED, "nobody contributes to the noise")

@@ -1,0 +1,270 @@
+"""What is signed and hashed: envelopes, member records, and the digests that bind a session.
+
+Signatures are Ed25519 over `FLSA/1|TYPE`, a zero byte, the payload's length as 8 bytes,
+little-endian, and the payload as it was sent. Digests chain: the header's is in every advert, the
+roster's covers header and adverts, that of the sharers covers the roster, and the consent all of
+them with the set to be summed. Two parties with different views of anything never agree again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import ValidationError
+
+from potluck.common.net.membership import MemberRecord, SignedRecord
+from potluck.common.secagg.primitives.graph import neighbours
+from potluck.common.secagg.rules import BrokenRuleError, Rule, require
+from potluck.common.secagg.wire.message_encoding import check_names, decode
+from potluck.common.secagg.wire.messages import Advert, Envelope, Header, MessageType
+
+MAXIMUM_RECORD_BYTES: Final = 4096
+_REMEMBERED: Final = 20_000
+_ADVERTS_REMEMBERED: Final = 1_000
+
+
+def signing_bytes(kind: MessageType, payload: bytes) -> bytes:
+    """What a signature of a payload is over."""
+    prefix = b"FLSA/1|" + kind.name.encode() + b"\0"
+    return prefix + len(payload).to_bytes(8, "little") + payload
+
+
+def sign(key: Ed25519PrivateKey, kind: MessageType, payload: bytes) -> Envelope:
+    """A payload in an envelope, signed."""
+    return Envelope(kind, payload, key.sign(signing_bytes(kind, payload)))
+
+
+def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
+    """Raise BrokenRuleError (signature) unless the key signed the envelope's payload."""
+    try:
+        key.verify(envelope.signature, signing_bytes(envelope.type, envelope.payload))
+    except InvalidSignature:
+        raise BrokenRuleError(
+            Rule.SIGNATURE, f"the {envelope.type.name} of {who!r} is not signed by its member key"
+        ) from None
+
+
+class FederationRoot:
+    """The pinned public key that says who is a member of a federation.
+
+    Remembers which records, adverts and signatures it has verified, for all clients and sessions of
+    a process: bytes are either signed by a key or not. Safe to share among threads.
+    """
+
+    def __init__(self, federation: str, key: Ed25519PublicKey) -> None:
+        self.federation = federation
+        self._key = key
+        self._verified: dict[bytes, MemberRecord] = {}
+        self._keys: dict[str, Ed25519PublicKey] = {}
+        self._signed: set[bytes] = set()
+        self._adverts: dict[Envelope, CheckedAdvert] = {}
+
+    def member(self, signed_record: bytes, now: datetime) -> MemberRecord:
+        """The record in a `SignedRecord`'s JSON.
+
+        Raises BrokenRuleError (member) unless the root signed it, for this federation and a period
+        with `now`, which has a time zone, in it.
+        """
+        record = self._verified.get(signed_record)
+        if record is None:
+            record = self._verify(signed_record)
+            if len(self._verified) < _REMEMBERED:
+                self._verified[signed_record] = record
+        if not record.not_before <= now <= record.not_after:
+            raise BrokenRuleError(
+                Rule.MEMBER,
+                f"the member record of {record.client!r} is valid from {record.not_before} to "
+                f"{record.not_after}, now it is {now}; renew it, or set the clock",
+            )
+        return record
+
+    def key_of(self, record: MemberRecord) -> Ed25519PublicKey:
+        """The member key in a record."""
+        key = self._keys.get(record.public_key)
+        if key is None:
+            key = record.key()
+            if len(self._keys) < _REMEMBERED:
+                self._keys[record.public_key] = key
+        return key
+
+    def verify(self, record: MemberRecord, envelope: Envelope) -> None:
+        """Raise BrokenRuleError (signature) unless the member signed the envelope's payload.
+
+        A host with several clients gets the same adverts and consents once for each.
+        """
+        signed = signing_bytes(envelope.type, envelope.payload)
+        digest = hashlib.sha256(bytes.fromhex(record.public_key) + envelope.signature + signed)
+        known = digest.digest()
+        if known in self._signed:
+            return
+        verify(self.key_of(record), envelope, record.client)
+        if len(self._signed) >= _REMEMBERED:
+            self._signed.clear()
+        self._signed.add(known)
+
+    def checked_advert(self, envelope: Envelope) -> CheckedAdvert | None:
+        """An advert that was checked before, whose record may have expired meanwhile."""
+        return self._adverts.get(envelope)
+
+    def remember(self, checked: CheckedAdvert) -> None:
+        """An advert is in order; adverts are good for a session, so that few are kept."""
+        if len(self._adverts) >= _ADVERTS_REMEMBERED:
+            self._adverts.clear()
+        self._adverts[checked.envelope] = checked
+
+    def _verify(self, signed_record: bytes) -> MemberRecord:
+        require(len(signed_record) <= MAXIMUM_RECORD_BYTES, Rule.MEMBER, "a record is too long")
+        try:
+            signed = SignedRecord.model_validate_json(signed_record)
+        except ValidationError:
+            raise BrokenRuleError(Rule.MEMBER, "a member record is malformed") from None
+        require(
+            record_bytes(signed) == signed_record, Rule.MEMBER, "a member record is not canonical"
+        )
+        record = signed.record
+        try:
+            self._key.verify(bytes.fromhex(signed.signature), record.statement())
+        except InvalidSignature:
+            raise BrokenRuleError(
+                Rule.MEMBER,
+                f"the member record of {record.client!r} is not signed by the federation root",
+            ) from None
+        if record.federation != self.federation:
+            raise BrokenRuleError(
+                Rule.MEMBER,
+                f"{record.client!r} is a member of {record.federation!r}, not of this federation",
+            )
+        return record
+
+
+def record_bytes(signed: SignedRecord) -> bytes:
+    """A member record as adverts carry it."""
+    return signed.model_dump_json().encode()
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A verified advert, with the member key. number: the place in the roster, from 1."""
+
+    number: int
+    advert: Advert
+    record: MemberRecord
+    key: Ed25519PublicKey
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The participants of a session, each advert verified; `digest` covers header and adverts."""
+
+    header: Header
+    header_sha256: bytes
+    digest: bytes
+    participants: Mapping[str, Participant]
+
+    @cached_property
+    def neighbours(self) -> Mapping[str, frozenset[str]]:
+        """Everybody's neighbours in the session's graph."""
+        return neighbours(list(self.participants), self.header.degree, self.digest)
+
+    def hosts(self, clients: Sequence[str] | frozenset[str]) -> set[str]:
+        """The distinct hosts of some participants."""
+        return {self.participants[client].record.host for client in clients}
+
+    @cached_property
+    def listed_hosts(self) -> list[str]:
+        """The host of each participant."""
+        return [each.record.host for each in self.participants.values()]
+
+
+def check_advert(
+    envelope: Envelope, header_sha256: bytes, root: FederationRoot, now: datetime
+) -> CheckedAdvert:
+    """Read and verify an advert and its member record. Raises BrokenRuleError."""
+    found = root.checked_advert(envelope)
+    if found is None:
+        found = _check_advert(envelope, root, now)
+        root.remember(found)
+    else:
+        root.member(found.advert.member_record, now)
+    who = found.advert.client
+    require(
+        found.advert.header_sha256 == header_sha256,
+        Rule.HEADER,
+        f"{who!r} answers another invitation",
+    )
+    return found
+
+
+def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> CheckedAdvert:
+    """What holds of an advert by itself, whichever session it is shown in."""
+    require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
+    advert = decode(Advert, envelope.payload)
+    record = root.member(advert.member_record, now)
+    who = advert.client
+    require(record.client == who, Rule.MEMBER, f"{who!r} shows the record of {record.client!r}")
+    root.verify(record, envelope)
+    # Otherwise a client could stand for two, or be told its own key as somebody else's.
+    require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
+    return CheckedAdvert(envelope, advert, record, root.key_of(record))
+
+
+@dataclass(frozen=True)
+class CheckedAdvert:
+    """An advert whose signature and member record are in order, as it came and as it reads."""
+
+    envelope: Envelope
+    advert: Advert
+    record: MemberRecord
+    key: Ed25519PublicKey
+
+
+def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
+    """Raise BrokenRuleError (duplicate) if two clients share a key or a commitment."""
+    distinct: dict[str, set[bytes] | set[str]] = {
+        "mask key": {each.advert.mask_key for each in adverts},
+        "channel key": {each.advert.channel_key for each in adverts},
+        "commitment": {each.advert.commitment for each in adverts},
+        "member key": {each.record.public_key for each in adverts},
+    }
+    for what, different in distinct.items():
+        require(len(different) == len(adverts), Rule.DUPLICATE, f"two clients share a {what}")
+
+
+def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[CheckedAdvert]) -> Roster:
+    """The roster that adverts, sorted by client, make. Raises BrokenRuleError."""
+    check_names([each.advert.client for each in adverts], "the roster's adverts")
+    check_distinct(adverts)
+    digest = _digest(
+        b"roster",
+        header_sha256,
+        [each.envelope.payload + each.envelope.signature for each in adverts],
+    )
+    participants = {
+        each.advert.client: Participant(number, each.advert, each.record, each.key)
+        for number, each in enumerate(adverts, 1)
+    }
+    return Roster(header, header_sha256, digest, participants)
+
+
+def sharers_digest(roster_sha256: bytes, clients: Sequence[str]) -> bytes:
+    """Of the set of those who shared."""
+    return _digest(b"sharers", roster_sha256, [client.encode() for client in clients])
+
+
+def survivors_digest(sharers_sha256: bytes, clients: Sequence[str]) -> bytes:
+    """Of the set whose sum is asked for."""
+    return _digest(b"survivors", sharers_sha256, [client.encode() for client in clients])
+
+
+def _digest(label: bytes, before: bytes, items: Sequence[bytes]) -> bytes:
+    digest = hashlib.sha256(label + before + len(items).to_bytes(8, "little"))
+    for item in items:
+        digest.update(len(item).to_bytes(8, "little") + item)
+    return digest.digest()
