@@ -156,7 +156,7 @@ def commits(url: str, folder: Path, rounds: int, times: int) -> dict[str, float]
     journal = Journal(folder.with_name("journal"))
     with Store.open(url) as store:
         store.set_run_state(RUN_ID, RunState.RUNNING, "", AT)
-        store.set_roster(RUN_ID, COHORT)
+        store.append_to_roster(RUN_ID, COHORT)
 
         async def in_store(call: Callable[[Store], Any]) -> Any:
             return call(store)

@@ -10,6 +10,7 @@ from sqlalchemy import create_engine, delete, insert
 
 from potluck.server.store import (
     AttemptKey,
+    ClientSeen,
     MemberState,
     MetricsRow,
     NewRun,
@@ -60,6 +61,11 @@ _STORED_UPDATE = {
 }
 
 
+def see_client(store: Store, client_id: str = "a", host_id: str = "h") -> None:
+    """A client that was heard of."""
+    store.see_clients([ClientSeen(client_id=client_id, host_id=host_id, device="cpu", at=AT)])
+
+
 def digest(number: int) -> str:
     """A BLAKE3 digest as it might be, different for each number."""
     return f"{number:064x}"
@@ -68,7 +74,7 @@ def digest(number: int) -> str:
 def begun_run(store: Store, run_id: str = RUN.run_id) -> None:
     """A run that may begin round 1."""
     store.add_run(replace(RUN, run_id=run_id))
-    store.set_roster(run_id, ["a", "b", "c"])
+    store.append_to_roster(run_id, ["a", "b", "c"])
     store.set_initial_model(run_id, digest(0), AT)
 
 
@@ -107,7 +113,8 @@ def add_rounds(url: str, run_id: str, numbers: range, *, clients: Sequence[str] 
     """Committed rounds with all these clients, put there at once; `digest` names their files."""
     engine = create_engine(url)
     keys = [{"run_id": run_id, "round": number, "attempt": 1} for number in numbers]
-    attempt = {"begun_at": AT.isoformat(), "available": "[]", "state": "committed", "reason": ""}
+    begun = {"begun_at": AT.isoformat(), "available": "[]", "spent": 0}
+    attempt = {**begun, "state": "committed", "reason": ""}
     member = {"host_id": "h", "state": "included", "reason": "", **_STORED_UPDATE}
     members = [
         {**key, **member, "position": position, "client_id": client}

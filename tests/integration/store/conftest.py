@@ -33,6 +33,15 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def another_url(url: str, request: pytest.FixtureRequest) -> str:
+    """Another empty database of the same kind."""
+    if url.startswith("sqlite"):
+        return f"{url}.other"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.new_schema()
+
+
+@pytest.fixture
 def store(url: str) -> Iterator[Store]:
     with Store.open(url) as opened:
         yield opened

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.stored import AT, RUN, begun_run, committed, selected
+from support.stored import AT, RUN, begun_run, committed, see_client, selected
 
 from potluck.common.errors import NotFoundError, ProtocolError
 from potluck.server.store import (
@@ -33,7 +33,7 @@ PROFILE = Profile(
 def test_clients_are_remembered_as_last_seen(store: Store) -> None:
     assert store.clients() == []
     store.see_clients([])
-    store.see_client("b", "h1", "cpu", AT)
+    see_client(store, "b", "h1")
     store.see_clients(
         [
             ClientSeen(client_id="b", host_id="h2", device="cuda:0", at=LATER),
@@ -84,7 +84,7 @@ def test_clients_come_in_pages(store: Store) -> None:
 
 
 def test_quarantine_and_back(store: Store) -> None:
-    store.see_client("a", "h", "cpu", AT)
+    see_client(store)
     store.quarantine("a", "claims impossible counts", AT)
     store.quarantine("a", "claims zero classes", LATER)
     store.quarantine("0-never-seen", "stolen key", AT)

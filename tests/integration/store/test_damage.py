@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
-from support.stored import AT, RUN, begun_run, committed
+from support.stored import AT, RUN, begun_run, committed, see_client
 
 from potluck.common.errors import StorageError
 from potluck.server.store import AttemptKey, Profile, Store
@@ -20,7 +20,7 @@ FILL_THE_DISK = """
 import subprocess, sys
 from potluck.common.errors import StorageError
 from potluck.server.store import AttemptKey, Store
-from support.stored import RUN, begun_run, committed
+from support.stored import RUN, begun_run, committed, see_client
 
 room = sys.argv[1]
 mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", room]
@@ -72,7 +72,7 @@ def filled(url: str) -> str:
         committed(store, FIRST)
         store.begin_attempt(AttemptKey(RUN.run_id, 2, 1), [0], AT)
         store.add_question(AttemptKey(RUN.run_id, 2, 1), 0, {"kind": "loss"})
-        store.see_client("a", "h", "cpu", AT)
+        see_client(store)
         store.quarantine("a", "suspect", AT)
         profile = Profile(
             client_id="a",

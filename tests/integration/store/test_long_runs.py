@@ -150,7 +150,7 @@ async def test_files_go_as_rounds_push_them_out_of_retention(url: str, tmp_path:
         for run_id in (RUN.run_id, "other"):  # both begin with the same model
             run = replace(RUN, run_id=run_id, run_file=RUN_FILE + "keep_every = 4\n")
             store.add_run(run)
-            store.set_roster(run_id, ["a", "b", "c"])
+            store.append_to_roster(run_id, ["a", "b", "c"])
             store.set_initial_model(run_id, digest(0), AT)
 
         async def in_store(call: Callable[[Store], Any]) -> Any:
@@ -186,7 +186,7 @@ async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path
     with Store.open(url) as store:
         for run_id in (RUN.run_id, "other"):
             store.add_run(replace(RUN, run_id=run_id, run_file=RUN_FILE))
-            store.set_roster(run_id, ["a", "b", "c"])
+            store.append_to_roster(run_id, ["a", "b", "c"])
             store.set_initial_model(run_id, digest(0), AT)
 
         async def in_store(call: Callable[[Store], Any]) -> Any:

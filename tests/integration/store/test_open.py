@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,16 @@ import pytest
 from sqlalchemy import Float, Inspector, MetaData, create_engine, inspect, text
 from sqlalchemy.types import TypeEngine
 from support.postgresql import PostgreSQL
-from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, selected
+from support.repository import TESTDATA
+from support.stored import (
+    RUN,
+    begun_run,
+    see_client,
+)
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.server.store import MIGRATIONS, AttemptKey, MemberState, Migration, Store
-from potluck.server.store.records import RunState
+from potluck.server.store import Store
+from potluck.server.store.migrations import MIGRATIONS
 from potluck.server.store.schema import metadata
 
 OPEN_AND_WAIT = """
@@ -160,80 +164,42 @@ def shapes(url: str, tables: MetaData) -> dict[str, dict[str, object]]:
         engine.dispose()
 
 
-def test_the_migrations_make_the_schema_the_queries_are_built_on(url: str) -> None:
+MORE = ["ALTER TABLE runs ADD COLUMN owner TEXT", "CREATE TABLE extra (x BIGINT)"]
+
+
+def test_a_database_of_the_first_version_gets_the_schema_the_queries_are_built_on(
+    url: str, another_url: str
+) -> None:
+    first = (TESTDATA / "schema_1.sql").read_text().split(";\n")
+    run_sql(url, *filter(None, first), "INSERT INTO potluck_schema_version VALUES (1)")
     Store.open(url).close()
-    migrated = shapes(url, metadata)
-    run_sql(url, *(f"DROP TABLE {table.name}" for table in reversed(metadata.sorted_tables)))
-    engine = create_engine(url)
-    metadata.create_all(engine)
-    engine.dispose()
-    assert migrated == shapes(url, metadata)
+    Store.open(another_url).close()
+    assert shapes(url, metadata) == shapes(another_url, metadata)
 
 
 def test_a_migration_keeps_what_is_there(url: str) -> None:
     with Store.open(url) as store:
         store.add_run(RUN)
         before = store.runs()
-    more = Migration(
-        summary="a column and a table",
-        statements=["ALTER TABLE runs ADD COLUMN owner TEXT", "CREATE TABLE extra (x BIGINT)"],
-    )
     for _ in range(2):  # the second time there is nothing to do
-        with Store.open(url, migrations=[*MIGRATIONS, more]) as store:
+        with Store.open(url, migrations=[*MIGRATIONS, MORE]) as store:
             assert store.runs() == before
+    newest = 1 + len(MIGRATIONS)
     message = refused(url)
-    newest = len(MIGRATIONS)
     assert f"schema version {newest + 1} is newer than this software's {newest};" in message
 
 
-def test_a_database_of_the_first_release_opens(url: str) -> None:
-    Store.open(url, migrations=MIGRATIONS[:1]).close()
-    run_sql(
-        url,
-        "INSERT INTO runs (run_id, number, name, run_file, created_at, rounds, count, seed, task, "
-        "selector, strategy, state, reason, changed_at, initial_model_sha256, initial_model_at) "
-        "VALUES ('ab12', 1, 'digits', 'rounds = 3', '2026-11-20T10:00:00.000000+00:00', 3, 2, '7', "
-        "'digits', 'uniform', 'fedavg', 'running', '', '2026-11-20T10:00:01.000000+00:00', "
-        "'0123', '2026-11-20T10:00:02.000000+00:00')",
-    )
-    with Store.open(url) as store:
-        [run] = store.runs()
-        assert (run.run_id, run.seed, run.state) == ("ab12", 7, RunState.RUNNING)
-        assert run.model_blake3 == "0123"
-
-
-def test_what_runs_remember_of_clients_is_gathered_from_rounds_before(url: str) -> None:
-    with Store.open(url) as store:
-        begun_run(store)
-        selected(store, AttemptKey(RUN.run_id, 1, 1))
-        store.abandon_attempt(AttemptKey(RUN.run_id, 1, 1), "no quorum")
-        committed(store, AttemptKey(RUN.run_id, 1, 2))
-        key = AttemptKey(RUN.run_id, 2, 1)
-        store.begin_attempt(key, [0, 1], AT)
-        store.set_cohort(key, COHORT[:2])
-        store.set_member(key, "a", MemberState.RECEIVED, update=replace(UPDATE, samples=3))
-        store.commit_round(commit(key, ["a"]))
-        remembered = store.participation(RUN.run_id)
-    assert [each.picks for each in remembered] == [2, 2, 1]
-    indexes = ("rounds_by_model", "rounds_by_state_file", "runs_by_initial_model", "runs_by_state")
-    run_sql(
-        url,
-        "DROP TABLE left_out",  # of a later migration
-        "ALTER TABLE attempts DROP COLUMN spent",
-        "DROP TABLE participation",
-        *(f"DROP INDEX {index}" for index in indexes),
-        "DELETE FROM potluck_schema WHERE version >= 7",
-    )
-    with Store.open(url) as store:
-        assert store.participation(RUN.run_id) == remembered
+def test_only_the_migrations_that_a_database_lacks_are_made(url: str) -> None:
+    Store.open(url, migrations=[*MIGRATIONS, MORE]).close()
+    later = ["ALTER TABLE extra ADD COLUMN y TEXT"]
+    run_sql(url, "CREATE TABLE extra (x BIGINT)")  # a new database has what `schema.py` says
+    Store.open(url, migrations=[*MIGRATIONS, MORE, later]).close()
+    run_sql(url, "INSERT INTO extra (x, y) VALUES (1, 'there')")
 
 
 def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
     Store.open(url).close()
-    broken = Migration(
-        summary="broken",
-        statements=["CREATE TABLE extra (x BIGINT)", "ALTER TABLE nowhere ADD COLUMN x TEXT"],
-    )
+    broken = ["CREATE TABLE extra (x BIGINT)", "ALTER TABLE nowhere ADD COLUMN x TEXT"]
     assert "nowhere" in refused(url, migrations=[*MIGRATIONS, broken])
     with Store.open(url) as store:
         store.add_run(RUN)
@@ -242,8 +208,14 @@ def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
 
 def test_the_database_of_other_software_is_left_alone(url: str) -> None:
     run_sql(url, "CREATE TABLE recipes (name TEXT)")
-    assert "not a Potluck database, it holds the table 'recipes'" in refused(url)
+    assert "not a database of Potluck 0.1.0 or later, it holds the table 'recipes'" in refused(url)
     run_sql(url, "INSERT INTO recipes VALUES ('soup')")
+
+
+def test_the_database_of_a_development_version_is_refused_with_the_remedy(url: str) -> None:
+    run_sql(url, "CREATE TABLE potluck_schema (version BIGINT)", "CREATE TABLE runs (name TEXT)")
+    message = refused(url)
+    assert "it holds the table 'potluck_schema'; give the coordinator a new one" in message
 
 
 def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:
@@ -252,11 +224,11 @@ def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:
         postgresql.stop()
         try:
             with pytest.raises(StorageError, match="check the URL and that the server is up") as no:
-                store.see_client("a", "h", "cpu", AT)
+                see_client(store)
             assert "\n" not in no.value.message
         finally:
             postgresql.start()
-        store.see_client("a", "h", "cpu", AT)
+        see_client(store)
         assert [run.run_id for run in store.runs()] == [RUN.run_id]
 
 

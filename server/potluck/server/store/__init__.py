@@ -1,6 +1,5 @@
 """The coordinator's memory, in SQLite or PostgreSQL."""
 
-from potluck.server.store.migrations import MIGRATIONS, Migration
 from potluck.server.store.records import (
     AttemptKey,
     AttemptRow,
@@ -29,7 +28,6 @@ from potluck.server.store.records import (
 from potluck.server.store.store import Store
 
 __all__ = [
-    "MIGRATIONS",
     "AttemptKey",
     "AttemptRow",
     "ClientRow",
@@ -43,7 +41,6 @@ __all__ = [
     "MemberRow",
     "MemberState",
     "MetricsRow",
-    "Migration",
     "NewRun",
     "Participation",
     "Profile",

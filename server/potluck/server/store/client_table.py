@@ -29,10 +29,6 @@ _read_quarantine = Reader(QuarantineRow, "quarantine", ["client_id"], {"at": dec
 class Clients(Part):
     """Who was heard of, when, on which host; who is in quarantine."""
 
-    def see_client(self, client_id: str, host_id: str, device: str, at: datetime) -> None:
-        """Record that a client was heard of; see `see_clients`."""
-        self.see_clients([ClientSeen(client_id=client_id, host_id=host_id, device=device, at=at)])
-
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
         """Record that clients were heard of, all in one transaction; later ones win."""
         rows = [

@@ -129,22 +129,32 @@ class Runs(Part):
                 )
             return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
 
-    def set_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
-        """Number a run's clients from 0, once. Raises StorageError where it has a roster."""
-        with self._database.transaction() as connection:
-            if _roster_size(connection, run_id):
-                raise self._refusal(f"run {run_id} has a roster; append to it", run=run_id)
-            self._append(connection, run_id, 0, client_ids)
-
-    def append_to_roster(self, run_id: str, client_ids: Sequence[str]) -> int:
-        """Number late joiners after those there are; returns the number of the first.
+    def append_to_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
+        """Number a run's clients after those there are, from 0.
 
         Raises StorageError where one of them is in the roster already.
         """
+        roster = schema.roster
         with self._database.transaction() as connection:
-            first = _roster_size(connection, run_id)
-            self._append(connection, run_id, first, client_ids)
-        return first
+            if not _exists(connection, run_id):
+                raise _no_run(connection, run_id)
+            there = select(roster.c.client_id).where(roster.c.run_id == run_id)
+            known = list(connection.execute(there).scalars())
+            taken = set(known)
+            for client_id in client_ids:
+                if client_id in taken:
+                    raise self._refusal(
+                        f"client {client_id} is in the roster of run {run_id} already",
+                        run=run_id,
+                        client=client_id,
+                    )
+                taken.add(client_id)
+            rows = [
+                {"run_id": run_id, "row": row, "client_id": client_id}
+                for row, client_id in enumerate(client_ids, len(known))
+            ]
+            if rows:
+                connection.execute(insert(roster), rows)
 
     def roster(self, run_id: str) -> list[str]:
         """A run's clients; the place of each is its row number for ever."""
@@ -163,32 +173,6 @@ class Runs(Part):
                         run=run_id,
                     )
         return [client_id for _, client_id in rows]
-
-    def _append(
-        self, connection: Connection, run_id: str, first: int, client_ids: Sequence[str]
-    ) -> None:
-        if not _exists(connection, run_id):
-            raise _no_run(connection, run_id)
-        roster = schema.roster
-        known = set(
-            connection.execute(
-                select(roster.c.client_id).where(roster.c.run_id == run_id)
-            ).scalars()
-        )
-        for client_id in client_ids:
-            if client_id in known:
-                raise self._refusal(
-                    f"client {client_id} is in the roster of run {run_id} already",
-                    run=run_id,
-                    client=client_id,
-                )
-            known.add(client_id)
-        rows = [
-            {"run_id": run_id, "row": row, "client_id": client_id}
-            for row, client_id in enumerate(client_ids, first)
-        ]
-        if rows:
-            connection.execute(insert(roster), rows)
 
 
 def _rows() -> Select[tuple[object, ...]]:
@@ -229,13 +213,6 @@ def _meant(connection: Connection, text: str) -> list[str]:
 def _exists(connection: Connection, run_id: str) -> bool:
     query = select(schema.runs.c.run_id).where(schema.runs.c.run_id == run_id)
     return connection.execute(query).first() is not None
-
-
-def _roster_size(connection: Connection, run_id: str) -> int:
-    roster = schema.roster
-    return connection.execute(
-        select(func.count()).select_from(roster).where(roster.c.run_id == run_id)
-    ).scalar_one()
 
 
 def _no_run(connection: Connection, run_id: str) -> NotFoundError:

@@ -1,4 +1,4 @@
-"""The tables of the newest schema, for building queries; migrations.py makes them.
+"""The tables of the newest schema. An older database comes to it by `migrations.py`.
 
 Only four types, which SQLite and PostgreSQL treat alike: text, 64-bit integers, doubles, and text
 holding JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and people can read
@@ -19,6 +19,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from potluck.server.store.sql.database import VERSION_TABLE
+
 metadata = MetaData()
 
 
@@ -36,6 +38,9 @@ def _double(name: str, *, null: bool = False) -> Column[float]:
 
 
 _ATTEMPT = ["run_id", "round", "attempt"]
+
+schema_version = Table(VERSION_TABLE, metadata, _integer("version", key=True))
+"""One row."""
 
 runs = Table(
     "runs",

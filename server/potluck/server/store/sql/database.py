@@ -37,6 +37,9 @@ _LOCK_SECONDS = 2
 # Any constant does, as long as every version of Potluck uses this one; it spells "potluck".
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
 
+VERSION_TABLE = "potluck_schema_version"
+"""Its one row holds the version of the database's schema."""
+
 
 class Database:
     """An engine whose only connection holds the lock that keeps other coordinators out."""
@@ -297,7 +300,7 @@ def _unopened(path: Path, error: OSError) -> StorageError:
 
 def _check_version(connection: Any, database: Database) -> None:
     """Raises StorageError where somebody else changed the schema while the database was away."""
-    [version] = connection.execute("SELECT max(version) FROM potluck_schema").fetchone()
+    [version] = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()  # noqa: S608  # a constant
     if version != database.version:
         raise StorageError(
             f"{database.name}: its schema is version {version} now, it was {database.version}; "
