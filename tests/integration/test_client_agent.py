@@ -33,6 +33,7 @@ from potluck.common.errors import (
     ProtocolVersionError,
     RoundClosedError,
 )
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.net.tls import channel
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
@@ -503,10 +504,7 @@ async def test_a_transfer_whose_connection_is_closed_begins_again(
         encoding=transfer_pb2.ENCODING_FLOAT32,
         delta=False,
         compressed=False,
-        samples=1,
-        steps=1,
-        seconds=1.0,
-        loss=1.0,
+        report=UpdateReport(samples=1, steps=1, seconds=1.0, loss=1.0),
         expires=0.0,
     )
     tls = scene.federation.hosts["host-0"]

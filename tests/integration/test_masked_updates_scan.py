@@ -16,7 +16,8 @@ import pytest
 from support.sum_federation import Members, sum_federation
 from support.wire_recording import Recording, traces
 
-from potluck.client.disclosure.masked_updates import Differences, HeadNumbers, write_masked
+from potluck.client.disclosure.masked_updates import Differences, write_masked
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
@@ -48,7 +49,7 @@ class Salted:
         self.losses = [generator.uniform(1, 9) for _ in range(clients)]
         self.words = dict[int, np.uint32]()
 
-    def write(self, path: Path, update: Differences, _: HeadNumbers, masking: Masking) -> Any:
+    def write(self, path: Path, update: Differences, _: UpdateReport, masking: Masking) -> Any:
         client = int(path.parts[-3].removeprefix("host-"))
         update.body[:] = self.steps[client]
         weight = self.samples[client]
@@ -56,7 +57,7 @@ class Salted:
         word = np.empty(1, "<u4")
         encoder.encode(update.body[:1], word)
         self.words[client] = word[0]
-        numbers = HeadNumbers(weight=weight, loss=self.losses[client], normalizer=1.0)
+        numbers = UpdateReport(samples=weight, loss=self.losses[client], normalizer=1.0)
         return write_masked(path, update, numbers, masking)
 
     def found(self, places: dict[str, bytes]) -> set[tuple[str, str]]:

@@ -13,14 +13,14 @@ from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
 from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.control.instruction_log import InstructionLog, InstructionStage
-from potluck.client.control.update_records import masked_update, open_update
+from potluck.client.control.update_records import update_record
 from potluck.client.disclosure.disclosure_policy import (
     check_held_out,
     check_question,
     check_updates,
     check_weighting,
 )
-from potluck.client.disclosure.masked_updates import MASKED, HeadNumbers, write_masked
+from potluck.client.disclosure.masked_updates import MASKED, write_masked
 from potluck.client.disclosure.releases import Discloser, noised, randomness
 from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -43,7 +43,9 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.names import ClientId
+from potluck.common.secagg import encode
 from potluck.common.tensors.layout import Layout
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
@@ -179,32 +181,34 @@ class Duties:
         result = trained.result
         seen = result.steps * trained.settings.batch_size
         self._metrics.trained(seen, result.seconds, result.loss)
-        told = weighting.tell(result.samples)
+        report = trained.report(weighting.tell(result.samples), instruction.round)
         update = (
-            open_update(job, trained, told)
+            update_record(job, trained.file, report)
             if trained.file is not None
-            else await self._masked(job, trained, told)
+            else await self._masked(job, trained, report)
         )
         self._kept.keep(update)
         return update
 
-    async def _masked(self, job: ActiveInstruction, trained: Trained, told: int) -> KeptUpdate:
+    async def _masked(
+        self, job: ActiveInstruction, trained: Trained, report: UpdateReport
+    ) -> KeptUpdate:
         """Mask an update and write it; of its training nothing is said but in the masked head."""
         instruction, update = job.instruction, trained.differences
         assert update is not None  # noqa: S101  # it has no file
-        steps = trained.settings.planned_steps(told)
-        numbers = HeadNumbers(
-            weight=told,
-            loss=trained.result.loss,
-            normalizer=trained.normalizer(steps, instruction.round),
-        )
         path = self._kept.path(instruction.id)
         file, word = await self._sums.mask(
             instruction.client_id,
             instruction.id,
-            lambda masking: write_masked(path, update, numbers, masking),
+            lambda masking: write_masked(path, update, report, masking),
         )
-        return masked_update(job, file, word, coordinator_id=self.coordinator_id)
+        return update_record(
+            job,
+            file,
+            UpdateReport(),
+            masked_input=encode(word).hex(),
+            coordinator_id=self.coordinator_id,
+        )
 
     async def _auxiliaries(
         self, job: ActiveInstruction, pins: contextlib.ExitStack

@@ -1,6 +1,6 @@
 """Updates that go into a secure sum: what a training hands over, how it is masked and written.
 
-`secure_sums` drives the session, `instructions` the training; an `Appointment` is where the two
+`sum_sessions` drives the session, `handlers` the training; an `Appointment` is where the two
 meet. The masks are agreed on while the client trains.
 """
 
@@ -16,7 +16,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.masking import AUXILIARY, BODY, HEAD, file_layout, lane_lengths, metric_names
+from potluck.common.learning.update_report import UpdateReport
+from potluck.common.masking import (
+    AUXILIARY,
+    BODY,
+    HEAD,
+    NORMALIZER,
+    file_layout,
+    lane_lengths,
+    metric_names,
+)
 from potluck.common.secagg import Envelope, Expectation, Masking, Purpose
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
@@ -42,15 +51,6 @@ class Differences:
     auxiliaries: Mapping[str, NDArray[np.float32]] = field(repr=False)
     layout: Layout
     buffers: frozenset[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadNumbers:
-    """A training in numbers. weight: the client's samples. normalizer: what its steps amount to."""
-
-    weight: int
-    loss: float
-    normalizer: float
 
 
 @dataclass(kw_only=True)
@@ -135,14 +135,17 @@ def _joined(vector: FlatVector) -> NDArray[np.float32]:
 
 
 def write_masked(
-    path: Path, update: Differences, numbers: HeadNumbers, masking: Masking
+    path: Path, update: Differences, report: UpdateReport, masking: Masking
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
+    report: its samples are the weight, other numbers of it go into the head.
     Raises BrokenRuleError (input) for NaN or infinity, StorageError.
     """
     header, clients = masking.header, masking.clients
-    normalizer = numbers.normalizer if "normalizer" in header.metrics else 1.0
+    values = report.values()
+    metrics = {name: values[name] for name in header.metrics}
+    normalizer = metrics.get(NORMALIZER, 1.0)
     words: dict[str, NDArray[Any]] = {}
     clipped = 0
     for lane in header.lanes:
@@ -151,7 +154,7 @@ def write_masked(
         of_body = lane.name == BODY
         vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
         # Auxiliaries are summed as they are, whatever a client weighs.
-        weight = numbers.weight if of_body else header.weight_bound
+        weight = report.samples if of_body else header.weight_bound
         encoder = BodyEncoder(header, lane, clients, weight)
         if of_body and normalizer != 1.0:
             _divide(vector, normalizer, update)
@@ -163,12 +166,11 @@ def write_masked(
             masking.add_masks(lane.name, block, begin)
         words[lane.name] = out
         clipped += encoder.clipped
-    values = {"loss": numbers.loss, "normalizer": numbers.normalizer}
     head = encode_head(
         header,
         clients,
-        weight=numbers.weight,
-        metrics=[values[name] for name in header.metrics],
+        weight=report.samples,
+        metrics=list(metrics.values()),
         clipped=clipped,
     )
     masking.add_masks(HEAD, head)

@@ -55,6 +55,7 @@ from potluck.common.learning.task_checks import check_client_data, check_finite
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.learning.triplet import TripletSettings
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.names import ClientId
 from potluck.common.settings import plugins
 from potluck.common.settings.plugins import MODEL_MODULES
@@ -86,14 +87,20 @@ class Trained:
     root_mean_square_loss: float | None = None
     simulated_seconds: float | None = None
 
-    @property
-    def seconds(self) -> float:
-        """What the training took, by the run's clock."""
-        simulated = self.simulated_seconds
-        return self.result.seconds if simulated is None else simulated
+    def report(self, disclosed_samples: int, round_number: int) -> UpdateReport:
+        """What is said of the training, where so many samples are disclosed for the client."""
+        steps, simulated = self.settings.planned_steps(disclosed_samples), self.simulated_seconds
+        disclosed = {
+            "samples": disclosed_samples,
+            "steps": steps,
+            "seconds": self.result.seconds if simulated is None else simulated,
+            "normalizer": self.normalizer(steps, round_number),
+            "reports": self._reports(disclosed_samples),
+        }
+        return UpdateReport(**(self.result.values() | disclosed))
 
-    def reports(self, disclosed_samples: int) -> dict[str, float]:
-        """The numbers asked for, where so many samples are disclosed for the client."""
+    def _reports(self, disclosed_samples: int) -> dict[str, float]:
+        """The numbers asked for."""
         if self.root_mean_square_loss is None or not math.isfinite(self.root_mean_square_loss):
             return {}
         met = min(disclosed_samples, self.result.steps * self.settings.batch_size)

@@ -30,6 +30,7 @@ from potluck.client.training.squared_losses import SquaredLosses
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.training import LocalTraining
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.task import Examples
 
 _PREDICTED_AT_ONCE = 256
@@ -38,19 +39,14 @@ _REPORTS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """What came of a training.
+class TrainingResult(UpdateReport):
+    """What came of a training, before it is decided how much of it is disclosed.
 
-    steps: taken. normalizer: what they amount to (`potluck.common.learning.local_steps`). loss:
-    mean over the last pass. seconds: of wall-clock time. correction: what its correction sends and
-    keeps.
+    seconds: of wall-clock time. correction: what its correction sends and keeps.
     """
 
-    samples: int
-    steps: int
-    normalizer: float
-    seconds: float
     loss: float
+    normalizer: float
     correction: CorrectionOutcome | None = None
 
 

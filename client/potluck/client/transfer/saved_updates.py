@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.tensors.spare_files import SpareFiles
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
@@ -18,7 +19,7 @@ KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 
 
 class KeptUpdate(BaseModel):
-    """The record of an update; fields as in `UpdateHeader` and `TrainingReport`.
+    """The record of an update; fields as in `UpdateHeader`.
 
     `expires`: seconds since 1970 at which its round's deadline passes. `work`: what was done, as
     `digest_of_work` tells. `masked_input`: of a masked update, the serialised envelope that vouches
@@ -36,13 +37,8 @@ class KeptUpdate(BaseModel):
     encoding: int
     delta: bool
     compressed: bool
-    samples: int
-    steps: int
-    seconds: float
-    loss: float
+    report: UpdateReport = UpdateReport()
     expires: float
-    normalizer: float = 0.0
-    reports: dict[str, float] = {}
     work: str = ""
     masked_input: str = ""
     coordinator_id: str = ""

@@ -132,12 +132,5 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
         delta=update.delta,
         compressed=update.compressed,
         masked_input=word,
-        report=transfer_pb2.TrainingReport(
-            samples=update.samples,
-            steps=update.steps,
-            seconds=update.seconds,
-            loss=update.loss,
-            normalizer=update.normalizer,
-            reports=update.reports,
-        ),
+        report=update.report.message(),
     )

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
 from potluck.common.learning.training import LocalTraining
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.metrics.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.metrics.metric_labels import Direction
 from potluck.common.net.frames import require
@@ -88,8 +89,7 @@ class Uploads:
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(driver, client, header.update_id)
         if driver.masking is None:
-            _check_report(header)
-            _check_steps(header.report, driver.plan.training)
+            _check_report(UpdateReport.from_message(header.report), driver.plan.training)
         _check_form(header, driver)
         if driver.model is None:
             raise RoundClosedError("the run has no model yet")
@@ -206,22 +206,21 @@ async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
 
 def _row(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> UpdateRow:
     """What the store is told of an update."""
-    report = header.report
     up, masked = driver.plan.run_file.transport.up, driver.masking is not None
-    if masked:
-        report = transfer_pb2.TrainingReport()  # whatever it says is none of our business
+    # Whatever a masked update's report says is none of our business.
+    report = UpdateReport() if masked else UpdateReport.from_message(header.report)
+    report = replace(
+        report,
+        seconds=_seconds(driver, header.client_id, report),
+        reports=_reports(driver, report),
+    )
     return UpdateRow(
         blake3=header.blake3,
         size=header.size,
         encoding=MASKED_LABEL if masked else up.encoding.value,
         delta=header.delta,
         compressed=header.compressed,
-        samples=report.samples,
-        steps=report.steps,
-        seconds=_seconds(driver, header.client_id, report),
-        loss=None if masked else report.loss,
-        normalizer=report.normalizer or None,
-        reports=_reports(driver, report),
+        **report.values(),
     )
 
 
@@ -277,14 +276,14 @@ def _check_form(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> None:
         )
 
 
-def _seconds(driver: RunDriver, client: str, report: transfer_pb2.TrainingReport) -> float:
+def _seconds(driver: RunDriver, client: str, report: UpdateReport) -> float:
     """How long the client took: on a virtual clock it says so itself, else it is measured here."""
     if driver.plan.run_file.virtual_clock.enabled:
         return report.seconds
     return driver.seconds_since_told(client)
 
 
-def _reports(driver: RunDriver, report: transfer_pb2.TrainingReport) -> dict[str, float]:
+def _reports(driver: RunDriver, report: UpdateReport) -> dict[str, float]:
     """What the selector wants to know, as far as it was reported and is a number."""
     return {
         name: report.reports[name]
@@ -293,23 +292,20 @@ def _reports(driver: RunDriver, report: transfer_pb2.TrainingReport) -> dict[str
     }
 
 
-def _check_report(header: transfer_pb2.UpdateHeader) -> None:
-    report = header.report
+def _check_report(report: UpdateReport, training: LocalTraining) -> None:
     if not 1 <= report.samples <= _MOST_SAMPLES:
         raise LayoutError(
             f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
             f"{_MOST_SAMPLES}",
             samples=report.samples,
         )
-    if not (0 <= report.seconds < math.inf and math.isfinite(report.loss)):
+    for name, value in report.not_finite().items():
+        raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
+    if report.seconds < 0:
         raise LayoutError(
-            f"the update reports {report.seconds} s of training and a loss of {report.loss}; "
-            "both must be finite, and the seconds not below 0",
+            f"the update reports {report.seconds} s of training; it can't be less than 0"
         )
-
-
-def _check_steps(report: transfer_pb2.TrainingReport, training: LocalTraining) -> None:
-    """Strategies weigh by them, so they must be what such a client can have done."""
+    # Strategies weigh by steps, so they must be what such a client can have done.
     planned = training.planned_steps(report.samples)
     if report.steps > planned:
         raise LayoutError(
@@ -318,8 +314,7 @@ def _check_steps(report: transfer_pb2.TrainingReport, training: LocalTraining) -
             steps=report.steps,
         )
     most = largest_normalizer(training, planned)
-    unsaid = report.normalizer == 0.0
-    if not (unsaid or LEAST_NORMALIZER <= report.normalizer <= most):
+    if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
         raise LayoutError(
             f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
             f"must be from {LEAST_NORMALIZER} to {most:g}",

@@ -15,9 +15,8 @@ from potluck.server.store.sql.column_types import (
     Row,
     decode_json,
     decode_numbers,
-    encode_float,
-    encode_json,
     encode_text,
+    encode_value,
     read_rows,
 )
 
@@ -53,20 +52,7 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
     if change.update is not None:
-        sent = change.update
-        values |= {
-            "blake3": sent.blake3,
-            "size": sent.size,
-            "encoding": sent.encoding,
-            "delta": int(sent.delta),
-            "compressed": int(sent.compressed),
-            "samples": sent.samples,
-            "steps": sent.steps,
-            "seconds": sent.seconds,
-            "loss": encode_float(sent.loss),
-            "normalizer": encode_float(sent.normalizer),
-            "reports": encode_json(sent.reports),
-        }
+        values |= {name: encode_value(value) for name, value in vars(change.update).items()}
     return values
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from potluck.common.learning.update_report import UpdateReport
 from potluck.server.state import Scalar
 
 JsonObject = Mapping[str, object]
@@ -93,12 +94,10 @@ class RunRow(NewRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateRow:
-    """An update in the spool. size: bytes as spooled.
+class UpdateRow(UpdateReport):
+    """An update in the spool, with its report. size: bytes as spooled.
 
-    seconds: from instruction to update, or simulated ones. normalizer: what its local steps amount
-    to (a_k of FedNova); None from a host that does not say. reports: what the selector wanted to
-    know besides, finite, by name.
+    seconds: from instruction to update, or simulated ones.
     """
 
     blake3: str
@@ -106,12 +105,6 @@ class UpdateRow:
     encoding: str
     delta: bool
     compressed: bool
-    samples: int
-    steps: int
-    seconds: float
-    loss: float | None
-    normalizer: float | None = None
-    reports: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ them; booleans are 0 and 1; a 64-bit unsigned seed, too wide for SQL's integers,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -19,6 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from potluck.common.learning.update_report import UpdateReport
 from potluck.server.store.sql.database import VERSION_TABLE
 
 metadata = MetaData()
@@ -35,6 +39,18 @@ def _integer(name: str, *, key: bool = False, null: bool = False) -> Column[int]
 
 def _double(name: str, *, null: bool = False) -> Column[float]:
     return Column(name, Double, nullable=null)
+
+
+def _reported() -> list[Column[Any]]:
+    """A column for each number of an update's report."""
+    makers: dict[Any, Callable[..., Column[Any]]] = {
+        int: _integer,
+        float: _double,
+        float | None: _double,
+        Mapping[str, float]: _text,
+    }
+    kinds = get_type_hints(UpdateReport)
+    return [makers[kind](name, null=True) for name, kind in kinds.items()]
 
 
 _ATTEMPT = ["run_id", "round", "attempt"]
@@ -130,12 +146,7 @@ members = Table(
     _text("encoding", null=True),
     _integer("delta", null=True),
     _integer("compressed", null=True),
-    _integer("samples", null=True),
-    _integer("steps", null=True),
-    _double("seconds", null=True),
-    _double("loss", null=True),
-    _double("normalizer", null=True),
-    _text("reports", null=True),
+    *_reported(),
     _text("quotas", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),

@@ -25,10 +25,7 @@ def make(name: str = "a", **changes: Any) -> KeptUpdate:
         "encoding": 1,
         "delta": False,
         "compressed": False,
-        "samples": 10,
-        "steps": 2,
-        "seconds": 0.5,
-        "loss": 1.5,
+        "report": {"samples": 10, "steps": 2, "seconds": 0.5, "loss": 1.5},
         "expires": NOW,
     }
     return KeptUpdate.model_validate(values | changes)

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from support.secure_sums import Federation, Run
 
-from potluck.client.disclosure.masked_updates import Differences, HeadNumbers, write_masked
+from potluck.client.disclosure.masked_updates import Differences, write_masked
 from potluck.common.errors import LayoutError, PluginError
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.masking import (
     BODY,
     METRIC_BOUND,
@@ -59,7 +60,7 @@ class Filed(Run):
     folder: Path = Path()
     updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     controls: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    numbers: dict[str, HeadNumbers] = field(default_factory=dict)
+    numbers: dict[str, UpdateReport] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -98,8 +99,8 @@ def session(folder: Path, *, bits: int = 32, strategy: Strategy | None = None) -
         drawn = generator.normal(0, 0.05, LAYOUT.parameters).astype(np.float32)
         drawn[place] = 3.0
         made.updates[name] = drawn
-        made.numbers[name] = HeadNumbers(
-            weight=400 * (place + 1) % 1300 + 1, loss=0.25 * place, normalizer=2.0 + place
+        made.numbers[name] = UpdateReport(
+            samples=400 * (place + 1) % 1300 + 1, loss=0.25 * place, normalizer=2.0 + place
         )
         if auxiliary:
             made.controls[name] = np.divide(drawn[::-1], 4, dtype=np.float32)
@@ -133,7 +134,7 @@ def flat(arrays: Any) -> NDArray[np.float64]:
 
 def mean(run: Filed, names: list[str], values: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
     """By samples, capped; changes clipped."""
-    weights = [min(run.numbers[name].weight, CAP) for name in names]
+    weights = [min(run.numbers[name].samples, CAP) for name in names]
     clipped = [np.clip(values[name].astype(np.float64), -0.5, 0.5) for name in names]
     return np.asarray(np.average(clipped, axis=0, weights=weights))
 
@@ -141,7 +142,7 @@ def mean(run: Filed, names: list[str], values: dict[str, NDArray[Any]]) -> NDArr
 def bound(run: Filed, names: list[str]) -> float:
     """What fixed point may be off by."""
     scale = lane_scale(run.header.lane(BODY), 6)
-    return len(names) / 2 / scale * CAP / sum(min(run.numbers[n].weight, CAP) for n in names)
+    return len(names) / 2 / scale * CAP / sum(min(run.numbers[n].samples, CAP) for n in names)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -183,8 +184,8 @@ def test_fednova_normalises_each_update_but_no_buffers(tmp_path: Path) -> None:
     run = session(tmp_path, bits=64, strategy=strategy).finish()
     assert isinstance(run, Filed)
     names = run.federation.names
-    a = {name: run.numbers[name].normalizer for name in names}
-    weights = [min(run.numbers[name].weight, CAP) for name in names]
+    a = {name: run.numbers[name].normalizer or 1.0 for name in names}
+    weights = [min(run.numbers[name].samples, CAP) for name in names]
     effective = float(np.average(list(a.values()), weights=weights))
     divided = {name: run.updates[name] / a[name] for name in names}
     expected = flat(MODEL) + effective * mean(run, names, divided)
@@ -227,10 +228,10 @@ def test_what_trainings_were_like_is_known_together_only(tmp_path: Path) -> None
     paths = [run.path(name) for name in unmasking.survivors]
     with opened_sum(paths, unmasking) as total:
         head = total.head
-    weights = [min(each.weight, CAP) for each in run.numbers.values()]
+    weights = [min(each.samples, CAP) for each in run.numbers.values()]
     assert head.weight == sum(weights)
     assert head.clients == head.clipped == 6
-    losses = [each.loss for each in run.numbers.values()]
+    losses = [each.loss or 0.0 for each in run.numbers.values()]
     assert head.metrics["loss"] == pytest.approx(np.average(losses, weights=weights), abs=1e-6)
     with pytest.raises(BrokenRuleError, match="does not count"), opened_sum(paths[1:], unmasking):
         pass

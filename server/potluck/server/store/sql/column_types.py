@@ -64,6 +64,19 @@ def encode_json(value: Mapping[str, Any]) -> str:
         raise StorageError(f"{value!r} can't be stored: {error}; pass JSON values only") from error
 
 
+def encode_value(value: object) -> object:
+    """A field of a record: its type says how it is stored."""
+    match value:
+        case bool():
+            return int(value)
+        case float():
+            return encode_float(value)
+        case Mapping():
+            return encode_json(value)
+        case _:
+            return value
+
+
 def encode_numbers(numbers: Sequence[float] | None) -> str | None:
     """A JSON list, infinities as Python spells them; None for None."""
     if numbers is None:

@@ -1,0 +1,58 @@
+"""The record of what a client says of the training behind an update, and its form on the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from potluck.rpc.v1 import transfer_pb2
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReport:
+    """One record from the client's training to the coordinator's database.
+
+    Each field is a field of `TrainingReport` and a column of the table `members`.
+
+    samples: as far as the client discloses them. steps: of the optimiser. seconds: of training; on
+    a virtual clock, simulated ones. loss: mean over the last pass. normalizer: what the steps
+    amount to (`local_steps.py`); None from a host that does not say. reports: the numbers that
+    the run's selector asked for, by name. Nothing is said of a masked update.
+    """
+
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    normalizer: float | None = None
+    reports: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_message(cls, message: transfer_pb2.TrainingReport) -> UpdateReport:
+        """The record of a message."""
+        said = {
+            name: getattr(message, name)
+            for name, described in message.DESCRIPTOR.fields_by_name.items()
+            if not described.has_presence or message.HasField(name)  # type: ignore[arg-type]
+        }
+        said |= {"normalizer": message.normalizer or None, "reports": dict(message.reports)}
+        return cls(**said)
+
+    def message(self) -> transfer_pb2.TrainingReport:
+        """The message of the record."""
+        return transfer_pb2.TrainingReport(**self.values())
+
+    def values(self) -> dict[str, Any]:
+        """The reported numbers by name, without what a subclass adds."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(UpdateReport)}
+
+    def not_finite(self) -> Mapping[str, float]:
+        """The numbers that are NaN or infinite, by name; those in `reports` apart."""
+        return {
+            name: value
+            for name, value in self.values().items()
+            if isinstance(value, float) and not math.isfinite(value)
+        }

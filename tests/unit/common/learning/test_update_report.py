@@ -1,0 +1,42 @@
+"""The record of what a client says of its training, on the wire and in the database."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from potluck.common.learning.update_report import UpdateReport
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.store import schema
+
+REPORT = UpdateReport(
+    samples=57, steps=8, seconds=1.25, loss=0.5, normalizer=13.5, reports={"utility": 6.5}
+)
+NAMES = [field.name for field in fields(UpdateReport)]
+
+
+def test_message_and_table_have_the_numbers_of_the_record() -> None:
+    assert list(transfer_pb2.TrainingReport.DESCRIPTOR.fields_by_name) == NAMES
+    assert [name for name in NAMES if name not in schema.members.columns] == []
+
+
+@pytest.mark.parametrize("report", [REPORT, UpdateReport(samples=1, loss=0.0), UpdateReport()])
+def test_a_message_says_what_the_record_says(report: UpdateReport) -> None:
+    sent = transfer_pb2.TrainingReport.FromString(report.message().SerializeToString())
+    received = UpdateReport.from_message(sent)
+    # A loss that is not said can't be told from 0 on the wire.
+    assert received.values() == report.values() | {"loss": report.loss or 0.0}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["seconds", "loss", "normalizer"])
+def test_numbers_that_are_not_finite_are_found(name: str, number: float) -> None:
+    changed: dict[str, Any] = REPORT.values() | {name: number}
+    assert list(UpdateReport(**changed).not_finite()) == [name]
+
+
+def test_a_number_that_is_not_said_is_no_bad_number() -> None:
+    assert UpdateReport().not_finite() == {}
