@@ -163,8 +163,8 @@ async def test_it_decides_itself_what_leaves(
     content = digits_model(tmp_path)
     model = reference(fake.offer(content), len(content))
     settings = TripletSettings(bias_steps=2, attribute_steps=2)
-    plain = Request(mode=Mode.PLAIN, settings=settings)
-    noisy = Request(mode=Mode.LDP, settings=settings)
+    plain = Request(mode=Mode.EXACT_TRIPLET, settings=settings)
+    noisy = Request(mode=Mode.NOISY_TRIPLET, settings=settings)
     async with host(tmp_path, federation, fake):
         exact = await asked(fake, disclose("exact", Request(mode=Mode.EXACT)))
         bare = await asked(fake, disclose("plain", plain, signal="triplet"))

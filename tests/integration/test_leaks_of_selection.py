@@ -1,6 +1,6 @@
 """The four leaks of DC selection with secure sums, as attacks on what a real coordinator received.
 
-Each succeeds against `protocol` and fails against `cells`. Against `dp-once` none learns more than
+Each succeeds against `protocol` and fails against `cells`. Against `noisy` none learns more than
 the noisy counts that clients disclosed.
 """
 
@@ -104,8 +104,8 @@ async def with_noise(
     folder = tmp_path_factory.mktemp("noise")
     async with sum_federation(members, folder) as federation:
         await federation.start(disclosure=WILLING)
-        await play(federation, "dp-once", rounds=4, selector="dc-real")
-        yield await play(federation, "dp-once", rounds=4)
+        await play(federation, "noisy", rounds=4, selector="dc-real")
+        yield await play(federation, "noisy", rounds=4)
 
 
 async def test_differences_of_sums_give_whoever_was_added(by_protocol: Played) -> None:
@@ -148,7 +148,7 @@ async def test_whoever_tells_zero_is_always_selected(
 
     monkeypatch.setattr(LabelDistance, "answer", lie)
     played = {}
-    for mode in ("protocol", "cells", "dp-once"):
+    for mode in ("protocol", "cells", "noisy"):
         async with sum_federation(members, tmp_path / mode) as federation:
             await federation.start(disclosure=WILLING)
             played[mode] = (await play(federation, mode, rounds=4)).cohorts
@@ -156,7 +156,7 @@ async def test_whoever_tells_zero_is_always_selected(
     assert not all(liar in cohort for cohort in by_protocol.cohorts[:4])
     # Elsewhere nobody is asked, so there is nothing to lie about.
     assert played["cells"] == by_cells.cohorts
-    assert played["dp-once"] == with_noise.cohorts
+    assert played["noisy"] == with_noise.cohorts
 
 
 async def test_cells_give_nobody(by_cells: Played) -> None:

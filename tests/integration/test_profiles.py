@@ -151,8 +151,8 @@ async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path)
         clients=24,
         count=9,
         rounds=1,
-        assignments=['profiles.triplet_mode="plain"'],
-        disclosure={"triplet": "plain"},
+        assignments=['profiles.triplet_mode="exact"'],
+        disclosure={"triplet": "exact"},
     ) as federation:
         run_id = await federation.start_run()
         await federation.finished(run_id)

@@ -11,12 +11,13 @@ import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import ProtocolError
 from potluck.common.learning.triplet import TripletSettings
+from potluck.common.settings.old_spelling import old_spellings
 
 LABEL_COUNTS: Final = "label_counts"
 TRIPLET: Final = "triplet"
@@ -43,22 +44,32 @@ class SumKind(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a signal is made. `noisy` and `ldp` add discrete Laplace noise, the others add none."""
+    """How a signal is made: with discrete Laplace noise, or exactly.
+
+    In messages and ledgers triplets have words of their own. These texts are the keys under which a
+    client discloses something once, so they stay.
+    """
 
     NOISY = "noisy"
     EXACT = "exact"
-    LDP = "ldp"
-    PLAIN = "plain"
+    NOISY_TRIPLET = "ldp"
+    EXACT_TRIPLET = "plain"
 
     @property
     def adds_noise(self) -> bool:
-        """Whether it costs privacy budget instead of being a plain disclosure."""
-        return self in (Mode.NOISY, Mode.LDP)
+        """True where a disclosure costs privacy budget."""
+        return self in (Mode.NOISY, Mode.NOISY_TRIPLET)
+
+
+NoisyOrExact = Annotated[
+    Literal["noisy", "exact"], old_spellings({"ldp": "noisy", "plain": "exact"})
+]
+"""The word of a setting for noise or none."""
 
 
 MODES: Mapping[str, tuple[Mode, ...]] = {
     LABEL_COUNTS: (Mode.NOISY, Mode.EXACT),
-    TRIPLET: (Mode.LDP, Mode.PLAIN),
+    TRIPLET: (Mode.NOISY_TRIPLET, Mode.EXACT_TRIPLET),
     INTERACTION_MATRIX: (Mode.EXACT,),
 }
 """The modes that each signal has."""

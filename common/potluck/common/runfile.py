@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from potluck.common.disclosure import LEAST_EPSILON, Adjacency, Weighting
+from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact, Weighting
 from potluck.common.learning.training import LocalTraining
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.masking import MaskingSettings
 from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
+from potluck.common.settings.old_spelling import old_spellings
 from potluck.common.tensors.encoding import Encoding
 
 
@@ -159,12 +160,14 @@ class ProfileSettings(Settings):
         description="How long to wait for an answer; who has not answered by then is not\n"
         "available in this round, and asked again before the next.",
     )
-    disclosure: Literal["dp-once", "cells", "protocol", "exact"] = Field(
-        default="dp-once",
-        description="How label counts are disclosed: dp-once (with noise, once), cells (as secure\n"
-        "sums over groups of at least sum_hosts hosts), protocol (sums and distances at each step\n"
-        "of dc-real or dc-balanced, as in their paper: in effect the counts themselves) or exact\n"
-        "(the counts themselves). protocol and exact: only clients whose owner allows it.",
+    disclosure: Annotated[
+        Literal["noisy", "cells", "protocol", "exact"], old_spellings({"dp-once": "noisy"})
+    ] = Field(
+        default="noisy",
+        description="How label counts are disclosed: noisy (with noise, drawn once), cells (as\n"
+        "secure sums over groups of at least sum_hosts hosts), protocol (sums and distances at\n"
+        "each step of dc-real or dc-balanced, as in their paper: in effect the counts themselves)\n"
+        "or exact (the counts themselves). protocol and exact: only clients whose owner allows it.",
     )
     epsilon: float | None = Field(
         default=None,
@@ -199,10 +202,10 @@ class ProfileSettings(Settings):
         description="Privacy loss of a secure sum with noise that the clients make together;\n"
         "unset, sums are exact. Charged to each client's budget.",
     )
-    triplet_mode: Literal["ldp", "plain"] = Field(
-        default="ldp",
-        description="Triplets from noisy counts (ldp), or without noise (plain): with two classes\n"
-        "that discloses each client's counts but for the names of classes and attributes.",
+    triplet_mode: NoisyOrExact = Field(
+        default="noisy",
+        description="Triplets from noisy counts, or exact ones: with two classes an exact triplet\n"
+        "discloses each client's counts but for the names of classes and attributes.",
     )
     triplet: TripletSettings = Field(
         default=TripletSettings(),

@@ -15,6 +15,7 @@ from potluck.common.disclosure import (
     TRIPLET,
     Adjacency,
     Mode,
+    NoisyOrExact,
     Parameters,
     Request,
     SignalName,
@@ -45,9 +46,9 @@ class DisclosurePolicy(Settings):
     exact_label_counts: bool = Field(
         default=False, description="Whether label counts may be disclosed without noise."
     )
-    triplet: Literal["ldp", "plain"] = Field(
-        default="ldp",
-        description="ldp: noise on the matrix that a triplet is computed from; plain: allow\n"
+    triplet: NoisyOrExact = Field(
+        default="noisy",
+        description="noisy: noise on the matrix that a triplet is computed from; exact: allow\n"
         "triplets without noise too, which for two classes give the matrix away but for names.",
     )
     epsilon: float = Field(
@@ -173,8 +174,8 @@ def terms(
         raise _refused(
             client, signal, "exact counts were asked for and `exact_label_counts` is false"
         )
-    if request.mode is Mode.PLAIN and policy.triplet != "plain":
-        raise _refused(client, signal, 'one without noise was asked for and `triplet` is "ldp"')
+    if request.mode is Mode.EXACT_TRIPLET and policy.triplet != "exact":
+        raise _refused(client, signal, 'one without noise was asked for and `triplet` is "noisy"')
     if not request.mode.adds_noise:
         return Parameters(mode=request.mode, task=task, model=model, settings=request.settings)
     epsilon = policy.epsilon if request.epsilon is None else request.epsilon

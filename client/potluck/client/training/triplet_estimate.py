@@ -5,7 +5,7 @@ biased model gets wrong: samples of a class that it gets right have the attribut
 with the class, the rest have another (§4, Alg. 2–4; ALGORITHMS §1.6). The result is an estimated
 interaction matrix Ñ (classes × 2), and its triplet.
 
-A plain triplet is a disclosure: with the number of samples it determines a two-class client's
+An exact triplet is a disclosure: with the number of samples it determines a two-class client's
 matrix up to the naming of classes and attributes (ALGORITHMS §4).
 """
 
@@ -43,7 +43,7 @@ _LEAST_PIVOT_SAMPLES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPrivacy:
-    """Mode `ldp`: what noise the matrix gets. `randomness`: see `noisy_counts`."""
+    """The noise that the matrix gets. `randomness`: see `noisy_counts`."""
 
     epsilon: Epsilon
     adjacency: Adjacency
@@ -73,7 +73,8 @@ class MatrixEstimate:
 class TripletEstimate:
     """What a client may disclose. triplet: (CI, AI, SC), each in [0, 1].
 
-    degenerate: the estimate found no attribute; None in mode `ldp`, where it is nobody's business.
+    degenerate: the estimate found no attribute; None for a noisy triplet, which does not
+    disclose it.
     """
 
     triplet: tuple[float, float, float]

@@ -16,8 +16,9 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import typer
 
@@ -25,6 +26,7 @@ from potluck.common.errors import PotluckError
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.plain_text import plain, without_passwords
 from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
+from potluck.common.settings.old_spelling import OldSpellingWarning
 
 FAILED = 1
 USAGE = 2
@@ -58,6 +60,15 @@ def run_command_line(app: Callable[..., Any], *, program: str) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
+    show = warnings.showwarning
+
+    def show_in_one_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, OldSpellingWarning):
+            _say(program, str(message))
+        else:
+            show(message, category, *place)
+
+    warnings.showwarning = cast(Any, show_in_one_line)
     sys.exit(exit_code_of(lambda: app(prog_name=program, standalone_mode=False), program=program))
 
 

@@ -19,7 +19,7 @@ def request_for(signal: str, run_file: RunFile) -> Request:
         about_the_model = ("pretraining_rounds", "pretraining_participation")
         chosen = wishes.triplet.model_dump(exclude=set(about_the_model))
         settings = type(wishes.triplet).model_validate(chosen)
-        if wishes.triplet_mode == "plain":
-            return Request(mode=Mode.PLAIN, settings=settings)
-    mode = Mode.LDP if signal == TRIPLET else Mode.NOISY
+        if wishes.triplet_mode == "exact":
+            return Request(mode=Mode.EXACT_TRIPLET, settings=settings)
+    mode = Mode.NOISY_TRIPLET if signal == TRIPLET else Mode.NOISY
     return Request(mode=mode, epsilon=wishes.epsilon, adjacency=wishes.adjacency, settings=settings)

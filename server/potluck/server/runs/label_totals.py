@@ -34,7 +34,7 @@ class LabelTotals:
     @property
     def _wanted(self) -> bool:
         wants: bool = getattr(self._run.plan.selector, "wants_label_totals", False)
-        return wants and self._profiles.disclosure in ("dp-once", PROTOCOL)
+        return wants and self._profiles.disclosure in ("noisy", PROTOCOL)
 
     async def find(self, clients: Sequence[str]) -> None:
         """Have the sum over these clients ready, once in a run; without one, say why.

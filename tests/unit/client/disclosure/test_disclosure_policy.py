@@ -63,7 +63,7 @@ def test_what_a_request_leaves_open_the_policy_decides() -> None:
         ({"signals": ()}, "label_counts", {"mode": "noisy"}, "signals"),
         ({}, "interaction_matrix", {"mode": "exact"}, "signals"),
         ({}, "label_counts", {"mode": "exact"}, "exact_label_counts"),
-        ({}, "triplet", {"mode": "plain"}, '"ldp"'),
+        ({}, "triplet", {"mode": "plain"}, '"noisy"'),
         ({"epsilon": 0.5}, "label_counts", {"mode": "noisy", "epsilon": 0.51}, "`epsilon` is 0.5"),
         ({}, "label_counts", {"mode": "noisy", "adjacency": "add-remove"}, "adjacency"),
     ],
@@ -81,7 +81,7 @@ def test_more_than_the_policy_allows_is_refused(
     ("policy", "signal", "mode"),
     [
         ({"exact_label_counts": True}, "label_counts", Mode.EXACT),
-        ({"triplet": "plain"}, "triplet", Mode.PLAIN),
+        ({"triplet": "exact"}, "triplet", Mode.EXACT_TRIPLET),
         ({"signals": ("interaction_matrix",)}, "interaction_matrix", Mode.EXACT),
     ],
 )

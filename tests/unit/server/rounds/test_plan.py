@@ -29,7 +29,7 @@ name = "feddiverse"
 
 def asked(text: str) -> TripletSettings | None:
     request = request_for("triplet", draw_up(text, source="test").run_file)
-    assert request.mode is Mode.LDP
+    assert request.mode is Mode.NOISY_TRIPLET
     return request.settings
 
 
