@@ -24,6 +24,7 @@ help:
 	@echo "  make test-slow   run those with containers, databases, Slurm, matrices and many kills"
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      generate the stubs in $(STUBS) anew, after editing protos/"
+	@echo "  make pages       write docs, dashboards and pictures that are made from the code anew"
 	@echo "  make venv        only make $(VENV), with the versions in constraints.txt; on Linux"
 	@echo "                   6 GB, since pip's torch brings CUDA along; without a GPU 2 GB are enough:"
 	@echo "                   make venv PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'"
@@ -99,6 +100,15 @@ protos: $(INSTALLED)
 	rm -f $(STUBS)/v1/*_pb2*.py $(STUBS)/v1/*_pb2*.pyi
 	$(call generate,common)
 
+# What tests compare with the code. metrics.md and rooms.svg are replaced only when they are whole.
+.PHONY: pages
+pages: $(INSTALLED)
+	@mkdir -p build
+	$(VENV)/bin/python tools/metrics_page.py > build/metrics.md && mv build/metrics.md docs
+	$(VENV)/bin/python tools/rooms_picture.py > build/rooms.svg && mv build/rooms.svg docs/images
+	$(VENV)/bin/python tools/compatibility_table.py docs/strategies.md
+	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
+
 # $(call generate,FOLDER): the proto package equals the Python package, so no import is rewritten.
 define generate
 $(VENV)/bin/python -m grpc_tools.protoc -I protos \
@@ -118,4 +128,4 @@ $(BUF):
 .PHONY: clean
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage potluck-demo
-	find $(wildcard client common deploy server tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard client common deploy experiments server tests tools benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

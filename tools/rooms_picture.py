@@ -33,7 +33,13 @@ ARROWHEAD = (
     "<defs><marker id='to' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
     "orient='auto'><path d='M0 0L8 4L0 8z' fill='#555'/></marker></defs>"
 )
-COLOURS = {"client": "#e3f1e4", "common": "#f1eee4", "deploy": "#e6ecf6", "server": "#f6e7e3"}
+COLOURS = {
+    "client": "#e3f1e4",
+    "common": "#f1eee4",
+    "deploy": "#e6ecf6",
+    "experiments": "#efe6f3",
+    "server": "#f6e7e3",
+}
 
 
 # The tree ----------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import pytest_asyncio
 from support.federation import Federation
 from support.profile_federation import profile_federation
 
+from compatibility_table import built_in
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import OBJECTIVES, SELECTORS, STRATEGIES
-from potluck.deploy.view.compatibility_table import built_in
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [

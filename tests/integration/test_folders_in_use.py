@@ -12,8 +12,8 @@ from support.programs import run_program
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.process.folder_lock import FolderLock
-from potluck.deploy.experiments.results import ResultsFolder
 from potluck.deploy.local.demo_files import hold
+from potluck.experiments.grid.results import ResultsFolder
 from potluck.server.config import CoordinatorConfig
 from potluck.server.service.coordinator import Coordinator
 

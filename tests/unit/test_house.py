@@ -20,11 +20,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 HOUSE = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("client", "common", "deploy", "server")
+SOURCE_ROOTS = ("client", "common", "deploy", "experiments", "server")
 
 MAY_IMPORT = {
     "client": {"client", "common", "rpc"},
     "common": {"common", "rpc"},
+    "deploy": {"client", "common", "deploy", "rpc", "server"},
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
 }
@@ -45,10 +46,8 @@ ROOMS = {
         "base disclosure config correction objective training.objectives question training "
         "training.questions transfer control agent cli __main__"
     ),
-    "deploy": (
-        "operator terminal view dashboards data_sets pki machines local experiments doctor "
-        "commands cli __main__"
-    ),
+    "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
+    "experiments": "tasks models weights data_sets presets grid reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
 import what is named before it."""
@@ -107,7 +106,7 @@ def test_the_folder_that_the_readme_makes_is_ignored() -> None:
 
 def test_every_package_is_typed() -> None:
     assert [folder.name for folder in packages() if not (folder / "py.typed").is_file()] == []
-    assert {folder.name for folder in packages()} == {*MAY_IMPORT, "deploy"}
+    assert {folder.name for folder in packages()} == {*MAY_IMPORT, "experiments"}
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_wheel_holds_every_file(unpacked_wheel: Path, house_files: set[Path]) ->
 def test_packages_are_imported_from_the_wheel(unpacked_wheel: Path) -> None:
     program = """
 import importlib, pathlib
-for name in ("server", "client", "common", "deploy", "rpc"):
+for name in ("server", "client", "common", "deploy", "experiments", "rpc"):
     package = importlib.import_module("potluck." + name)
     for folder in package.__path__:
         print(pathlib.Path(folder).parents[1])

@@ -11,15 +11,13 @@ import typer
 from potluck.common.process.command_line import run_command_line, version_option
 from potluck.common.runfile import example_run_file
 from potluck.deploy.commands.client_commands import app as clients_app
-from potluck.deploy.commands.data_commands import app as data_app
 from potluck.deploy.commands.demo_command import demo
 from potluck.deploy.commands.deploy_commands import app as deploy_app
 from potluck.deploy.commands.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS
 from potluck.deploy.commands.doctor_command import doctor
-from potluck.deploy.commands.experiment_command import COMMANDS as EXPERIMENT_COMMANDS
+from potluck.deploy.commands.installed_commands import InstalledCommands
 from potluck.deploy.commands.label_audit_command import COMMANDS as AUDIT_COMMANDS
 from potluck.deploy.commands.pki_commands import app as pki_app
-from potluck.deploy.commands.pretrained_command import COMMANDS as PRETRAINED_COMMANDS
 from potluck.deploy.commands.profile_commands import COMMANDS as PROFILE_COMMANDS
 from potluck.deploy.commands.report_command import COMMANDS as REPORT_COMMANDS
 from potluck.deploy.commands.run_commands import COMMANDS
@@ -30,6 +28,7 @@ PROGRAM = "potluck"
 
 app = typer.Typer(
     name=PROGRAM,
+    cls=InstalledCommands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -96,9 +95,7 @@ app.command("demo")(demo)
 app.command("doctor")(doctor)
 _add(COMMANDS, PROFILE_COMMANDS, AUDIT_COMMANDS, REPORT_COMMANDS, DISCLOSURE_AUDIT_COMMANDS)
 app.command("select")(select)
-_add(EXPERIMENT_COMMANDS, PRETRAINED_COMMANDS)
 app.add_typer(clients_app, name="clients")
-app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(pki_app, name="pki")
 

@@ -5,7 +5,7 @@ concerns a single client belongs in the store and into the operator's command: t
 depends on neither clients nor hosts. No metric holds a weight, a number of samples, a triplet or a
 key.
 
-`docs/metrics.md` is made from this module by `python -m potluck.deploy.view.metrics_page`.
+`make pages` writes `docs/metrics.md` from this module.
 """
 
 from __future__ import annotations

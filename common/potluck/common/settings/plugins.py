@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions.
+"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores
 them. Built-in ones are registered the same way as anybody else's.
@@ -23,8 +23,13 @@ CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
 MODELS = "potluck.models"
 QUESTIONS = "potluck.questions"
+COMMANDS = "potluck.commands"
 
-MODEL_MODULES: Final = ("potluck.common.models", "torchvision.models")
+MODEL_MODULES: Final = (
+    "potluck.common.models",
+    "potluck.experiments.models",
+    "torchvision.models",
+)
 """Where a model named MODULE:NAME is looked for unless a machine's configuration says otherwise."""
 
 

@@ -10,13 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.repository import ROOT
 
+from metrics_page import metrics_page
 from potluck.common.errors import REASONS
 from potluck.common.metrics import definitions as metrics
 from potluck.common.metrics.definitions import METRICS, Metric, MetricKind, metrics_of
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import OTHER, RUN, MeasuredParty, known_reason
 from potluck.common.runfile import RoundPolicy
-from potluck.deploy.view.metrics_page import metrics_page
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.round_rules import RoundRules
@@ -44,9 +44,7 @@ def samples(instruments: Instruments) -> dict[tuple[str, frozenset[tuple[str, st
 
 
 def test_the_page_is_made_from_the_definitions() -> None:
-    assert PAGE.read_text() == metrics_page(), (
-        "run: python -m potluck.deploy.view.metrics_page > docs/metrics.md"
-    )
+    assert PAGE.read_text() == metrics_page(), "run: make pages"
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -12,8 +12,8 @@ from torch import nn
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.learning.task_loading import make_task, model_maker
-from potluck.common.models.resnet import resnet18_gn
 from potluck.common.settings.plugins import MODELS, installed
+from potluck.experiments.models.resnet import resnet18_gn
 
 PUBLISHED = {
     "perceptron": (4_352, (54,), 2),

@@ -22,9 +22,9 @@ from potluck.common.settings.configuration_errors import (
     OPERATOR,
     RUN,
 )
-from potluck.deploy.experiments.definition import ExperimentFile
 from potluck.deploy.machines.inventory import example_inventory
 from potluck.deploy.operator.operator_config import example_operator_config
+from potluck.experiments.grid.definition import ExperimentFile
 from potluck.server.config import example_config as coordinator_example
 from potluck.server.rounds.plan import draw_up
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from potluck.common.runfile import SampleLimits
-from potluck.common.tasks.splitting import Splitting, split_by
+from potluck.experiments.tasks.splitting import Splitting, split_by
 from potluck.server.cohorts.sample_limits import counted
 
 MOST = 1 << 40

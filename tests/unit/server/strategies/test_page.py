@@ -6,8 +6,8 @@ import re
 import pytest
 from support.repository import ROOT
 
+from compatibility_table import built_in, markdown, try_all
 from potluck.common.settings.plugins import MODELS, OBJECTIVES, STRATEGIES, find
-from potluck.deploy.view.compatibility_table import built_in, markdown, try_all
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)` \| [^|]*[a-z][^|]* \|([^|]*)\|$", PAGE, re.MULTILINE)
@@ -31,7 +31,7 @@ def test_the_tables_have_all_options_with_their_defaults(name: str, options: str
 
 def test_what_goes_together_is_what_was_tried() -> None:
     [table] = re.findall(r"<!-- compatibility -->\n(.*)<!-- /compatibility -->", PAGE, re.DOTALL)
-    assert table == markdown(try_all()), "run python -m potluck.deploy.view.compatibility_table"
+    assert table == markdown(try_all()), "run: make pages"
 
 
 def test_all_models_are_named() -> None:

@@ -1,0 +1,54 @@
+"""Commands of `potluck` that other packages bring, found by their entry points.
+
+An entry point of the group `potluck.commands` names a function, as typer takes one, or a typer app
+with commands of its own. It is loaded when it is called or listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from potluck.common.errors import PluginError
+from potluck.common.settings import plugins
+
+
+class InstalledCommands(TyperGroup):
+    """The commands of `potluck` itself, and those that are installed beside them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, `potluck`'s own first."""
+        own = super().list_commands(ctx)
+        return own + [name for name in plugins.installed(plugins.COMMANDS) if name not in own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; None where there is none."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in plugins.installed(plugins.COMMANDS):
+            return own
+        try:
+            return _loaded(cmd_name)
+        except PluginError as error:
+            return _broken(cmd_name, error)
+
+
+def _loaded(name: str) -> Any:
+    found = plugins.find_callable(plugins.COMMANDS, name)
+    group = typer.Typer(rich_markup_mode="markdown")
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name)
+    else:
+        group.command(name)(found)
+    return get_group(group).commands[name]
+
+
+def _broken(name: str, error: PluginError) -> TyperCommand:
+    """A command that can't be loaded: others work, and calling it says why."""
+
+    def explain() -> None:
+        raise error
+
+    return TyperCommand(name, callback=explain, help=f"Not usable here: {error.message}.")

@@ -1,1 +1,0 @@
-"""Experiments: grids of settings × seeds, a federation for each cell, and what came of it."""

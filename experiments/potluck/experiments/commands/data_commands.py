@@ -1,0 +1,146 @@
+"""`potluck data describe`: how heterogeneous a task's partition is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from potluck.deploy.commands.run_commands import print_line, table_console
+from potluck.deploy.operator.json_view import to_line
+from potluck.deploy.operator.offline_selection import parse_options
+from potluck.deploy.view.pictures import check_picture
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Prepare the papers' data sets; look at how data are split over clients.",
+)
+
+
+@app.callback()
+def data() -> None:
+    """Prepare the papers' data sets; look at how data are split over clients."""
+
+
+@app.command()
+def describe(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="An installed task.", show_default=False)
+    ],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="KEY=VALUE",
+            help="An option of the task, for example -o clients=6; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    data_directory: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Where the task finds its data."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Draw who holds what, too."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Describe how a task's data are spread over its clients: matrices and six metrics.
+
+    Looks at all clients' training samples, so it works where these are, such as with the tasks
+    that come with Potluck. A client's matrix counts samples by class (rows) and attribute; CI, AI
+    and SC are its class imbalance, attribute imbalance and spurious correlation. GCI, GAI, GSC are
+    those of all samples together, CCI, CAI, CSC the means over clients. Of a task whose groups are
+    not class × 2 + attribute, only what classes tell is shown.
+
+        potluck data describe colored-digits
+        potluck data describe digits -o alpha=0.1 -o clients=10 --json
+        potluck data describe mnist --data data -o partition=labels --plot mnist.png
+    """
+    from potluck.experiments.reports.partition_description import describe_task
+
+    if plot is not None:
+        check_picture(plot)
+    description = describe_task(task, parse_options(assignments or []), data_directory)
+    if plot is not None:
+        from potluck.experiments.reports.partition_plot import plot_partition
+
+        plot_partition(description, plot)
+    if as_json:
+        values = asdict(description)
+        print_line(to_line({**values.pop("metrics"), **values}))
+        return
+    print_line(
+        f"{task}: {len(description.clients)} clients, "
+        f"{sum(client.samples for client in description.clients)} samples, "
+        f"{description.classes} classes"
+    )
+    metrics = asdict(description.metrics)
+    print_line("  ".join(f"{name.upper()} {_number(value)}" for name, value in metrics.items()))
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    counted = "matrix" if description.clients[0].interaction_matrix else "label counts"
+    for name in ("client", "samples", counted, "CI", "AI", "SC"):
+        table.add_column(name, justify="left" if name in ("client", counted) else "right")
+    for client in description.clients:
+        counts = client.interaction_matrix or client.label_counts
+        shares = [_number(share) for share in client.triplet]
+        table.add_row(client.id, str(client.samples), _compact(counts), *shares)
+    table_console().print(table)
+
+
+@app.command()
+def prepare(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="mnist, emnist, cifar10, cifar100, cinic10, covtype, covtype-binary, waterbirds "
+            "or spawrious.",
+            show_default=False,
+        ),
+    ],
+    source: Annotated[
+        Path,
+        typer.Option("--from", metavar="FOLDER", help="The official download.", show_default=False),
+    ],
+    target: Annotated[
+        Path, typer.Option("--to", metavar="FOLDER", help="The data directory to write to.")
+    ] = Path("data"),
+    side: Annotated[
+        int, typer.Option(min=8, max=1024, help="Pixels of photographs, each way.")
+    ] = 224,
+) -> None:
+    """Convert the official download of a data set to the file that its task reads.
+
+    The file NAME.npz in the data directory is not compressed, so that all processes of a machine
+    can share one mapping of it. Read are MNIST's and EMNIST's idx files (plain or .gz), CIFAR's
+    binary version (never the Python one, which is a pickle), covtype.data, LIBSVM's
+    covtype.libsvm.binary, CINIC-10's folders, WaterBirds' metadata.csv and images, and Spawrious'
+    images by place and breed. Arrays are checked by SHA-256 where it is known.
+
+        potluck data prepare mnist --from ~/Downloads/mnist
+        potluck data prepare waterbirds --from ~/Downloads/waterbirds --side 64
+    """
+    from potluck.experiments.data_sets.prepare import prepare as convert
+
+    written = convert(name, source, target, side)
+    for key, shape in written.shapes.items():
+        print_line(f"{key:8} {' × '.join(map(str, shape)):24} sha256 {written.sums[key]}")
+    verdict = "as expected" if written.known else "not known to us, so not compared"
+    print_line(f"{written.path}: checksums {verdict}")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _compact(counts: Any) -> str:
+    if isinstance(counts, list):
+        return "[" + " ".join(_compact(entry) for entry in counts) + "]"
+    return str(counts)

@@ -1,0 +1,29 @@
+"""`potluck preset`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from potluck.deploy.commands.run_commands import print_line
+from potluck.experiments.presets import preset_named, preset_names, preset_run_file
+
+
+def preset(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which; left out: list them.")
+    ] = None,
+) -> None:
+    """Print a paper's settings as a run file; what the paper leaves open is marked as ours.
+
+    ```console
+    potluck preset
+    potluck preset dc > run.toml
+    ```
+    """
+    if name is None:
+        for each in preset_names():
+            print_line(f"{each:12} {preset_named(each).paper}")
+        return
+    print_line(preset_run_file(preset_named(name)).rstrip())

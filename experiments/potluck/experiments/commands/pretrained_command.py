@@ -1,0 +1,71 @@
+"""`potluck pretrained`: weights trained elsewhere, for a run to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.deploy.commands.run_commands import print_line
+from potluck.deploy.view.readable import readable_count
+
+
+def pretrained(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", help="torchvision's .pth, or .safetensors.", show_default=False
+        ),
+    ],
+    run_file: Annotated[
+        Path,
+        typer.Option("--run", metavar="RUN.toml", help="The run that is to start from them."),
+    ],
+    target: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            metavar="FILE.safetensors",
+            help="Where they go: the data directory.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Make weights from elsewhere fit the model of a run.
+
+    Names are torchvision's (MobileNetV2, ResNets) or ours. The last layer is made anew where it
+    has other classes; running means and variances are dropped, since our models normalise over
+    groups. A .pth file is read by torch's restricted reader, which takes tensors only. Put the
+    file into the coordinator's data directory and name it in the run file:
+
+        potluck pretrained mobilenet_v2.pth --run run.toml --to data/imagenet.safetensors
+        initial_model = "imagenet.safetensors"
+    """
+    import torch
+
+    from potluck.common.tensors.model_arrays import state_arrays
+    from potluck.common.tensors.tensor_files import write_tensors
+    from potluck.experiments.weights.pretrained import fitted
+    from potluck.experiments.weights.pretrained_files import read_weights
+    from potluck.server.rounds.plan import draw_up
+
+    try:
+        text = run_file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"can't read {run_file}: {error.strerror}") from None
+    plan = draw_up(text, source=str(run_file))
+    torch.manual_seed(plan.run_file.seed)
+    found = fitted(read_weights(source), state_arrays(plan.task.model()))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(target, found.arrays)
+    except OSError as error:
+        raise StorageError(f"can't write {target}: {error.strerror}", path=target) from None
+    kept = len(found.arrays) - len(found.fresh)
+    print_line(f"{target}: {readable_count(kept, 'tensor')} of {source}")
+    for what, names in (("new", found.fresh), ("dropped", found.dropped)):
+        if names:
+            shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+            print_line(f"{what}: {readable_count(len(names), 'tensor')} ({shown})")

@@ -1,0 +1,146 @@
+"""A download into a file of the data directory, its arrays checked where their sums are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.experiments.data_sets import cifar, idx, photographs
+from potluck.experiments.data_sets import covertype_download as covertype
+from potluck.experiments.data_sets.search import Found
+from potluck.experiments.tasks.arrays import DataFormat, array_sha256, checked
+from potluck.experiments.tasks.covertype import BINARY, SEVEN
+from potluck.experiments.tasks.images import Cifar10, Cifar100, Cinic10, Emnist, Mnist
+from potluck.experiments.tasks.spurious import Spawrious, Waterbirds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """read: folder of the download -> arrays. read_sized: likewise, with the side of images.
+
+    sums: SHA-256 of the arrays' bytes in C order, where we know them.
+    """
+
+    form: DataFormat
+    read: Callable[[Path], Found] | None = None
+    read_sized: Callable[[Path, int], Found] | None = None
+    sums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A file that was written. sums: SHA-256 by array; known: whether they were checked."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    sums: Mapping[str, str]
+    known: bool
+
+
+def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
+    """Convert the download in `source` to a file in `target`. side: of photographs, in pixels.
+
+    Raises ConfigurationError where the download lacks something or is not what it should be, and
+    StorageError where the file can't be written.
+    """
+    data_set = DATA_SETS.get(name)
+    if data_set is None:
+        raise ConfigurationError(
+            f"there is no data set '{name}'; there are: {', '.join(DATA_SETS)}", name=name
+        )
+    if not source.is_dir():
+        raise ConfigurationError(
+            f"{source} is not a folder; it should hold {data_set.form.source}", path=source
+        )
+    read = data_set.read
+    if data_set.read_sized is not None:
+        read = partial(_sized, data_set.read_sized, side)
+    if read is None:
+        raise ConfigurationError(f"data set '{name}' can't be read", name=name)
+    try:
+        found = {key: np.ascontiguousarray(value) for key, value in read(source).items()}
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error.message}; `potluck data prepare {name}` wants {data_set.form.source}",
+            **error.metadata,
+        ) from None
+    checked(data_set.form, found, source=str(source))
+    sums = {key: array_sha256(value) for key, value in found.items()}
+    wrong = [key for key, expected in data_set.sums.items() if sums[key] != expected]
+    if wrong:
+        raise ConfigurationError(
+            f"{', '.join(wrong)} from {source} has another SHA-256 than {name} should have; "
+            "download it anew"
+        )
+    return Prepared(
+        path=_write(target / data_set.form.file_name, found),
+        shapes={key: value.shape for key, value in found.items()},
+        sums=sums,
+        known=bool(data_set.sums),
+    )
+
+
+def _sized(read: Callable[[Path, int], Found], side: int, folder: Path) -> Found:
+    return read(folder, side)
+
+
+def _write(path: Path, found: Found) -> Path:
+    """Uncompressed, so that tasks can map it; whole or not at all."""
+    partial_path = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial_path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **found)
+            file.flush()
+            os.fsync(file.fileno())
+        partial_path.replace(path)
+    except OSError as error:
+        raise StorageError(f"can't write {path}: {error.strerror}", path=path) from None
+    return path
+
+
+DATA_SETS: Final[Mapping[str, DataSet]] = {
+    "cifar10": DataSet(
+        form=Cifar10.form,
+        read=cifar.cifar10,
+        sums={
+            "x_train": "32b25bb65187cdb40e66b2bd4dbb2de04f62e2d521f74c46a56f39f2afb56e96",
+            "y_train": "f5f0254261d4b815631fb00355e0b4b53f8ee0ec2cdfdef4b12290a12aa2ddf8",
+            "x_test": "27f7d008727f5b9a8f5b01f61503d2f52d3ba7f5ffb2c331b5b82775de2e2d72",
+            "y_test": "24020a57eb5141b27aa0417447162290a6f6c5c1549a112edbed2c09fdbbf307",
+        },
+    ),
+    "cifar100": DataSet(form=Cifar100.form, read=cifar.cifar100),
+    "cinic10": DataSet(form=Cinic10.form, read=photographs.cinic10),
+    "covtype": DataSet(
+        form=SEVEN,
+        read=covertype.covertype,
+        sums={
+            "x_train": "96c43907d587ffa32587a7eecaedbd39b41dade071d0d834755fd284f0a3dfbc",
+            "y_train": "7ddcaedfa6d2ab412f3c90bf869f69a320c3cea939638f6272b8518832ef7f7e",
+            "x_test": "e74d8a83cc86722b6680e28ea4a58ff0567b4341bd8123756cea9a034b1c71d0",
+            "y_test": "602ec737cd67a9a85155e1720fc52deffe5994ae4ebcfe85627833f0b5042c61",
+        },
+    ),
+    "covtype-binary": DataSet(form=BINARY, read=covertype.covertype_binary),
+    "emnist": DataSet(form=Emnist.form, read=idx.emnist),
+    "mnist": DataSet(
+        form=Mnist.form,
+        read=idx.mnist,
+        sums={
+            "x_train": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "y_train": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "x_test": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "y_test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        },
+    ),
+    "spawrious": DataSet(form=Spawrious.form, read_sized=photographs.spawrious),
+    "waterbirds": DataSet(form=Waterbirds.form, read_sized=photographs.waterbirds),
+}

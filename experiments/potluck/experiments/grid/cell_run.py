@@ -1,0 +1,152 @@
+"""A cell run as a federation of real processes, from where it was left off if it was."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from potluck.common.errors import PotluckError, RunError
+from potluck.deploy.local.demo import follow_processes
+from potluck.deploy.local.demo_files import (
+    DemoFiles,
+    Machines,
+    opened_files,
+    reserved_port,
+    write_federation_files,
+)
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, metric_values
+from potluck.deploy.view.watch import is_finished
+from potluck.deploy.view.watch_lines import status_line
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.label_mix import LabelMix
+from potluck.experiments.grid.results import CellResult, RoundResult, Timings
+from potluck.rpc.v1 import operator_pb2
+
+Progress = Callable[[int], None]
+"""Told how many rounds of the cell are committed."""
+
+
+async def run_cell(
+    cell: Cell,
+    workplace: Path,
+    *,
+    device: str,
+    data: Path | None,
+    label_mix: LabelMix,
+    progress: Progress,
+) -> CellResult:
+    """Run a cell in its folder and give its result; the folder is removed when it is done.
+
+    A folder that holds the cell already is gone on with: its coordinator knows the rounds that
+    were committed. Raises RunError if the run fails, or one of its processes does.
+    """
+    started = time.monotonic()
+    machines = Machines(
+        clients=cell.clients,
+        hosts=cell.hosts,
+        device=device,
+        data=data,
+        disclosure=cell.disclosure,
+    )
+    with reserved_port() as port:
+        files = _files(cell, workplace, machines, port)
+        async with LocalFederation(files) as federation:
+            await federation.start()
+            async with federation.operator() as operator:
+                run_id = await _run_id(operator, files)
+                view = await follow_processes(
+                    operator, run_id, _Counter(progress), federation, need_all=True
+                )
+    if not is_finished(view):
+        what = "the run ended early" if view.status is None else status_line(view.status)
+        raise RunError(f"{cell.title}: {what}; see the logs in {workplace}", folder=workplace)
+    return _result(cell, view, label_mix, time.monotonic() - started)
+
+
+def remove_workplace(workplace: Path) -> None:
+    """Remove the folder of a cell whose result is kept."""
+    shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFiles:
+    """The federation's files: those that are there, at the new port, or new ones.
+
+    Files that were half written when everything stopped are written anew.
+    """
+    written = workplace / "written"
+    if written.exists():
+        with contextlib.suppress(PotluckError, OSError):
+            return opened_files(workplace, port)
+    remove_workplace(workplace)
+    files = write_federation_files(workplace, cell.run_file, machines, port)
+    written.touch()
+    return files
+
+
+async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
+    """The run's id: of the one that is there, gone on with if need be, or of a new one."""
+    status = await operator.newest_run()
+    if status is not None:
+        if status.state in (operator_pb2.RUN_STATE_STOPPED, operator_pb2.RUN_STATE_FAILED):
+            await operator.resume_run(status.run_id)
+        return status.run_id
+    return await operator.start_run(files.run_file)
+
+
+class _Counter:
+    """A display that only counts rounds."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> _Counter:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+    def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        """Something new happened."""
+        if event.WhichOneof("event") == "committed":
+            self._progress(len(view.committed))
+
+    def connection(self, text: str, *, lost: bool) -> None:
+        """The coordinator went away, or is back."""
+
+
+def _result(cell: Cell, view: RunView, label_mix: LabelMix, seconds: float) -> CellResult:
+    rounds = view.rounds
+    return CellResult(
+        labels=dict(cell.labels),
+        digest=cell.digest,
+        run_file=cell.run_file,
+        clients=cell.clients,
+        hosts=cell.hosts,
+        rounds=[_round(each, label_mix) for each in rounds],
+        model_blake3=rounds[-1].model_blake3 if rounds else "",
+        timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
+    )
+
+
+def _round(committed: operator_pb2.CommittedRound, label_mix: LabelMix) -> RoundResult:
+    metrics: dict[str, Any] = metric_values(committed.metrics)
+    included = [
+        member.client_id
+        for member in committed.members
+        if member.state == operator_pb2.MEMBER_STATE_INCLUDED
+    ]
+    return RoundResult(
+        round=committed.round,
+        selected=[member.client_id for member in committed.members],
+        included=included,
+        entropy=label_mix.entropy(included),
+        bytes_down=committed.bytes_down,
+        bytes_up=committed.bytes_up,
+        **metrics,
+    )

@@ -1,0 +1,260 @@
+"""The experiment file: a base run, the axes it is varied along, and how results are read."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.configuration import Settings, decode, validate
+from potluck.common.settings.configuration_errors import EXPERIMENT
+from potluck.experiments.presets import Assumption, Preset, preset_named
+
+Metric = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss"]
+SEED = "seed"
+"""The axis that every experiment has: cells that differ in it alone are repetitions."""
+
+
+class PublishedFigure(Settings):
+    """A figure that somebody published, to be shown beside one's own."""
+
+    where: dict[str, str] = Field(description="Which cells it stands for: axis = label.")
+    value: float = Field(description="The figure, in the units of the metric (shares in [0, 1]).")
+    deviation: float | None = Field(default=None, description="Its standard deviation, if known.")
+    source: str = Field(default="", description="Where it was published.")
+
+
+class Reading(Settings):
+    """How a cell's rounds become one number, and cells become a table."""
+
+    metric: Metric = Field(default="accuracy", description="What the tables compare.")
+    last: int = Field(
+        default=1,
+        ge=1,
+        description="A cell's number is the mean over its last so many evaluations.",
+    )
+    columns: str | None = Field(
+        default=None, description="The axis whose labels become the table's columns."
+    )
+    baseline: dict[str, str] = Field(
+        default_factory=dict,
+        description="What the others are tested against, paired by seed: axis = label.",
+    )
+    targets: tuple[float, ...] = Field(
+        default=(), description="Values of the metric to whose first reaching costs are counted."
+    )
+    published: tuple[PublishedFigure, ...] = Field(
+        default=(), description="Published figures to show beside the own ones."
+    )
+
+
+class ExperimentFile(Settings):
+    """A grid of runs."""
+
+    kind = EXPERIMENT
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Names its folder.")
+    title: str = Field(default="", description="One line above the report.")
+    text: str = Field(default="", description="What the experiment is about; Markdown.")
+    preset: str | None = Field(
+        default=None, description="A paper's settings to start from; see `potluck preset`."
+    )
+    seeds: tuple[int, ...] = Field(
+        default=(0, 1, 2),
+        min_length=1,
+        description="Each cell is repeated with each; they become the run's and the task's seed.",
+    )
+    hosts: int = Field(default=2, ge=1, description="Client processes of each federation.")
+    run: dict[str, Any] = Field(
+        default_factory=dict, description="The base run, as in a run file; wins over the preset."
+    )
+    axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = Field(
+        default_factory=dict,
+        description="What is varied. A list: the axis is a dotted key of the run, such as\n"
+        "task.alpha, and takes these values. A table: labels, each with the keys it sets.",
+    )
+    disclosure: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The hosts' [disclosure] table. Noise follows from the seed, so that an\n"
+        "experiment can be repeated.",
+    )
+    reading: Reading = Field(default=Reading(), description="How results are read.")
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ValueError("must be different whole numbers from 0")
+        return seeds
+
+    @field_validator("axes")
+    @classmethod
+    def _filled(cls, axes: dict[str, Any]) -> dict[str, Any]:
+        for name, values in axes.items():
+            if name == SEED:
+                raise ValueError("seeds are given as seeds = [0, 1, 2], not as an axis")
+            if not values:
+                raise ValueError(f"axis '{name}' has no values")
+            if len({label(value) for value in values}) < len(values):
+                raise ValueError(f"axis '{name}' has a value twice")
+        return axes
+
+    @model_validator(mode="after")
+    def _known_labels(self) -> ExperimentFile:
+        axes = {name: {label(value) for value in values} for name, values in self.axes.items()}
+        mentions = [("reading.baseline", self.reading.baseline)]
+        mentions += [("reading.published", each.where) for each in self.reading.published]
+        if self.reading.columns is not None and self.reading.columns not in axes:
+            raise ValueError(
+                f"reading.columns: there is no axis '{self.reading.columns}'; there are: "
+                f"{', '.join(axes) or 'none'}"
+            )
+        for where, labels in mentions:
+            for axis, value in labels.items():
+                if axis not in axes:
+                    raise ValueError(
+                        f"{where}: there is no axis '{axis}'; there are: {', '.join(axes)}"
+                    )
+                if where == "reading.baseline" and value not in axes[axis]:
+                    raise ValueError(
+                        f"{where}: axis '{axis}' has no '{value}'; it has: "
+                        f"{', '.join(sorted(axes[axis]))}"
+                    )
+        return self
+
+    def points(self) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+        """Every point of the grid but for seeds: labels by axis, and the run's table."""
+        choices = [_choices(name, values) for name, values in self.axes.items()]
+        for combination in itertools.product(*choices):
+            labels = {name: each for name, (each, _) in zip(self.axes, combination, strict=True)}
+            table = copy.deepcopy(self._base())
+            for _, settings in combination:
+                for key, value in settings.items():
+                    put(table, key, value)
+            yield labels, table
+
+    def _base(self) -> dict[str, Any]:
+        preset = self.paper
+        return merged({} if preset is None else preset.run, self.run)
+
+    @property
+    def paper(self) -> Preset | None:
+        """The preset."""
+        return None if self.preset is None else preset_named(self.preset)
+
+    def assumptions(self) -> list[Assumption]:
+        """The preset's defaults that its paper does not give and this file leaves as they are."""
+        if self.paper is None:
+            return []
+        base = self._base()
+        varied = {*self.axes}.union(*(_always_set(values) for values in self.axes.values()))
+        return [
+            each
+            for each in self.paper.assumptions
+            if each.key not in varied and get(base, each.key) == get(self.paper.run, each.key)
+        ]
+
+
+def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
+    """The experiment of a file; `quick` applies its [quick] table. Raises ConfigurationError."""
+    try:
+        values = tomllib.loads(decode(path.read_bytes(), source=str(path)))
+    except OSError as error:
+        raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}", path=path) from None
+    shortened = values.pop("quick", None)
+    if quick:
+        if not isinstance(shortened, dict):
+            raise ConfigurationError(
+                f"{path} has no [quick] table; leave --quick out, or say there what is different "
+                "when it is to be quick",
+                path=path,
+            )
+        values = merged(values, shortened, replaced=("axes", "seeds"))
+    return validate(ExperimentFile, values, source=str(path))
+
+
+def label(value: Any) -> str:
+    """How a value of an axis is called in tables."""
+    return (
+        value
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else f"{value}"
+    )
+
+
+def merged(
+    base: Mapping[str, Any], changes: Mapping[str, Any], *, replaced: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Two nested tables in one; the second wins. Tables called in `replaced` are not mixed, but
+    each of their keys is taken whole; a plug-in's options go with its name."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            other_plugin = "name" in value and value["name"] != old.get("name", value["name"])
+            if key in replaced:
+                result[key] = {**old, **copy.deepcopy(dict(value))}
+            elif other_plugin:
+                result[key] = copy.deepcopy(dict(value))
+            else:
+                result[key] = merged(old, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key. A plug-in's new name drops the options of the old one."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"'{key}': '{part}' is a value, not a table")
+        table = inner
+    if last == "name" and path and table.get("name", value) != value:
+        table.clear()
+    table[last] = value
+
+
+def get(table: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    value: Any = table
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _choices(
+    axis: str, values: list[Any] | dict[str, dict[str, Any]]
+) -> list[tuple[str, dict[str, Any]]]:
+    if isinstance(values, dict):
+        return [(name, _flat(settings)) for name, settings in values.items()]
+    return [(label(value), {axis: value}) for value in values]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys, names first, since a new name drops the old one's options."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return dict(sorted(flat.items(), key=lambda item: not item[0].endswith(".name")))
+
+
+def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
+    """The keys that every value of an axis sets, so that the base run's are never used."""
+    if not isinstance(values, dict):
+        return set()
+    return set.intersection(*(set(_flat(settings)) for settings in values.values()))

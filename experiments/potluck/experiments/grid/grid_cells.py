@@ -1,0 +1,132 @@
+"""One run of an experiment: what it is, and what names it for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.runfile import parse_run_file
+from potluck.common.settings import plugins
+from potluck.common.task import Task
+from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
+from potluck.server.rounds.plan import draw_up
+
+PATIENCE_SECONDS = 86_400.0
+"""How long a coordinator waits for clients, in everything that the experiment does not set itself:
+a busy or sleeping machine must not change results. A host that ends is noticed at once."""
+
+_WAITS = (
+    "round.deadline_seconds",
+    "round.question_deadline_seconds",
+    "round.grace_seconds",
+    "profiles.deadline_seconds",
+    "roster_timeout_seconds",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A run to be made. labels: by axis, the seed's included. rounds: to commit.
+
+    digest: SHA-256 of all that decides on its result, so that a finished cell is found again.
+    """
+
+    labels: Mapping[str, str]
+    seed: int
+    run_file: str
+    rounds: int
+    clients: int
+    hosts: int
+    disclosure: Mapping[str, Any]
+    digest: str
+
+    @property
+    def task_text(self) -> str:
+        """The task's table, the same text for the same task."""
+        table = parse_run_file(self.run_file, source="a cell").task
+        return json.dumps({"name": table.name, "options": table.options}, sort_keys=True)
+
+    def task(self) -> Task:
+        """What is learned. Raises PluginError."""
+        table = json.loads(self.task_text)
+        return cast(Task, plugins.create(plugins.TASKS, table["name"], table["options"]))
+
+    @property
+    def title(self) -> str:
+        """The labels in one line."""
+        return " · ".join(
+            f"seed {value}" if axis == SEED else value for axis, value in self.labels.items()
+        )
+
+
+def cells_of(experiment: ExperimentFile, *, hosts: int, source: Path) -> list[Cell]:
+    """All cells, those of the first seed first, so that early results tell most.
+
+    Raises ConfigurationError or PluginError where a cell's run would be refused.
+    """
+    points = list(experiment.points())
+    return [
+        _cell(experiment, labels, table, seed, hosts, f"{source}: {labels}")
+        for seed in experiment.seeds
+        for labels, table in points
+    ]
+
+
+def _cell(
+    experiment: ExperimentFile,
+    labels: Mapping[str, str],
+    table: Mapping[str, Any],
+    seed: int,
+    hosts: int,
+    source: str,
+) -> Cell:
+    complete: dict[str, Any] = json.loads(json.dumps(table))
+    complete["seed"] = seed
+    complete.setdefault("name", experiment.name)
+    for key in _WAITS:
+        if get(complete, key) is None:
+            put(complete, key, PATIENCE_SECONDS)
+    if get(complete, "task.name") is None:
+        raise ConfigurationError(f"{source}: run.task.name is missing: what is to be learned?")
+    options = {key: value for key, value in complete["task"].items() if key != "name"}
+    name = complete["task"]["name"]
+    if get(complete, "task.seed") is None and "seed" in plugins.options_of(plugins.TASKS, name):
+        put(complete, "task.seed", seed)
+        options["seed"] = seed
+    clients = getattr(plugins.create(plugins.TASKS, name, options), "clients", None)
+    if not isinstance(clients, int):
+        raise ConfigurationError(
+            f"{source}: task {name} does not say how many clients it has (an attribute `clients`)"
+        )
+    complete["roster"] = clients
+    run_file = tomlkit.dumps(complete)
+    parsed = parse_run_file(run_file, source=source)
+    draw_up(run_file, source=source)  # as the coordinator will
+    plugins.create(plugins.OBJECTIVES, parsed.objective.name, parsed.objective.options)
+    disclosure = {**experiment.disclosure, "simulation_seed": seed}
+    identity = {
+        "run": parsed.model_dump(mode="json", exclude={"name"}),
+        "clients": clients,
+        "hosts": min(hosts, clients),
+        "disclosure": disclosure,
+        "software": SOFTWARE_VERSION,
+    }
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return Cell(
+        labels={**labels, SEED: str(seed)},
+        seed=seed,
+        run_file=run_file,
+        rounds=parsed.rounds,
+        clients=clients,
+        hosts=min(hosts, clients),
+        disclosure=disclosure,
+        digest=hashlib.sha256(text.encode()).hexdigest()[:32],
+    )

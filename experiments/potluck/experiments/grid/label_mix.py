@@ -1,0 +1,48 @@
+"""The true labels of a task's clients: what an experiment may know, and a coordinator may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.client.training.signals import label_counts
+from potluck.common.learning.heterogeneity import entropy
+from potluck.common.names import ClientId
+from potluck.experiments.grid.grid_cells import Cell
+
+
+class LabelMix:
+    """counts: K × C, int64: samples by class of each client, client-0 first."""
+
+    def __init__(self, counts: NDArray[np.int64]) -> None:
+        self.counts = counts
+
+    def entropy(self, clients: Sequence[str]) -> float:
+        """Of the labels of these clients together, in bits; 0 without any."""
+        rows = [int(client.rpartition("-")[2]) for client in clients]
+        total = self.counts[rows].sum(axis=0, dtype=np.float64)
+        return float(entropy(total) / np.log(2))
+
+
+class LabelMixes:
+    """Those of the tasks of an experiment, each counted once."""
+
+    def __init__(self, data: Path | None) -> None:
+        self._data = data
+        self._known: dict[str, LabelMix] = {}
+
+    def of(self, cell: Cell) -> LabelMix:
+        """That of a cell's task. Raises what the task raises, as where data are missing."""
+        if cell.task_text not in self._known:
+            task = cell.task()
+            counts = [
+                label_counts(
+                    task.client_data(ClientId(f"client-{number}"), self._data).train, task.classes
+                )
+                for number in range(cell.clients)
+            ]
+            self._known[cell.task_text] = LabelMix(np.array(counts, dtype=np.int64))
+        return self._known[cell.task_text]

@@ -1,0 +1,121 @@
+"""What comes of a cell, and where it is kept: one file per finished cell, written whole or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.common.errors import StorageError
+from potluck.common.process.folder_lock import FolderLock
+from potluck.experiments.grid.grid_cells import Cell
+
+
+class RoundResult(BaseModel):
+    """A committed round. Metrics: shares in [0, 1], None where not evaluated.
+
+    entropy: bits, of the true labels of all clients that became part of the model together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    round: int
+    selected: list[str]
+    included: list[str]
+    accuracy: float | None
+    worst_group_accuracy: float | None
+    weighted_f1: float | None
+    loss: float | None
+    entropy: float
+    bytes_down: int
+    bytes_up: int
+
+
+class Timings(BaseModel):
+    """How long it took here; no part of the result, since it is another each time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: list[float] = Field(description="Seconds from selection to commit, by round.")
+    total: float = Field(description="Seconds of all rounds and the federation's start.")
+
+
+class CellResult(BaseModel):
+    """A finished cell. model_blake3: of the last model, for telling whether two runs agree."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    labels: dict[str, str]
+    digest: str
+    run_file: str
+    clients: int
+    hosts: int
+    rounds: list[RoundResult]
+    model_blake3: str
+    timings: Timings
+
+
+class ResultsFolder:
+    """The folder of an experiment: `cells` are finished, `running` are under way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cells = folder / "cells"
+        self.running = folder / "running"
+
+    def opened(self) -> FolderLock:
+        """Make the folder, and hold it for as long as cells are run.
+
+        Raises ConfigurationError where another process runs cells there, StorageError.
+        """
+        try:
+            for each in (self.cells, self.running):
+                each.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"can't make {self.folder}: {error.strerror}; name another --output",
+                path=self.folder,
+            ) from None
+        return FolderLock(
+            self.folder,
+            holder="experiment",
+            remedy="let it finish or stop it, or name another --output",
+        )
+
+    def workplace(self, cell: Cell) -> Path:
+        """Where a cell's federation lives while it is under way."""
+        return self.running / cell.digest
+
+    def find(self, cell: Cell) -> CellResult | None:
+        """The result of a cell that was finished before; its labels are as they are called now."""
+        path = self._path(cell)
+        try:
+            kept = CellResult.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise StorageError(
+                f"{path} can't be read as a cell's result ({type(error).__name__}); remove it, and "
+                "the cell will be run again",
+                path=path,
+            ) from error
+        return kept.model_copy(update={"labels": dict(cell.labels)})
+
+    def keep(self, cell: Cell, result: CellResult) -> None:
+        """Write a finished cell to disk, synced; a crash leaves the whole of it or nothing."""
+        path = self._path(cell)
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(result.model_dump_json(indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    def finished(self, cells: Iterable[Cell]) -> dict[str, CellResult]:
+        """Results by digest of those cells that are finished."""
+        return {cell.digest: result for cell in cells if (result := self.find(cell)) is not None}
+
+    def _path(self, cell: Cell) -> Path:
+        return self.cells / f"{cell.digest}.json"

@@ -1,0 +1,207 @@
+"""What an experiment's cells come to: a number each, means over seeds, tests against a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from scipy import stats
+
+from potluck.experiments.grid.definition import SEED, ExperimentFile, Metric, PublishedFigure
+from potluck.experiments.grid.results import CellResult, RoundResult
+
+Labels = Mapping[str, str]
+Point = tuple[tuple[str, str], ...]
+"""Labels of the axes but for the seed's, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    """An arm less the baseline, by seed. p: of a two-sided paired t test; None where there is
+    nothing to test (fewer than two pairs, or all differences alike). low, high: the 95 %
+    confidence interval of the mean difference, None likewise."""
+
+    pairs: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Means over the seeds that reach a target. reached: how many of all do. round: the first
+    whose evaluation reaches it. bytes: moved both ways up to then."""
+
+    target: float
+    reached: int
+    round: float | None
+    bytes: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A point of the grid: its repetitions and what they come to.
+
+    values: the cells' numbers by seed. deviation: of the sample (n − 1), None for one seed.
+    clients: included per round, mean over rounds and seeds. entropy: bits, likewise.
+    """
+
+    labels: Labels
+    values: Mapping[str, float]
+    mean: float
+    deviation: float | None
+    clients: float
+    entropy: float
+    bytes: float
+    seconds: float
+    costs: tuple[Costs, ...]
+    test: PairedTest | None
+    same_cohorts: bool
+    published: tuple[PublishedFigure, ...]
+    cells: tuple[CellResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """An experiment's arms in the order of the grid. missing: cells that are not finished."""
+
+    experiment: ExperimentFile
+    arms: tuple[Arm, ...]
+    missing: int
+
+    @property
+    def seeds(self) -> int:
+        """Repetitions that were asked for."""
+        return len(self.experiment.seeds)
+
+
+def summarise(experiment: ExperimentFile, results: Sequence[CellResult], missing: int) -> Summary:
+    """The summary of the finished cells; arms without any are left out."""
+    reading = experiment.reading
+    grouped: dict[Point, list[CellResult]] = {}
+    for labels, _ in experiment.points():
+        grouped[tuple(labels.items())] = []
+    for result in results:
+        grouped[_point(result.labels)].append(result)
+    numbers = {
+        point: {
+            cell.labels[SEED]: reading_of(cell.rounds, reading.metric, reading.last) for cell in of
+        }
+        for point, of in grouped.items()
+    }
+    sizes = {point: _clients(of) for point, of in grouped.items() if of}
+    arms = [
+        _arm(experiment, dict(point), of, numbers, sizes) for point, of in grouped.items() if of
+    ]
+    return Summary(experiment=experiment, arms=tuple(arms), missing=missing)
+
+
+def _arm(
+    experiment: ExperimentFile,
+    labels: Labels,
+    cells: Sequence[CellResult],
+    numbers: Mapping[Point, Mapping[str, float]],
+    sizes: Mapping[Point, float],
+) -> Arm:
+    reading, point = experiment.reading, _point(labels)
+    base = _baseline(labels, reading.baseline)
+    compared = base is not None and base != point and base in sizes
+    values = list(numbers[point].values())
+    return Arm(
+        labels=labels,
+        values=numbers[point],
+        mean=float(np.mean(values)),
+        deviation=float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        clients=sizes[point],
+        entropy=_mean([each.entropy for cell in cells for each in cell.rounds]),
+        bytes=_mean([_bytes(cell.rounds) for cell in cells]),
+        seconds=_mean([sum(cell.timings.rounds) for cell in cells]),
+        costs=tuple(_costs(cells, reading.metric, target) for target in reading.targets),
+        test=paired_test(numbers[point], numbers[base]) if compared and base else None,
+        same_cohorts=not compared or math.isclose(sizes[base or point], sizes[point], rel_tol=0.01),
+        published=tuple(each for each in reading.published if _stands_for(each, labels)),
+        cells=tuple(cells),
+    )
+
+
+def reading_of(rounds: Sequence[RoundResult], metric: Metric, last: int) -> float:
+    """The mean of a metric over the last so many evaluations; NaN without any."""
+    return _mean([value for _, value in evaluations(rounds, metric)][-last:])
+
+
+def evaluations(rounds: Sequence[RoundResult], metric: Metric) -> list[tuple[int, float]]:
+    """(round, value) where the model was evaluated."""
+    return [
+        (each.round, value)
+        for each in rounds
+        if (value := cast(Any, getattr(each, metric))) is not None
+    ]
+
+
+def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int | None:
+    """The first round whose evaluation reaches a target (for a loss: falls to it)."""
+    for number, value in evaluations(rounds, metric):
+        if value <= target if metric == "loss" else value >= target:
+            return number
+    return None
+
+
+def paired_test(values: Mapping[str, float], baseline: Mapping[str, float]) -> PairedTest | None:
+    """Compares two arms over the seeds both have; None without any."""
+    seeds = [seed for seed in values if seed in baseline]
+    if not seeds:
+        return None
+    differences = np.array([values[seed] - baseline[seed] for seed in seeds])
+    mean, count = float(differences.mean()), len(differences)
+    if count < 2 or not np.isfinite(differences).all() or float(np.ptp(differences)) < 1e-12:
+        return PairedTest(pairs=count, difference=mean, low=None, high=None, p=None)
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    width = float(stats.t.ppf(0.975, count - 1)) * error
+    p = float(2 * stats.t.sf(abs(mean / error), count - 1))
+    return PairedTest(pairs=count, difference=mean, low=mean - width, high=mean + width, p=p)
+
+
+def _point(labels: Labels) -> Point:
+    return tuple((axis, value) for axis, value in labels.items() if axis != SEED)
+
+
+def _baseline(labels: Labels, baseline: Labels) -> Point | None:
+    """The point that differs from this one only in what the baseline names."""
+    if not baseline:
+        return None
+    return tuple((axis, baseline.get(axis, value)) for axis, value in labels.items())
+
+
+def _stands_for(published: PublishedFigure, labels: Labels) -> bool:
+    return all(labels.get(axis) == value for axis, value in published.where.items())
+
+
+def _costs(cells: Sequence[CellResult], metric: Metric, target: float) -> Costs:
+    firsts = [(cell, reached(cell.rounds, metric, target)) for cell in cells]
+    those = [(cell, first) for cell, first in firsts if first is not None]
+    if not those:
+        return Costs(target=target, reached=0, round=None, bytes=None, seconds=None)
+    return Costs(
+        target=target,
+        reached=len(those),
+        round=_mean([first for _, first in those]),
+        bytes=_mean([_bytes(cell.rounds[:first]) for cell, first in those]),
+        seconds=_mean([sum(cell.timings.rounds[:first]) for cell, first in those]),
+    )
+
+
+def _bytes(rounds: Sequence[RoundResult]) -> int:
+    return sum(each.bytes_down + each.bytes_up for each in rounds)
+
+
+def _clients(cells: Sequence[CellResult]) -> float:
+    return _mean([len(each.included) for cell in cells for each in cell.rounds])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,149 @@
+"""Pictures of an experiment: metric by round, cohort entropy, who was selected when."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from potluck.experiments.grid.results import CellResult, RoundResult
+from potluck.experiments.reports.experiment_summary import Arm, Summary, evaluations
+
+_INK = "#333333"
+# Okabe and Ito's palette, then the same dashed
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+_MOST_RASTERS = 12
+
+
+def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
+    """Arms that are drawn together: those of one column, or all."""
+    axis = summary.experiment.reading.columns
+    if axis is None:
+        return [("", list(summary.arms))]
+    columns = dict.fromkeys(arm.labels[axis] for arm in summary.arms)
+    return [
+        (f"{axis} = {column}", [arm for arm in summary.arms if arm.labels[axis] == column])
+        for column in columns
+    ]
+
+
+def plot_metric(summary: Summary) -> bytes:
+    """A PNG of the metric by round: means over seeds, bands of one standard deviation."""
+    metric = summary.experiment.reading.metric
+    return _lines(
+        summary,
+        metric.replace("_", " "),
+        lambda cell: evaluations(cell.rounds, metric),
+        targets=summary.experiment.reading.targets,
+    )
+
+
+def plot_entropy(summary: Summary) -> bytes:
+    """A PNG of the entropy of the cohorts' true labels by round, likewise."""
+
+    def entropies(cell: CellResult) -> list[tuple[int, float]]:
+        return [(each.round, each.entropy) for each in cell.rounds]
+
+    return _lines(summary, "entropy of the cohort's labels, bits", entropies)
+
+
+def plot_rasters(summary: Summary) -> bytes:
+    """A PNG of who was included when, for the first seed of each arm."""
+    arms = summary.arms[:_MOST_RASTERS]
+    columns = min(3, len(arms))
+    rows = -(-len(arms) // columns)
+    figure = Figure(figsize=(4.2 * columns, 2.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, arm in zip(grid, arms, strict=False):
+        _raster(axes, arm.cells[0])
+        axes.set_title(_name(arm), fontsize=9, loc="left", color=_INK)
+    for axes in grid[len(arms) :]:
+        axes.set_visible(False)
+    return _png(figure)
+
+
+def included_matrix(rounds: Sequence[RoundResult], clients: int) -> np.ndarray:
+    """clients × rounds, int8: 1 where the client's update became part of the model."""
+    matrix = np.zeros((clients, len(rounds)), dtype=np.int8)
+    for column, each in enumerate(rounds):
+        rows = [int(client.rpartition("-")[2]) for client in each.included]
+        matrix[rows, column] = 1
+    return matrix
+
+
+def _raster(axes: Axes, cell: CellResult) -> None:
+    matrix = included_matrix(cell.rounds, cell.clients)
+    axes.imshow(
+        matrix, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#f4f4f2", "#e0912f"]),
+        extent=(0.5, len(cell.rounds) + 0.5, cell.clients - 0.5, -0.5), vmin=0, vmax=1,
+    )  # fmt: skip
+    axes.set_xlabel("round", fontsize=8, color=_INK)
+    axes.set_ylabel("client", fontsize=8, color=_INK)
+    axes.tick_params(labelsize=7, length=0)
+
+
+def _lines(
+    summary: Summary,
+    title: str,
+    read: Callable[[CellResult], list[tuple[int, float]]],
+    *,
+    targets: Sequence[float] = (),
+) -> bytes:
+    shown = panels(summary)
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(6.4 * columns, 4.0 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    for axes, (name, arms) in zip(grid, shown, strict=False):
+        for number, arm in enumerate(arms):
+            _band(axes, arm, number, read)
+        for target in targets:
+            axes.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
+        axes.set_title(name, fontsize=10, loc="left", color=_INK)
+        axes.set_xlabel("round", color=_INK)
+        axes.set_ylabel(title, color=_INK)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    return _png(figure)
+
+
+def _band(
+    axes: Axes, arm: Arm, number: int, read: Callable[[CellResult], list[tuple[int, float]]]
+) -> None:
+    by_round: dict[int, list[float]] = {}
+    for cell in arm.cells:
+        for round_number, value in read(cell):
+            by_round.setdefault(round_number, []).append(value)
+    numbers = sorted(by_round)
+    means = np.array([np.mean(by_round[each]) for each in numbers])
+    deviations = np.array([np.std(by_round[each]) for each in numbers])
+    colour = _COLOURS[number % len(_COLOURS)]
+    line = "-" if number < len(_COLOURS) else "--"
+    axes.plot(numbers, means, color=colour, linestyle=line, linewidth=1.6, label=_name(arm))
+    if len(arm.cells) > 1:
+        axes.fill_between(
+            numbers, means - deviations, means + deviations, color=colour, alpha=0.15, linewidth=0
+        )
+
+
+def _name(arm: Arm) -> str:
+    return " · ".join(arm.labels.values()) or "the run"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110, facecolor="white", metadata={"Software": "Potluck"})
+    return buffer.getvalue()

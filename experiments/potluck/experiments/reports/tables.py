@@ -1,0 +1,215 @@
+"""An experiment's results as tables: tidy ones for programs, one in Markdown for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from potluck.common.errors import StorageError
+from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
+from potluck.experiments.grid.results import CellResult
+from potluck.experiments.reports.experiment_summary import Arm, PairedTest, Summary
+
+_METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
+_TITLES = {
+    "accuracy": "Accuracy",
+    "worst_group_accuracy": "Worst-group accuracy",
+    "weighted_f1": "Weighted F1",
+    "loss": "Loss",
+}
+
+
+def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """A row for each cell and round; the same for the same experiment, to the last digit."""
+    return [
+        {
+            **cell.labels,
+            "round": each.round,
+            **{metric: getattr(each, metric) for metric in _METRICS},
+            "entropy_bits": each.entropy,
+            "selected": len(each.selected),
+            "included": len(each.included),
+            "bytes_down": each.bytes_down,
+            "bytes_up": each.bytes_up,
+            "cohort": " ".join(each.included),
+        }
+        for cell in results
+        for each in cell.rounds
+    ]
+
+
+def timing_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """A row for each cell and round: the seconds it took here, another number each time."""
+    return [
+        {**cell.labels, "round": each.round, "seconds": seconds}
+        for cell in results
+        for each, seconds in zip(cell.rounds, cell.timings.rounds, strict=True)
+    ]
+
+
+def write_tables(results: Sequence[CellResult], folder: Path) -> None:
+    """Write rounds.parquet, rounds.csv and timings.csv. Raises StorageError."""
+    rounds = pa.Table.from_pylist(tidy_rows(results))
+    timings = pa.Table.from_pylist(timing_rows(results))
+    try:
+        parquet.write_table(rounds, folder / "rounds.parquet")
+        csv.write_csv(rounds, folder / "rounds.csv")
+        csv.write_csv(timings, folder / "timings.csv")
+    except OSError as error:
+        raise StorageError(f"can't write the tables to {folder}: {error}", path=folder) from None
+
+
+def markdown(summary: Summary) -> str:
+    """The results for people: one table of the metric, one of what it took."""
+    experiment = summary.experiment
+    reading = experiment.reading
+    parts = [f"# {experiment.title or experiment.name}", ""]
+    if experiment.text:
+        parts += [experiment.text.strip(), ""]
+    if summary.missing:
+        parts += [f"**{readable_count(summary.missing, 'cell')} not finished yet.**", ""]
+    over = "the last evaluation" if reading.last == 1 else f"the last {reading.last} evaluations"
+    caption = (
+        f"{_TITLES[reading.metric]}: mean over {over}, then mean ± standard deviation "
+        f"over {readable_count(summary.seeds, 'seed')}; best **bold**, second <u>underlined</u>."
+    )
+    parts += [
+        caption,
+        "",
+        *metric_table(summary),
+        "",
+        *comparison_table(summary),
+        "",
+        *[f"- {note}" for note in notes(summary)],
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def metric_table(summary: Summary) -> list[str]:
+    """Rows are arms, columns the labels of the axis that the experiment names."""
+    column_axis = summary.experiment.reading.columns
+    axes = [axis for axis in summary.experiment.axes if axis != column_axis]
+    columns = list(
+        dict.fromkeys(arm.labels[column_axis] if column_axis else "" for arm in summary.arms)
+    )
+    cells: dict[tuple[str, ...], dict[str, Arm]] = {}
+    for arm in summary.arms:
+        row = tuple(arm.labels[axis] for axis in axes)
+        cells.setdefault(row, {})[arm.labels[column_axis] if column_axis else ""] = arm
+    title = _TITLES[summary.experiment.reading.metric]
+    heads = [f"{column_axis} = {column}" if column_axis else title for column in columns]
+    ranks = {
+        column: ranked(
+            [row[column].mean for row in cells.values() if column in row],
+            lower=summary.experiment.reading.metric == "loss",
+        )
+        for column in columns
+    }
+    lines = [_line([*axes, *heads]), _line(["---"] * len(axes) + ["---:"] * len(columns))]
+    for row, arms in cells.items():
+        values = [
+            "–" if column not in arms else ranks[column](arms[column].mean, _value(arms[column]))
+            for column in columns
+        ]
+        lines.append(_line([*row, *values]))
+    return lines
+
+
+def ranked(values: Sequence[float], *, lower: bool) -> Callable[[float, str], str]:
+    """Marks a text by its value's rank among all: best bold, second underlined; ties alike."""
+    known = sorted(
+        {round(value, 9) for value in values if not math.isnan(value)}, reverse=not lower
+    )
+
+    def mark(value: float, text: str) -> str:
+        if math.isnan(value) or len(values) < 2:
+            return text
+        place = known.index(round(value, 9))
+        return f"**{text}**" if place == 0 else f"<u>{text}</u>" if place == 1 else text
+
+    return mark
+
+
+def comparison_table(summary: Summary) -> list[str]:
+    """What each arm took, and how it compares with the baseline and with what was published."""
+    axes = list(summary.experiment.axes)
+    reading = summary.experiment.reading
+    tested = any(arm.test for arm in summary.arms)
+    published = any(arm.published for arm in summary.arms)
+    heads = [*axes, "seeds", "clients a round", "entropy, bits", "bytes"]
+    heads += ["against the baseline", "p"] if tested else []
+    heads += ["published"] if published else []
+    heads += [f"to {target:g}: round, bytes" for target in reading.targets]
+    lines = [_line(heads), _line(["---"] * len(axes) + ["---:"] * (len(heads) - len(axes)))]
+    for arm in summary.arms:
+        row = [*arm.labels.values(), str(len(arm.values))]
+        row += [f"{arm.clients:.4g}{'' if arm.same_cohorts else ' ≠'}", f"{arm.entropy:.3f}"]
+        row += [readable_bytes(arm.bytes)]
+        row += [*_tested(arm.test)] if tested else []
+        row += ["; ".join(_published(arm)) or "–"] if published else []
+        row += [
+            "–"
+            if cost.round is None or cost.bytes is None
+            else f"{cost.round:.4g}, {readable_bytes(cost.bytes)}"
+            + ("" if cost.reached == len(arm.values) else f" ({cost.reached} of {len(arm.values)})")
+            for cost in arm.costs
+        ]
+        lines.append(_line(row))
+    return lines
+
+
+def notes(summary: Summary) -> Iterator[str]:
+    """What a reader must know to judge the tables."""
+    experiment = summary.experiment
+    if experiment.reading.baseline:
+        named = experiment.reading.baseline.items()
+        base = ", ".join(f"{axis} = {value}" for axis, value in named)
+        yield (
+            f"The baseline is {base}, all else equal. Differences are paired by seed, with the "
+            "95 % confidence interval of their mean; p is that of a two-sided paired t test, not "
+            "corrected for the number of comparisons. "
+            f"{readable_count(summary.seeds, 'seed')} can show large differences only."
+        )
+        if not all(arm.same_cohorts for arm in summary.arms):
+            yield (
+                "≠ marks arms whose cohorts are of another size than the baseline's: what they "
+                "gain may come from more clients a round. Compare them with an arm of that size."
+            )
+    if any(arm.published for arm in summary.arms):
+        yield "Published figures are the papers' own, with their models, data and rounds."
+    for each in experiment.assumptions():
+        yield f"Ours, not the paper's: `{each.key}`: {each.reason}."
+
+
+def timing_line(summary: Summary) -> str:
+    """How long all took; for the report, not for the tables, since it is another each time."""
+    total = sum(cell.timings.total for arm in summary.arms for cell in arm.cells)
+    return f"{readable_seconds(total)} of federations, one after another"
+
+
+def _value(arm: Arm) -> str:
+    if math.isnan(arm.mean):
+        return "–"
+    return f"{arm.mean:.4f}" + ("" if arm.deviation is None else f" ± {arm.deviation:.4f}")
+
+
+def _tested(test: PairedTest | None) -> tuple[str, str]:
+    if test is None:
+        return "–", "–"
+    interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
+    return f"{test.difference:+.4f}{interval}", "–" if test.p is None else f"{test.p:.2g}"
+
+
+def _published(arm: Arm) -> Iterator[str]:
+    for each in arm.published:
+        deviation = "" if each.deviation is None else f" ± {each.deviation:g}"
+        yield f"{each.value:g}{deviation}" + (f" ({each.source})" if each.source else "")
+
+
+def _line(entries: Sequence[str]) -> str:
+    return "| " + " | ".join(entry.replace("|", "\\|") for entry in entries) + " |"

@@ -1,0 +1,110 @@
+"""Tasks whose samples lie in a data directory and are split over clients by label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Examples
+from potluck.common.tasks.label_noise import LabelNoise, mislabelled
+from potluck.common.tasks.partition import Indices, held_out_split, part_number
+from potluck.common.tasks.stored import Prepare, Stored, StoredExamples
+from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
+from potluck.experiments.tasks.networks import Networks, network
+from potluck.experiments.tasks.splitting import Splitting, split_by, splitting_of, used
+
+_TEST_SEED = 1
+"""Of the choice of test samples, so that it is the same whatever the partition's seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSkewTask(Splitting, LabelNoise):
+    """What the tasks of this module's kind share; each names its format, networks and preparing.
+
+    network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
+    """
+
+    network: str = ""
+
+    name: ClassVar[str]
+    form: ClassVar[DataFormat]
+    networks: ClassVar[Networks]
+    groups: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        Splitting.__post_init__(self)
+        LabelNoise.__post_init__(self)
+
+    @property
+    def classes(self) -> int:
+        """As many as the data have."""
+        return self._form().classes
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return network(self.networks, self.network, task=self.name)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """The part that the number at the end of the client's id names."""
+        part = part_number(client, self.clients, task=self.name)
+        arrays = open_arrays(self._form(), data)
+        mine = _split(arrays, splitting_of(self))[part]
+        train, rest = held_out_split(mine, self.held_out, np.random.default_rng((self.seed, part)))
+        make = self._prepare(arrays)
+        examples = stored_examples(arrays.x_train, arrays.y_train, train, make)
+        labels = mislabelled(
+            examples.labels,
+            self,
+            classes=self.classes,
+            part=part,
+            clients=self.clients,
+            seed=self.seed,
+        )
+        return ClientData(
+            train=examples.with_labels(labels),
+            held_out=stored_examples(arrays.x_train, arrays.y_train, rest, make)
+            if len(rest)
+            else None,
+        )
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """The test samples."""
+        arrays = open_arrays(self._form(), data)
+        chosen = used(arrays.y_test, self.test_samples, np.random.default_rng(_TEST_SEED))
+        return stored_examples(arrays.x_test, arrays.y_test, chosen, self._prepare(arrays))
+
+    def _form(self) -> DataFormat:
+        return self.form
+
+    def _prepare(self, arrays: Arrays) -> Prepare:
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=4)
+def _split(arrays: Arrays, options: Splitting) -> list[Indices]:
+    return split_by(options, arrays.y_train)
+
+
+def stored_examples(
+    samples: NDArray[Any],
+    labels: NDArray[np.int64],
+    rows: Indices,
+    prepare: Prepare,
+    groups: NDArray[np.int64] | None = None,
+) -> StoredExamples:
+    """Some samples of a mapped array. groups: of these samples, n, int64."""
+    return StoredExamples(
+        inputs=Stored(
+            array=torch.from_numpy(samples), rows=torch.from_numpy(rows), prepare=prepare
+        ),
+        labels=torch.from_numpy(labels[rows]),
+        groups=None if groups is None else torch.from_numpy(groups),
+    )

@@ -1,0 +1,128 @@
+"""How a task splits its training samples over clients: options, and the partition they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.tasks.partition import Indices, dirichlet, stratified
+from potluck.experiments.tasks.skews import few_labels, mostly_one_class, uneven_sizes, without_drop
+
+KINDS: Final = ("uniform", "dirichlet", "labels", "one-class", "quantity")
+_LEAST = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitting:
+    """Options of a task whose samples are split over clients by label.
+
+    clients: parts, for client-0, client-1 … seed: of the partition.
+    partition: uniform (everybody alike), dirichlet (each class shared out by a Dirichlet(alpha)
+    draw), labels (every client holds `labels` classes), one-class (of a share `skewed` of the
+    clients a share `main` of the samples is of one class) or quantity (alike but for their number,
+    a Dirichlet(alpha) draw).
+    global_alpha: 0, or of a Dirichlet draw of the share that each class loses before the split.
+    samples: training samples used, as many of each class as there are; 0 for all.
+    test_samples: likewise of the coordinator's.
+    held_out: share of its samples that each client evaluates on. Raises ConfigurationError.
+    """
+
+    clients: int = 100
+    seed: int = 0
+    partition: str = "dirichlet"
+    alpha: float = 0.5
+    labels: int = 2
+    skewed: float = 0.3
+    main: float = 0.8
+    global_alpha: float = 0.0
+    samples: int = 0
+    test_samples: int = 0
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "clients", 1)
+        _check_whole(self, "labels", 1)
+        for name in ("seed", "samples", "test_samples"):
+            _check_whole(self, name, 0)
+        if self.partition not in KINDS:
+            raise _refused(self, "partition", f"one of {', '.join(KINDS)}")
+        _check_number(self, "alpha", self.alpha > 0 if _is_number(self.alpha) else False, "above 0")
+        for name, low, high in (
+            ("skewed", 0.0, 1.0),
+            ("main", 0.0, 1.0),
+            ("global_alpha", 0.0, np.inf),
+            ("held_out", 0.0, 0.5),
+        ):
+            value = getattr(self, name)
+            fits = _is_number(value) and low <= value <= high
+            _check_number(self, name, fits, f"in [{low:g}, {high:g}]")
+
+
+def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
+    """The clients' samples, as positions in `labels` (n, int64); a pure function of both.
+
+    Raises ConfigurationError where there are too few samples for what the options want.
+    """
+    generator = np.random.default_rng(options.seed)
+    kept = used(labels, options.samples, generator)
+    if options.global_alpha:
+        kept = kept[without_drop(labels[kept], options.global_alpha, generator)]
+    chosen = labels[kept]
+    clients = options.clients
+    minimum = max(1, min(_LEAST, len(kept) // (2 * clients)))
+    match options.partition:
+        case "uniform":
+            parts = [np.sort(p) for p in np.array_split(generator.permutation(len(kept)), clients)]
+        case "dirichlet":
+            parts = dirichlet(chosen, clients, options.alpha, generator, minimum=minimum)
+        case "labels":
+            parts = few_labels(chosen, clients, options.labels, generator)
+        case "one-class":
+            parts = mostly_one_class(chosen, clients, options.skewed, generator, main=options.main)
+        case _:
+            parts = uneven_sizes(len(kept), clients, options.alpha, generator, minimum=minimum)
+    if not all(len(part) for part in parts):
+        raise ConfigurationError(
+            f"{len(kept)} samples are too few for {clients} clients; use fewer clients",
+            clients=clients,
+        )
+    return [kept[part] for part in parts]
+
+
+def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator) -> Indices:
+    """So many random samples (0: all), as many of each class as far as there are; sorted."""
+    if wanted == 0 or wanted >= len(labels):
+        return np.arange(len(labels), dtype=np.int64)
+    per_class = -(-wanted // len(np.unique(labels)))
+    _, chosen = stratified(labels, per_class, generator)
+    return np.sort(generator.permutation(chosen)[:wanted])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_whole(options: Splitting, name: str, least: int) -> None:
+    value = getattr(options, name)
+    if type(value) is not int or value < least:
+        raise _refused(options, name, f"a whole number from {least}")
+
+
+def _check_number(options: Splitting, name: str, fits: bool, expected: str) -> None:
+    if not fits:
+        raise _refused(options, name, expected)
+
+
+def _refused(options: Splitting, name: str, expected: str) -> ConfigurationError:
+    task = getattr(options, "name", type(options).__name__.lower())
+    value = getattr(options, name)
+    return ConfigurationError(f"task {task}: {name} must be {expected}, got {value!r}", task=task)
+
+
+def splitting_of(options: Splitting) -> Splitting:
+    """Only what decides on the split; for caches that tasks with other options share."""
+    return Splitting(**{field.name: getattr(options, field.name) for field in fields(Splitting)})

@@ -1,0 +1,296 @@
+"""Images in which something tells the class on most clients, but not in truth: FedDiverse's tasks.
+
+Clients are split by Table 6 of the FedDiverse paper, each by its interaction matrix of class and
+attribute. Groups are class × 2 + attribute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.models.mnist_cnn import mnist_cnn
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Examples
+from potluck.common.tasks.partition import (
+    Indices,
+    by_counts,
+    held_out_split,
+    part_number,
+    scaled,
+)
+from potluck.common.tasks.table6 import interaction_matrices
+from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
+from potluck.experiments.tasks.images import Mnist
+from potluck.experiments.tasks.label_skew import stored_examples
+from potluck.experiments.tasks.networks import Networks, network, small_cnn
+from potluck.experiments.tasks.preparing import Colored, Images
+
+_BYTES = np.dtype(np.uint8)
+_IMAGENET = Images(means=(0.485, 0.456, 0.406), deviations=(0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpuriousTask:
+    """What the tasks split by Table 6 share.
+
+    distribution: the name of the partition. seed: of the choice of samples. share: of each client's
+    samples that is used, in (0, 1]. held_out: share of its samples that each client evaluates on.
+    network: the model, by name. Raises ConfigurationError.
+    """
+
+    distribution: str = ""
+    seed: int = 0
+    share: float = 1.0
+    held_out: float = 0.0
+    network: str = ""
+
+    name: ClassVar[str]
+    distributions: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        if self.distribution not in self.distributions:
+            raise self._refused("distribution", f"one of {', '.join(self.distributions)}")
+        if type(self.seed) is not int or self.seed < 0:
+            raise self._refused("seed", "a whole number from 0")
+        for name, low, high in (("share", 0.0, 1.0), ("held_out", -1e-9, 0.5)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not low < value <= high:
+                raise self._refused(name, f"in ({max(low, 0):g}, {high:g}]")
+
+    def _refused(self, option: str, expected: str) -> ConfigurationError:
+        value = getattr(self, option)
+        return ConfigurationError(
+            f"task {self.name}: {option} must be {expected}, got {value!r}", task=self.name
+        )
+
+    @property
+    def clients(self) -> int:
+        """As many as the partition has."""
+        return len(self.matrices())
+
+    @property
+    def classes(self) -> int:
+        """As many as the partition has."""
+        return int(self.matrices().shape[1])
+
+    @property
+    def groups(self) -> int:
+        """One for each class and attribute."""
+        return 2 * self.classes
+
+    def matrices(self) -> NDArray[np.int64]:
+        """Clients × classes × 2: samples of each client."""
+        return _matrices(self.distribution, self.share)
+
+
+@lru_cache(maxsize=8)
+def _matrices(distribution: str, share: float) -> NDArray[np.int64]:
+    table = interaction_matrices(distribution)
+    if share == 1.0:
+        return table
+    return np.stack([scaled(matrix, max(1, int(share * matrix.sum() + 0.5))) for matrix in table])
+
+
+def _train_and_held_out(
+    task: SpuriousTask, client: ClientId, parts: list[Indices]
+) -> tuple[Indices, Indices]:
+    part = part_number(client, len(parts), task=task.name)
+    return held_out_split(parts[part], task.held_out, np.random.default_rng((task.seed, part)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColoredMnist(SpuriousTask):
+    """Small digits (0–4) or large ones (5–9), in red or green: MNIST by CMNIST_GSC of Table 6.
+
+    24 clients with 200 images each; which image has which colour follows from the seed. Half of
+    the coordinator's 10,000 test images of each digit are of either colour. network: cnn or
+    cnn-wide, as in `mnist`.
+    """
+
+    distribution: str = "cmnist-gsc"
+    network: str = "cnn"
+
+    name = "cmnist"
+    distributions = ("cmnist-gsc",)
+    networks: ClassVar[Networks] = {
+        "cnn": partial(small_cnn, 3, 2),
+        "cnn-wide": partial(mnist_cnn, 3, 2),
+    }
+    training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
+    triplet: ClassVar[dict[str, object]] = {
+        "pretraining_rounds": 70,
+        "attribute_learning_rate": 1.0,
+        "attribute_steps": 500,
+    }
+    """From scratch a network sees nothing at first, then colours alone, long before shapes."""
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return network(self.networks, self.network, task=self.name)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """The part that the number at the end of the client's id names."""
+        arrays = open_arrays(Mnist.form, data)
+        parts, colors = _colored_parts(arrays, self.seed, self.share)
+        train, rest = _train_and_held_out(self, client, parts)
+        return ClientData(
+            train=_colored(arrays.x_train, arrays.y_train, train, colors),
+            held_out=_colored(arrays.x_train, arrays.y_train, rest, colors) if len(rest) else None,
+        )
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """All test images, those of a digit red and green in turn."""
+        arrays = open_arrays(Mnist.form, data)
+        colors = np.zeros(len(arrays.y_test), dtype=np.int64)
+        for digit in range(10):
+            members = np.flatnonzero(arrays.y_test == digit)
+            colors[members] = np.arange(len(members)) % 2
+        return _colored(arrays.x_test, arrays.y_test, np.arange(len(colors)), colors)
+
+
+def _colored(
+    images: NDArray[np.uint8],
+    digits: NDArray[np.int64],
+    rows: Indices,
+    colors: NDArray[np.int64],
+) -> Examples:
+    large = (digits >= 5).astype(np.int64)
+    groups = large[rows] * 2 + colors[rows]
+    return stored_examples(images, large, rows, Colored(), groups)
+
+
+@lru_cache(maxsize=4)
+def _colored_parts(
+    arrays: Arrays, seed: int, share: float
+) -> tuple[list[Indices], NDArray[np.int64]]:
+    """(clients' images, the colour of every image)."""
+    matrices = _matrices("cmnist-gsc", share)
+    large = (arrays.y_train >= 5).astype(np.int64)
+    parts = by_counts(large, matrices.sum(axis=2), np.random.default_rng(seed))
+    colors = np.zeros(len(large), dtype=np.int64)
+    for part, matrix in zip(parts, matrices, strict=True):
+        colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # `part` lists small digits first
+    return parts, colors
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PhotographTask(SpuriousTask):
+    """Photographs with an attribute each, of a size chosen when they were prepared."""
+
+    form: ClassVar[DataFormat]
+
+    def model(self) -> nn.Module:
+        """The network."""
+        choices: Networks = {"cnn": partial(_photograph_cnn, self.classes)}
+        return network(choices, self.network, task=self.name)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        """The part that the number at the end of the client's id names."""
+        arrays = open_arrays(self.form, data)
+        train, rest = _train_and_held_out(
+            self, client, _parts(arrays, self.distribution, self.seed, self.share)
+        )
+        return ClientData(
+            train=_photographs(arrays.x_train, arrays.y_train, arrays.a_train, train),
+            held_out=_photographs(arrays.x_train, arrays.y_train, arrays.a_train, rest)
+            if len(rest)
+            else None,
+        )
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        """The test images of the classes that the partition has."""
+        arrays = open_arrays(self.form, data)
+        rows = np.flatnonzero(arrays.y_test < self.classes).astype(np.int64)
+        return _photographs(arrays.x_test, arrays.y_test, arrays.a_test, rows)
+
+
+def _photographs(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    attributes: NDArray[np.int64] | None,
+    rows: Indices,
+) -> Examples:
+    known = np.zeros(len(labels), dtype=np.int64) if attributes is None else attributes
+    return stored_examples(images, labels, rows, _IMAGENET, labels[rows] * 2 + known[rows])
+
+
+@lru_cache(maxsize=4)
+def _parts(arrays: Arrays, distribution: str, seed: int, share: float) -> list[Indices]:
+    matrices = _matrices(distribution, share)
+    attributes = arrays.a_train if arrays.a_train is not None else np.zeros_like(arrays.y_train)
+    cells = arrays.y_train * 2 + attributes
+    return by_counts(cells, matrices.reshape(len(matrices), -1), np.random.default_rng(seed))
+
+
+def _photograph_cnn(classes: int) -> nn.Module:
+    """Three convolutions; a stand-in for a pre-trained network, quick on a processor."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(64 * 16, classes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterbirds(_PhotographTask):
+    """Land birds or water birds, before land or water: WaterBirds_dist of Table 6, 30 clients."""
+
+    distribution: str = "waterbirds-dist"
+    network: str = "cnn"
+
+    name = "waterbirds"
+    distributions = ("waterbirds-dist",)
+    form = DataFormat(
+        name="waterbirds",
+        shape=None,
+        dtype=_BYTES,
+        classes=2,
+        source="WaterBirds' metadata.csv and its folders of images",
+        attributes=True,
+    )
+    training: ClassVar[dict[str, object]] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spawrious(_PhotographTask):
+    """Breeds of dogs, on a beach or in snow: the Spawrious distributions of Table 6.
+
+    Classes 0 and 1 are labrador and dachshund; spawrious-4 adds bulldog and corgi.
+    """
+
+    distribution: str = "spawrious-gsc"
+    network: str = "cnn"
+
+    name = "spawrious"
+    distributions = (
+        "spawrious-gsc",
+        "spawrious-gci",
+        "spawrious-gai",
+        "spawrious-4",
+        "spawrious-gci-100",
+    )
+    form = DataFormat(
+        name="spawrious",
+        shape=None,
+        dtype=_BYTES,
+        classes=4,
+        source="Spawrious's images, as 0/beach/labrador/….png; beach and snow are used",
+        attributes=True,
+    )
+    training: ClassVar[dict[str, object]] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}

@@ -1,0 +1,328 @@
+"""Experiments without federations: grids, numbers, tables."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from scipy import stats
+from support.repository import ROOT
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.runfile import parse_run_file
+from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
+from potluck.experiments.grid.grid_cells import cells_of
+from potluck.experiments.grid.label_mix import LabelMixes
+from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
+from potluck.experiments.grid.running import BYTES_PER_PROCESS, jobs_for
+from potluck.experiments.presets import preset_named, preset_names, preset_run_file
+from potluck.experiments.reports.experiment_summary import (
+    paired_test,
+    reached,
+    reading_of,
+    summarise,
+)
+from potluck.experiments.reports.html_report import html
+from potluck.experiments.reports.plots import included_matrix
+from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
+
+READY = sorted((ROOT / "experiments").glob("*.toml"))
+
+GRID: dict[str, Any] = {
+    "name": "grid",
+    "seeds": [0, 1],
+    "run": {"rounds": 2, "count": 2, "task": {"name": "digits", "clients": 6}},
+    "axes": {
+        "task.alpha": [0.1, 0.5],
+        "selection": {
+            "uniform": {"selector": {"name": "uniform"}},
+            "dc": {"selector": {"name": "dc-random", "added": 1}, "count": 3},
+        },
+    },
+    "reading": {
+        "metric": "accuracy",
+        "columns": "task.alpha",
+        "baseline": {"selection": "uniform"},
+        "targets": [0.5],
+        "published": [{"where": {"selection": "dc"}, "value": 0.9, "source": "Table 1"}],
+    },
+}
+
+
+def experiment(**changes: Any) -> ExperimentFile:
+    return ExperimentFile.model_validate(GRID | changes)
+
+
+# Grids -----------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_a_cell_with_its_settings() -> None:
+    cells = cells_of(experiment(), hosts=2, source=Path("grid.toml"))
+    assert [cell.title for cell in cells][:4] == [
+        "0.1 · uniform · seed 0", "0.1 · dc · seed 0",
+        "0.5 · uniform · seed 0", "0.5 · dc · seed 0",
+    ]  # fmt: skip
+    assert len({cell.digest for cell in cells}) == 8
+    run = parse_run_file(cells[5].run_file, source="cell")
+    assert (run.seed, run.count, run.roster) == (1, 3, 6)
+    assert run.task.options == {"clients": 6, "alpha": 0.1, "seed": 1}
+    assert (run.selector.name, run.selector.options) == ("dc-random", {"added": 1})
+    assert cells[5].disclosure["simulation_seed"] == 1
+
+
+def test_a_busy_machine_changes_no_result() -> None:
+    run = merged(GRID["run"], {"round": {"question_deadline_seconds": 3.0}})
+    cell = cells_of(experiment(run=run), hosts=2, source=Path("grid.toml"))[0]
+    parsed = parse_run_file(cell.run_file, source="cell")
+    assert parsed.round.question_deadline_seconds == 3.0, "what the experiment sets holds"
+    waits = (parsed.round.deadline_seconds, parsed.round.grace_seconds,
+             parsed.profiles.deadline_seconds, parsed.roster_timeout_seconds)  # fmt: skip
+    assert min(waits) >= 3600
+
+
+def test_what_decides_on_a_result_decides_on_the_digest() -> None:
+    def digest(**changes: Any) -> str:
+        return cells_of(experiment(**changes), hosts=2, source=Path("grid.toml"))[0].digest
+
+    assert digest() == digest(title="renamed")
+    assert digest() != digest(run=merged(GRID["run"], {"rounds": 3}))
+    assert digest() != digest(disclosure={"epsilon": 0.5})
+
+
+def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
+    table = {"selector": {"name": "fedentopt", "buffer": 7}}
+    put(table, "selector.name", "uniform")
+    assert table == {"selector": {"name": "uniform"}}
+    assert merged({"task": {"name": "digits", "alpha": 1}}, {"task": {"name": "mnist"}}) == {
+        "task": {"name": "mnist"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"axes": {"seed": [1, 2]}}, "seeds are given as seeds"),
+        ({"axes": {"count": []}}, "axis 'count' has no values"),
+        ({"axes": {"count": [1, 1]}}, "axis 'count' has a value twice"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"reading": {"columns": "beta"}}, "there is no axis 'beta'"),
+        ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no 'kl'"),
+        ({"preset": "flower"}, "there is no preset 'flower'; there are: dc"),
+        ({"run": {"task": {"name": "nothing"}}}, "'nothing' is not installed"),
+        ({"run": {"rounds": 1}}, r"run\.task\.name is missing"),
+        ({"run": merged(GRID["run"], {"count": 9})}, "'count' is 9, but the roster has only 6"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    from potluck.common.settings.configuration import validate
+
+    with pytest.raises(ConfigurationError, match=why):
+        cells_of(
+            validate(ExperimentFile, GRID | changes, source="grid.toml"),
+            hosts=1,
+            source=Path("grid.toml"),
+        )
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
+    plan = load_experiment(path, quick=quick)
+    cells = cells_of(plan, hosts=plan.hosts, source=path)
+    assert len({cell.digest for cell in cells}) == len(cells)
+    assert len(plan.seeds) == 3
+    assert plan.assumptions()
+
+
+def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
+    def told(**axes: Any) -> set[str]:
+        run = {"task": {"name": "cifar10"}}
+        plan = experiment(preset="fedentopt", run=run, axes=axes, reading={})
+        return {each.key for each in plan.assumptions()}
+
+    buffered = {"selector": {"name": "fedentopt", "buffer": 50}}
+    assert "selector.buffer" in told(selection={"paper": {"count": 10}, "short": buffered})
+    assert "selector.buffer" not in told(selection={"short": buffered})
+    assert "task.clients" not in told(**{"task.clients": [50, 100]})
+
+
+def test_four_papers_are_ready() -> None:
+    assert {"dc-mnist", "feddiverse-cmnist", "fedentopt-cifar10", "flash-cifar10"} <= {
+        path.stem for path in READY
+    }
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
+    preset = preset_named(name)
+    text = preset_run_file(preset)
+    assert parse_run_file(text, source=name).task.name == preset.run["task"]["name"]
+    assert text.count("ours: ") == len(preset.assumptions)
+
+
+def test_side_by_side_as_many_as_processors_and_memory_carry() -> None:
+    plenty = 2**40
+    assert jobs_for(2, 100, processors=2, memory=plenty) == 2
+    assert jobs_for(2, 100, processors=64, memory=plenty) == 53
+    assert jobs_for(2, 5, processors=64, memory=plenty) == 5
+    assert jobs_for(2, 100, processors=64, memory=9 * BYTES_PER_PROCESS) == 3
+    assert jobs_for(64, 100, processors=1, memory=0) == 1
+
+
+# Numbers ---------------------------------------------------------------------------------------
+
+
+def rounds(*accuracies: float | None, included: int = 2) -> list[RoundResult]:
+    return [
+        RoundResult(
+            round=number, selected=[f"client-{n}" for n in range(3)],
+            included=[f"client-{n}" for n in range(included)], accuracy=accuracy,
+            worst_group_accuracy=None, weighted_f1=accuracy, loss=None, entropy=1.5,
+            bytes_down=100, bytes_up=50,
+        )
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]  # fmt: skip
+
+
+def result(selection: str, alpha: str, seed: int, *accuracies: float | None) -> CellResult:
+    found = rounds(*accuracies, included=3 if selection == "dc" else 2)
+    return CellResult(
+        labels={"task.alpha": alpha, "selection": selection, "seed": str(seed)},
+        digest=f"{selection}{alpha}{seed}", run_file="", clients=6, hosts=2, rounds=found,
+        model_blake3="", timings=Timings(rounds=[0.5] * len(found), total=3.0),
+    )  # fmt: skip
+
+
+def results() -> list[CellResult]:
+    return [
+        result("uniform", "0.1", 0, 0.2, 0.4), result("uniform", "0.1", 1, 0.3, 0.5),
+        result("dc", "0.1", 0, 0.5, 0.6), result("dc", "0.1", 1, 0.4, 0.8),
+        result("uniform", "0.5", 0, 0.6, 0.7), result("uniform", "0.5", 1, 0.6, 0.7),
+    ]  # fmt: skip
+
+
+def test_a_cells_number_is_the_mean_of_its_last_evaluations() -> None:
+    found = rounds(0.1, None, 0.3, None, 0.5)
+    assert reading_of(found, "accuracy", 1) == 0.5
+    assert reading_of(found, "accuracy", 2) == pytest.approx(0.4)
+    assert math.isnan(reading_of(rounds(None), "accuracy", 1))
+    assert reached(found, "accuracy", 0.3) == 3
+    assert reached(found, "accuracy", 0.6) is None
+
+
+def test_the_paired_test_is_students() -> None:
+    ours, base = {"0": 0.8, "1": 0.7, "2": 0.9, "3": 0.1}, {"0": 0.5, "1": 0.6, "2": 0.7}
+    found = paired_test(ours, base)
+    expected = stats.ttest_rel([0.8, 0.7, 0.9], [0.5, 0.6, 0.7])
+    interval = expected.confidence_interval(0.95)
+    assert found is not None
+    assert found.pairs == 3
+    assert found.difference == pytest.approx(0.2)
+    assert found.low == pytest.approx(interval.low)
+    assert found.high == pytest.approx(interval.high)
+    assert found.p == pytest.approx(expected.pvalue)
+
+
+def test_what_cannot_be_tested_is_not() -> None:
+    assert paired_test({"0": 1.0}, {"1": 1.0}) is None
+    one = paired_test({"0": 1.0}, {"0": 0.5})
+    same = paired_test({"0": 1.0, "1": 1.0}, {"0": 0.5, "1": 0.5})
+    assert one is not None
+    assert same is not None
+    assert (one.p, same.p) == (None, None)
+
+
+def test_arms_are_compared_with_the_baseline_of_their_own_column() -> None:
+    summary = summarise(experiment(), results(), missing=2)
+    by_labels = {tuple(arm.labels.values()): arm for arm in summary.arms}
+    assert set(by_labels) == {("0.1", "uniform"), ("0.1", "dc"), ("0.5", "uniform")}
+    arm = by_labels["0.1", "dc"]
+    assert arm.mean == pytest.approx(0.7)
+    assert arm.deviation == pytest.approx(0.1 * math.sqrt(2))
+    assert arm.test is not None
+    assert arm.test.difference == pytest.approx(0.25)
+    assert not arm.same_cohorts
+    assert by_labels["0.5", "uniform"].test is None
+    [cost] = arm.costs
+    assert (cost.reached, cost.round, cost.bytes, cost.seconds) == (2, 1.5, 225, 0.75)
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+
+def test_the_best_is_bold_and_the_second_underlined() -> None:
+    mark = ranked([0.5, 0.9, 0.9, 0.7, math.nan], lower=False)
+    assert [mark(value, "x") for value in (0.9, 0.7, 0.5, math.nan)] == [
+        "**x**", "<u>x</u>", "x", "x",
+    ]  # fmt: skip
+    assert ranked([0.5, 0.9], lower=True)(0.5, "x") == "**x**"
+
+
+def test_the_markdown_says_what_a_reader_must_know() -> None:
+    text = markdown(summarise(experiment(), results(), missing=2))
+    assert "| uniform | <u>0.4500 ± 0.0707</u> | 0.7000 ± 0.0000 |" in text
+    assert "| dc | **0.7000 ± 0.1414** | – |" in text
+    assert "**2 cells not finished yet.**" in text
+    assert "3 ≠" in text
+    assert "0.9 (Table 1)" in text
+    assert "paired t test" in text
+
+
+def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:
+    write_tables(results(), tmp_path)
+    table = parquet.read_table(tmp_path / "rounds.parquet").to_pylist()
+    assert table == tidy_rows(results())
+    assert len(table) == 12
+    assert not [name for name in table[0] if "second" in name]
+    assert "seconds" in (tmp_path / "timings.csv").read_text().splitlines()[0]
+
+
+def test_the_report_is_one_page_that_trusts_nobodys_text() -> None:
+    plan = experiment(title="<script>alert(1)</script>")
+    page = html(summarise(plan, results(), missing=0))
+    assert "<script>" not in page
+    assert page.count("data:image/png;base64,") == 3
+    assert "http" not in page.replace("data:", "")
+    assert "<strong>0.7000 ± 0.1414</strong>" in page
+
+
+def test_included_clients_by_round() -> None:
+    matrix = included_matrix(rounds(0.1, 0.2), clients=4)
+    assert matrix.tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
+
+
+# Keeping ---------------------------------------------------------------------------------------
+
+
+def test_a_finished_cell_is_found_again_under_its_new_labels(tmp_path: Path) -> None:
+    cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
+    folder = ResultsFolder(tmp_path)
+    folder.opened().close()
+    assert folder.find(cell) is None
+    folder.keep(cell, results()[0])
+    found = folder.find(cell)
+    assert found is not None
+    assert (found.labels, found.rounds) == (dict(cell.labels), results()[0].rounds)
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
+    folder = ResultsFolder(tmp_path)
+    folder.opened().close()
+    (folder.cells / f"{cell.digest}.json").write_text("{")
+    with pytest.raises(StorageError, match="remove it, and the cell will be run again"):
+        folder.find(cell)
+
+
+def test_the_entropy_of_a_cohort_is_that_of_its_true_labels() -> None:
+    cell = cells_of(experiment(), hosts=2, source=Path("grid.toml"))[0]
+    mix = LabelMixes(None).of(cell)
+    assert mix.counts.shape == (6, 10)
+    shares = mix.counts[[1, 4]].sum(axis=0) / mix.counts[[1, 4]].sum()
+    expected = -sum(share * np.log2(share) for share in shares if share)
+    assert mix.entropy(["client-1", "client-4"]) == pytest.approx(expected)
+    assert mix.entropy([]) == 0

@@ -1,0 +1,129 @@
+"""The table in docs/strategies.md of what goes with what, each combination tried out.
+
+    .venv/bin/python tools/compatibility_table.py docs/strategies.md
+
+writes it anew. Every selector, strategy and objective of Potluck's own is drawn up as the
+coordinator would before a run; what it refuses is listed with the reason it gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
+from potluck.server.rounds.compatibility import check_maskable
+from potluck.server.rounds.plan import draw_up
+
+_TASK = '[task]\nname = "digits"\n'
+_OWN = "potluck."
+"""Plug-ins of other packages are left out: the page is about those that come with Potluck."""
+
+
+BEGIN, END = "<!-- compatibility -->\n", "<!-- /compatibility -->"
+MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
+
+
+@dataclass
+class Tables:
+    """What was tried, and what came of it."""
+
+    rows: list[list[str]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    combinations: int = 0
+
+
+def built_in(group: str) -> list[str]:
+    """Names of the plug-ins that come with Potluck."""
+    return [n for n in plugins.installed(group) if plugins.origin(group, n).startswith(_OWN)]
+
+
+def run_text(
+    strategy: str,
+    *,
+    selector: str = "uniform",
+    objective: str = "cross-entropy",
+    options: str = "",
+    training: str = "",
+) -> str:
+    """A run file that names these."""
+    return (
+        f'{_TASK}[selector]\nname = "{selector}"\n[strategy]\nname = "{strategy}"\n{options}'
+        f'[objective]\nname = "{objective}"\n[training]\n{training}'
+    )
+
+
+def try_all() -> Tables:
+    """Draw every combination up."""
+    tables = Tables()
+    selectors, objectives = built_in(plugins.SELECTORS), built_in(plugins.OBJECTIVES)
+    strategies = built_in(plugins.STRATEGIES)
+    for strategy in strategies:
+        every = _tried(
+            tables,
+            [
+                run_text(strategy, selector=selector, objective=objective)
+                for selector, objective in itertools.product(selectors, objectives)
+            ],
+        )
+        tables.combinations += len(selectors) * len(objectives)
+        adam = _tried(tables, [run_text(strategy, training='optimizer = "adam"\n')])
+        step = _tried(tables, [run_text("scaffold", options=f'step = "{strategy}"\n')])
+        masked = _checked(tables, partial(_mask, strategy))
+        tables.rows.append([f"`{strategy}`", every, adam, step, masked])
+    return tables
+
+
+def _mask(strategy: str) -> Sequence[str]:
+    plan = draw_up(run_text(strategy), source="run file")
+    check_maskable(strategy, plan.strategy)
+    return ()
+
+
+def _tried(tables: Tables, texts: Sequence[str]) -> str:
+    def draw_all() -> Sequence[str]:
+        return [r for text in texts for r in draw_up(text, source="run file").remarks]
+
+    return _checked(tables, draw_all)
+
+
+def _checked(tables: Tables, attempt: Callable[[], Sequence[str]]) -> str:
+    """`yes`, `said` where there are remarks, or `no`; what is said or the reason is noted."""
+    try:
+        remarks = attempt()
+    except ConfigurationError as error:
+        tables.refusals.append(f"Refused: {error.message.removeprefix('run file: ')}")
+        return "no"
+    tables.refusals.extend(f"Said: {remark}" for remark in remarks)
+    return "said" if remarks else "yes"
+
+
+def markdown(tables: Tables) -> str:
+    """The tables as they stand in the docs."""
+    selectors, objectives = built_in(plugins.SELECTORS), built_in(plugins.OBJECTIVES)
+    head = [
+        "strategy",
+        "any selector with any objective",
+        "`adam`, `adamw`",
+        "as the `step` of `scaffold`",
+        "secure aggregation",
+    ]
+    lines = [head, ["---"] * len(head), *tables.rows]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    notes = "\n".join(f"- {refusal}." for refusal in dict.fromkeys(tables.refusals))
+    return (
+        f"{table}\n\nTried: {tables.combinations} combinations of {len(tables.rows)} strategies, "
+        f"{len(selectors)} selectors ({', '.join(f'`{s}`' for s in selectors)}) and "
+        f"{len(objectives)} objectives ({', '.join(f'`{o}`' for o in objectives)}).\n\n{notes}\n"
+    )
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(MARKED.sub(lambda _: f"{BEGIN}{markdown(try_all())}{END}", page.read_text()))
