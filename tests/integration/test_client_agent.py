@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from support.pki import TestFederation, make_federation
 
 from potluck.client.agent import Agent, attend_until
 from potluck.client.base.state_directory import StateDirectory
+from potluck.client.training.update_encoding import write_update
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
@@ -35,12 +37,14 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.update_report import UpdateReport
 from potluck.common.net.tls import channel
+from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
-from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
+PATIENCE_SECONDS = 60.0
 FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
 
 
@@ -349,6 +353,57 @@ async def test_abandoned_work_stops(scene: Scene) -> None:
         scene.fake.instruct(_abandon("endless"))
         await scene.fake.completed("waiting")
     assert [header.update_id for header in scene.fake.headers] == ["waiting"]
+    assert scene.fake.answers == []
+
+
+async def test_work_abandoned_while_its_update_is_written_leaves_no_file(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, writing, go_on = scene.model(), threading.Event(), threading.Event()
+
+    def write(*arguments: Any, **options: Any) -> FileDigest:
+        writing.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return write_update(*arguments, **options)
+
+    monkeypatch.setattr("potluck.client.training.device.write_update", write)
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        assert await asyncio.to_thread(writing.wait, PATIENCE_SECONDS)
+        scene.fake.instruct(_abandon("a"))
+        await scene.fake.idle()
+        go_on.set()
+        scene.fake.instruct(evaluate_instruction("e", model))
+        await scene.fake.answered("e")  # in the same thread, so that of "a" has ended
+        assert list((scene.folder / "state" / "updates").iterdir()) == []
+
+
+async def test_a_model_is_fetched_again_while_one_given_up_is_still_verified(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, honest = scene.model(), FileReceiver.finish
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def finish(self: FileReceiver, *arguments: Any, **options: Any) -> Path:
+        if began.is_set():
+            assert ended.wait(PATIENCE_SECONDS)
+            return honest(self, *arguments, **options)
+        began.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        try:
+            return honest(self, *arguments, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(FileReceiver, "finish", finish)
+    async with scene.host():
+        scene.fake.instruct(train_instruction("a", model))
+        assert await asyncio.to_thread(began.wait, PATIENCE_SECONDS)
+        scene.fake.instruct(_abandon("a"))
+        scene.fake.instruct(train_instruction("b", model))
+        await scene.fake.downloading("b")
+        go_on.set()
+        await scene.fake.completed("b")
     assert scene.fake.answers == []
 
 

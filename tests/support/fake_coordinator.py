@@ -105,7 +105,13 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def computing(self, instruction_id: str) -> None:
         """Wait for a heartbeat that says so."""
-        stage = rpc.Progress.STAGE_COMPUTING
+        await self._at_stage(instruction_id, rpc.Progress.STAGE_COMPUTING)
+
+    async def downloading(self, instruction_id: str) -> None:
+        """Wait for a heartbeat that says so."""
+        await self._at_stage(instruction_id, rpc.Progress.STAGE_DOWNLOADING)
+
+    async def _at_stage(self, instruction_id: str, stage: rpc.Progress.Stage.ValueType) -> None:
         await self.until(
             lambda: any(
                 (progress.instruction_id, progress.stage) == (instruction_id, stage)

@@ -157,7 +157,7 @@ class Duties:
 
         def compute(bench: TrainingDevice) -> Trained:
             job.started()
-            return bench.train(
+            trained = bench.train(
                 work,
                 client_id=ClientId(instruction.client_id),
                 round_number=instruction.round,
@@ -168,6 +168,10 @@ class Duties:
                 cancelled=job.cancelled.is_set,
                 spare=self._kept.spare.take,
             )
+            if job.cancelled.is_set():  # nobody will come to know of these files
+                path.unlink(missing_ok=True)
+                self._states.path(instruction.id).unlink(missing_ok=True)
+            return trained
 
         with contextlib.ExitStack() as pins:
             pins.enter_context(self._cache.pinned(work.model.blake3))

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -26,6 +27,7 @@ from potluck.common.errors import (
 from potluck.common.metrics.metric_labels import Direction
 from potluck.common.net.frames import require
 from potluck.common.net.protocol import FRAMING_VERSION
+from potluck.common.net.shielded import to_the_end
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
 from potluck.common.tensors.layout import Layout
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -53,6 +55,8 @@ class Downloads:
         self._maximum = maximum_bytes
         self._under_way: dict[str, asyncio.Task[Path]] = {}
         self._waiting: Counter[str] = Counter()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By model; a download that was given up keeps its lock until its thread has ended."""
         for path in folder.iterdir():
             if path.suffix != ".part" or path.stat().st_mtime < time.time() - _STALE_SECONDS:
                 path.unlink()
@@ -67,7 +71,7 @@ class Downloads:
         blake3 = check_digest(reference.blake3)
         task = self._under_way.get(blake3)
         if task is None:
-            task = asyncio.create_task(self._obtain(reference, layout))
+            task = asyncio.create_task(self._obtain_alone(reference, layout))
             self._under_way[blake3] = task
             task.add_done_callback(lambda done: self._forget(blake3, done))
         self._waiting[blake3] += 1
@@ -84,6 +88,12 @@ class Downloads:
     def _forget(self, blake3: str, task: asyncio.Task[Path]) -> None:
         if self._under_way.get(blake3) is task:
             del self._under_way[blake3]
+
+    async def _obtain_alone(
+        self, reference: transfer_pb2.ModelReference, layout: LayoutSource
+    ) -> Path:
+        async with self._locks.setdefault(reference.blake3, asyncio.Lock()):
+            return await self._obtain(reference, layout)
 
     async def _obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
         blake3 = reference.blake3
@@ -136,7 +146,7 @@ class Downloads:
                 fetched.replace(target)
             else:
                 base = rendition.base_blake3
-                await asyncio.to_thread(
+                decoding = asyncio.to_thread(
                     decode_model,
                     fetched,
                     target,
@@ -147,6 +157,7 @@ class Downloads:
                     base=self._cache.path(base) if base else None,
                     layout=None if base else await layout(),
                 )
+                await to_the_end(decoding)
         finally:
             fetched.unlink(missing_ok=True)
         self._cache.add(reference.blake3)
