@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import typer
 from docker.models.containers import Container
 
-from potluck.deploy.machines.desired_state import FEDERATION_LABEL, PARTY_LABEL
-from potluck.deploy.machines.docker_engine import connected
+from potluck.deploy.machines.desired_state import PARTY_LABEL
+from potluck.deploy.machines.docker_engine import connected, containers_of
 from potluck.deploy.machines.inventory import Inventory, MachineSettings
 from potluck.deploy.machines.side_by_side import Say
 
@@ -29,14 +29,9 @@ def follow_logs(
     """Print the last lines of a machine's containers, and go on if asked to; how many there are."""
     say("reading")
     with connected(machine) as client:
-        found = client.containers.list(
-            all=True,
-            ignore_removed=True,
-            filters={"label": f"{FEDERATION_LABEL}={inventory.federation}"},
-        )
         chosen = [
             container
-            for container in found
+            for container in containers_of(client, inventory.federation)
             if not parties or container.labels.get(PARTY_LABEL) in parties
         ]
         with ThreadPoolExecutor(max(1, len(chosen))) as pool:

@@ -53,8 +53,6 @@ class Observed:
 
     containers: Mapping[str, ObservedContainer]
     images: Mapping[str, str]
-    foreign: frozenset[str] = frozenset()
-    """Names, among those wanted, of containers that are not this federation's."""
 
 
 def plan(

@@ -139,7 +139,7 @@ def _coordinator(
         role=Role.COORDINATOR,
         image=inventory.image.coordinator,
         options=options,
-        values=values | settings.settings,
+        configuration=_configuration(values | settings.settings, CONFIGURATION),
         files=files,
     )
 
@@ -147,16 +147,6 @@ def _coordinator(
 def _host(
     machine: MachineSettings, host: HostSettings, inventory: Inventory, files: PartyFiles
 ) -> DesiredContainer:
-    values: dict[str, Any] = {
-        "coordinator": inventory.address,
-        "clients": list(host.clients),
-        "state_directory": STATE_DIRECTORY,
-        "device": host.trains_on,
-        "log_format": "json",
-    }
-    if host.data_directory is not None:
-        values["data_directory"] = DATA
-    values |= inventory.member_settings(host, CONFIGURATION)
     options = _options(machine, inventory, host.name, host.data_directory)
     options |= _limits(host.cpus, host.memory)
     if host.shared_memory is not None:
@@ -172,7 +162,9 @@ def _host(
         role=Role.HOST,
         image=inventory.image.client,
         options=options,
-        values=values | host.settings,
+        configuration=host_configuration(
+            host, inventory, folder=CONFIGURATION, state=STATE_DIRECTORY, data=DATA
+        ),
         files=files,
     )
 
@@ -185,15 +177,13 @@ def _container(
     role: Role,
     image: str,
     options: dict[str, Any],
-    values: dict[str, Any],
+    configuration: str,
     files: PartyFiles,
 ) -> DesiredContainer:
     program = "potluck-server" if role is Role.COORDINATOR else "potluck-client"
     options["entrypoint"] = [program, "--config", f"{CONFIGURATION}/potluck.toml"]
     options["command"] = []
-    names = ("certificate", "key", "authority")
-    tls = {name: f"{CONFIGURATION}/tls/{name}.pem" for name in names}
-    text = tomlkit.dumps(values | {"tls": tls}).encode()
+    others = {**files.others, "potluck.toml": configuration.encode()}
     return DesiredContainer(
         party=party,
         name=container_name(inventory.federation, party),
@@ -201,8 +191,35 @@ def _container(
         image=image,
         options=options,
         user=machine.user,
-        files=PartyFiles(tls=files.tls, others={**files.others, "potluck.toml": text}),
+        files=PartyFiles(tls=files.tls, others=others),
     )
+
+
+def host_configuration(
+    host: HostSettings, inventory: Inventory, *, folder: str, state: str, data: str | None
+) -> str:
+    """Text of a host's configuration file, in TOML.
+
+    folder: with its certificates and keys; state: of its state; data: of its clients' data, if it
+    has any. All are paths on the machine, or in the container.
+    """
+    values: dict[str, Any] = {
+        "coordinator": inventory.address,
+        "clients": list(host.clients),
+        "state_directory": state,
+        "device": host.trains_on,
+        "log_format": "json",
+    }
+    if host.data_directory is not None:
+        values["data_directory"] = data
+    values |= inventory.member_settings(host, folder)
+    return _configuration(values | host.settings, folder)
+
+
+def _configuration(values: Mapping[str, Any], folder: str) -> str:
+    names = ("certificate", "key", "authority")
+    tls = {name: f"{folder}/tls/{name}.pem" for name in names}
+    return tomlkit.dumps({**values, "tls": tls})
 
 
 def _options(

@@ -19,9 +19,11 @@ from urllib.parse import urlsplit
 
 import docker
 from docker.errors import DockerException
+from docker.models.containers import Container
 from docker.tls import TLSConfig
 
 from potluck.common.errors import ConfigurationError, UnreachableError
+from potluck.deploy.machines.desired_state import FEDERATION_LABEL
 from potluck.deploy.machines.inventory import MachineSettings
 
 CONNECT_SECONDS = 20.0
@@ -76,6 +78,17 @@ def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
     finally:
         asking.close()
     return docker.DockerClient(url, version=version, tls=tls, timeout=int(CALL_SECONDS))
+
+
+def containers_of(client: docker.DockerClient, federation: str) -> list[Container]:
+    """All containers of a federation on an engine, running or not."""
+    return list(
+        client.containers.list(
+            all=True,
+            ignore_removed=True,
+            filters={"label": f"{FEDERATION_LABEL}={federation}"},
+        )
+    )
 
 
 def unreachable(machine: MachineSettings, error: Exception) -> UnreachableError:

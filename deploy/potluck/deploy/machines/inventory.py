@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from potluck.common.errors import ConfigurationError, PotluckError
 from potluck.common.names import is_name
@@ -31,21 +31,70 @@ _ENGINE = re.compile(
     r"|unix:///[^\s]+"
 )
 _ADDRESS = re.compile(rf"({_HOST}):[0-9]{{1,5}}")
-_MEMORY = r"^[1-9][0-9]*[kmg]$"
-_IMAGE = r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$"
+
+
+def _party_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(
+            "must be of lower-case letters, digits, '.', '_' and '-', start with a letter or "
+            "digit, and have 63 characters at most"
+        )
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not PurePosixPath(path).is_absolute() or "\0" in path:
+        raise ValueError("must be an absolute path on that machine")
+    return path
+
+
+def _address(address: str) -> str:
+    if _ADDRESS.fullmatch(address) is None:
+        raise ValueError("must be HOST:PORT")
+    return address
+
+
+def _engine(engine: str) -> str:
+    if engine != "slurm" and _ENGINE.fullmatch(engine) is None:
+        raise ValueError("must be ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT or slurm")
+    return engine
+
+
+def _gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    for gpu in gpus:
+        if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
+            raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
+    return gpus
+
+
+def _sbatch_options(options: tuple[str, ...]) -> tuple[str, ...]:
+    for option in options:
+        if not option.startswith("-"):
+            raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
+    return options
+
+
+PartyName = Annotated[str, AfterValidator(_party_name)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Image = Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$")]
+Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Cpus = Annotated[float | None, Field(gt=0, description="CPUs it may use; all by default.")]
+MetricsPort = Annotated[
+    Port | None,
+    Field(description="The machine's port for its metrics, over plain HTTP; none by default."),
+]
 
 
 class ImageSettings(Settings):
     """Where the images come from."""
 
-    coordinator: str = Field(
+    coordinator: Image = Field(
         default=f"potluck/coordinator:{SOFTWARE_VERSION}",
-        pattern=_IMAGE,
         description="The coordinator's image.",
     )
-    client: str = Field(
+    client: Image = Field(
         default=f"potluck/client:{SOFTWARE_VERSION}",
-        pattern=_IMAGE,
         description="The hosts' image; it needs no server code.",
     )
     source: Literal["registry", "stream"] = Field(
@@ -64,24 +113,17 @@ class CoordinatorSettings(Settings):
     """Where the coordinator runs."""
 
     machine: str = Field(description="The machine it runs on.")
-    port: int = Field(default=7443, ge=1, le=65_535, description="The machine's port it gets.")
+    port: Port = Field(default=7443, description="The machine's port it gets.")
     names: tuple[str, ...] = Field(
         default=(),
         description="Further names and IP addresses in its certificate, beside `address`.",
     )
-    cpus: float | None = Field(default=None, gt=0, description="CPUs it may use; all by default.")
-    memory: str | None = Field(
-        default=None, pattern=_MEMORY, description="Memory it may use, such as 4g."
-    )
-    data_directory: str | None = Field(
+    cpus: Cpus = None
+    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
+    data_directory: AbsolutePath | None = Field(
         default=None, description="Folder there with held-out data, if the task needs it."
     )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_535,
-        description="The machine's port for its metrics, over plain HTTP; none by default.",
-    )
+    metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
         description="Further settings of its configuration; see `potluck-server config`.",
@@ -99,14 +141,14 @@ class EngineTls(Settings):
 class HostSettings(Settings):
     """A client process."""
 
-    name: str = Field(description="Its name, as in its certificate.")
+    name: PartyName = Field(description="Its name, as in its certificate.")
     clients: tuple[str, ...] = Field(
         min_length=1, description="The clients it answers for: ids, or ranges such as client-0:5."
     )
-    data_directory: str | None = Field(
+    data_directory: AbsolutePath | None = Field(
         default=None, description="Folder there with the clients' data; mounted read-only."
     )
-    gpus: tuple[str, ...] = Field(
+    gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
         default=(),
         description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
         "GPUs side by side give each to a host of its own.",
@@ -115,46 +157,21 @@ class HostSettings(Settings):
         default=None,
         description="What it trains on; by default cuda:0, the first of its GPUs, or cpu.",
     )
-    cpus: float | None = Field(default=None, gt=0, description="CPUs it may use; all by default.")
-    memory: str | None = Field(
-        default=None, pattern=_MEMORY, description="Memory it may use, such as 16g."
-    )
-    shared_memory: str | None = Field(
-        default=None, pattern=_MEMORY, description="Size of /dev/shm, for data loaders."
+    cpus: Cpus = None
+    memory: Memory | None = Field(default=None, description="Memory it may use, such as 16g.")
+    shared_memory: Memory | None = Field(
+        default=None, description="Size of /dev/shm, for data loaders."
     )
     member_keys: Path | None = Field(
         default=None,
         description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
         "that of federation_root, if there is one.",
     )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_535,
-        description="The machine's port for its metrics, over plain HTTP; none by default.",
-    )
+    metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
         default={},
         description="Further settings of its configuration; see `potluck-client config`.",
     )
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        return _party_name(name)
-
-    @field_validator("data_directory")
-    @classmethod
-    def _is_absolute(cls, folder: str | None) -> str | None:
-        return _absolute(folder)
-
-    @field_validator("gpus")
-    @classmethod
-    def _are_gpus(cls, gpus: tuple[str, ...]) -> tuple[str, ...]:
-        for gpu in gpus:
-            if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
-                raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
-        return gpus
 
     @property
     def trains_on(self) -> str:
@@ -165,11 +182,11 @@ class HostSettings(Settings):
 class SlurmSettings(Settings):
     """How jobs are submitted to a cluster."""
 
-    directory: str = Field(
+    directory: AbsolutePath = Field(
         description="Folder that this machine and the cluster's nodes share; configuration,\n"
         "certificates, state and logs of its hosts go there."
     )
-    options: tuple[str, ...] = Field(
+    options: Annotated[tuple[str, ...], AfterValidator(_sbatch_options)] = Field(
         default=(),
         description='Options for sbatch, such as ["--partition=gpu", "--gres=gpu:2",\n'
         '"--time=24:00:00"].',
@@ -180,29 +197,16 @@ class SlurmSettings(Settings):
         "source /shared/potluck/.venv/bin/activate.",
     )
 
-    @field_validator("directory")
-    @classmethod
-    def _is_absolute(cls, folder: str) -> str:
-        return _absolute(folder) or folder
-
-    @field_validator("options")
-    @classmethod
-    def _are_options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
-        for option in options:
-            if not option.startswith("-"):
-                raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
-        return options
-
 
 class MachineSettings(Settings):
     """A machine."""
 
-    name: str = Field(description="What it is called here.")
-    engine: str = Field(
+    name: PartyName = Field(description="What it is called here.")
+    engine: Annotated[str, AfterValidator(_engine)] = Field(
         description="Its Docker engine: ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT, or\n"
         "slurm for a cluster that this machine submits to."
     )
-    socket: str = Field(
+    socket: AbsolutePath = Field(
         default="/var/run/docker.sock", description="With ssh://, the engine's socket there."
     )
     ssh_options: tuple[str, ...] = Field(
@@ -226,25 +230,6 @@ class MachineSettings(Settings):
     labels: dict[str, str] = Field(default={}, description="Labels of its containers.")
     hosts: tuple[HostSettings, ...] = Field(default=(), description="A client process on it.")
 
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        return _party_name(name)
-
-    @field_validator("engine")
-    @classmethod
-    def _is_engine(cls, engine: str) -> str:
-        if engine != "slurm" and _ENGINE.fullmatch(engine) is None:
-            raise ValueError(
-                "must be ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT or slurm"
-            )
-        return engine
-
-    @field_validator("socket")
-    @classmethod
-    def _is_absolute(cls, socket: str) -> str:
-        return _absolute(socket) or socket
-
     @model_validator(mode="after")
     def _needs_tls(self) -> Self:
         if self.engine.startswith("tcp://") and self.tls is None:
@@ -262,8 +247,10 @@ class Inventory(Settings):
 
     kind = INVENTORY
 
-    federation: str = Field(description="The federation's name, as in `potluck pki init`.")
-    address: str = Field(description="Where hosts and operators reach the coordinator, HOST:PORT.")
+    federation: PartyName = Field(description="The federation's name, as in `potluck pki init`.")
+    address: Annotated[str, AfterValidator(_address)] = Field(
+        description="Where hosts and operators reach the coordinator, HOST:PORT."
+    )
     pki: Path = Field(
         default=Path("pki"),
         description="The TLS authority's folder. Certificates that are missing there are issued.",
@@ -281,18 +268,6 @@ class Inventory(Settings):
     machines: tuple[MachineSettings, ...] = Field(
         description="A machine; repeat the table for each."
     )
-
-    @field_validator("federation")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        return _party_name(name)
-
-    @field_validator("address")
-    @classmethod
-    def _is_address(cls, address: str) -> str:
-        if _ADDRESS.fullmatch(address) is None:
-            raise ValueError("must be HOST:PORT")
-        return address
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -361,21 +336,6 @@ class Inventory(Settings):
 def load_inventory(path: Path) -> Inventory:
     """The inventory in a file. Raises ConfigurationError, with a line for what is wrong."""
     return load(Inventory, path, environment_prefix=ENVIRONMENT_PREFIX)
-
-
-def _party_name(name: str) -> str:
-    if not is_name(name):
-        raise ValueError(
-            "must be of lower-case letters, digits, '.', '_' and '-', start with a letter or "
-            "digit, and have 63 characters at most"
-        )
-    return name
-
-
-def _absolute(path: str | None) -> str | None:
-    if path is not None and (not PurePosixPath(path).is_absolute() or "\0" in path):
-        raise ValueError("must be an absolute path on that machine")
-    return path
 
 
 def _refuse_repeated(what: str, names: Iterable[str]) -> None:

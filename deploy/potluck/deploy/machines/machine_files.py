@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from docker.models.containers import Container
 
@@ -30,27 +30,23 @@ def write_files(container: Container, desired: DesiredContainer) -> None:
         **desired.files.others,
         **{f"tls/{name}": data for name, data in desired.files.tls.items()},
     }
-    _put(container, CONFIGURATION, _archive(files, group))
-    _put(container, STATE, _folder(STATE_FOLDER, user, group))
+    folders = sorted({name.rpartition("/")[0] for name in files if "/" in name})
+    entries = [(_entry(each, _FOLDER_MODE, 0, group, tarfile.DIRTYPE), b"") for each in folders]
+    entries += [
+        (_entry(name, _FILE_MODE, 0, group, tarfile.REGTYPE), data) for name, data in files.items()
+    ]
+    state = _entry(STATE_FOLDER, 0o700, user, group, tarfile.DIRTYPE)
+    _put(container, CONFIGURATION, _archive(entries))
+    _put(container, STATE, _archive([(state, b"")]))
 
 
-def _archive(files: Mapping[str, bytes], group: int) -> bytes:
-    """A tar of files, with their folders before them."""
+def _archive(entries: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    """A tar of folders and files, in this order."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for folder in sorted({name.rpartition("/")[0] for name in files if "/" in name}):
-            archive.addfile(_entry(folder, _FOLDER_MODE, 0, group, tarfile.DIRTYPE))
-        for name, data in files.items():
-            entry = _entry(name, _FILE_MODE, 0, group, tarfile.REGTYPE)
+        for entry, data in entries:
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def _folder(name: str, user: int, group: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.addfile(_entry(name, 0o700, user, group, tarfile.DIRTYPE))
     return buffer.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,11 @@ from potluck.deploy.machines.desired_state import (
     TLS_LABEL,
     DesiredContainer,
 )
-from potluck.deploy.machines.docker_engine import ssh_command
+from potluck.deploy.machines.docker_engine import containers_of, ssh_command
 from potluck.deploy.machines.inventory import MachineSettings
 from potluck.deploy.machines.machine_files import write_files
+from potluck.deploy.machines.side_by_side import Say
 
-Say = Callable[[str], None]
 _SSH_SECONDS = 30
 
 
@@ -66,13 +66,7 @@ class MachineWork:
 
     def containers(self) -> list[Container]:
         """This federation's containers."""
-        return list(
-            self.client.containers.list(
-                all=True,
-                ignore_removed=True,
-                filters={"label": f"{FEDERATION_LABEL}={self.federation}"},
-            )
-        )
+        return containers_of(self.client, self.federation)
 
     def observe(self, desired: Sequence[DesiredContainer]) -> Observed:
         """What is there. Raises ConfigurationError where a name that is wanted is taken."""

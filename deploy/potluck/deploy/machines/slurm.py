@@ -9,15 +9,11 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from importlib.resources import as_file
 from pathlib import Path
-from typing import Any
-
-import tomlkit
 
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.net.key_files import write_whole
-from potluck.deploy.machines.desired_state import PartyFiles
+from potluck.deploy.machines.desired_state import PartyFiles, host_configuration
 from potluck.deploy.machines.inventory import (
     HostSettings,
     Inventory,
@@ -99,7 +95,7 @@ class SlurmMachine:
                 return before, "nothing to do"
             self._run(["scancel", before.job_id], {})
         setup = "\n".join(self._settings.setup)
-        with as_file(resources.files("potluck.deploy.machines") / SCRIPT) as script:
+        with resources.as_file(resources.files("potluck.deploy.machines") / SCRIPT) as script:
             said = self._run(
                 [*command, str(script), *map(str, configurations)], {"POTLUCK_SETUP": setup}
             )
@@ -173,19 +169,13 @@ class SlurmMachine:
 
     def _text(self, host: HostSettings) -> str:
         folder = self.folder / host.name
-        values: dict[str, Any] = {
-            "coordinator": self._inventory.address,
-            "clients": list(host.clients),
-            "state_directory": str(folder / "state"),
-            "device": host.trains_on,
-            "log_format": "json",
-        }
-        if host.data_directory is not None:
-            values["data_directory"] = host.data_directory
-        values |= self._inventory.member_settings(host, str(folder))
-        names = ("certificate", "key", "authority")
-        tls = {name: str(folder / "tls" / f"{name}.pem") for name in names}
-        return tomlkit.dumps(values | host.settings | {"tls": tls})
+        return host_configuration(
+            host,
+            self._inventory,
+            folder=str(folder),
+            state=str(folder / "state"),
+            data=host.data_directory,
+        )
 
     def _write(self, host: HostSettings, party: PartyFiles) -> Path:
         folder = self.folder / host.name
