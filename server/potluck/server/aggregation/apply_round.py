@@ -15,8 +15,9 @@ from potluck.common.runfile import SampleLimits
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, TensorFile
-from potluck.server.aggregation.reduction import reduce, tensor_norms, update_norms
+from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
+from potluck.server.aggregation.update_norms import tensor_norms, update_norms
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.state import State
 from potluck.server.strategy import (

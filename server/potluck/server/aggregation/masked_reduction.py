@@ -33,7 +33,7 @@ from potluck.common.tensors.tensor_files import (
     open_tensors,
 )
 from potluck.server.aggregation.apply_round import RoundNumbers
-from potluck.server.aggregation.reduction import Result, for_each_block
+from potluck.server.aggregation.blocks import Result, for_each_block
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,

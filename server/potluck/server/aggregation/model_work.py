@@ -33,8 +33,8 @@ from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
 from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
-from potluck.server.aggregation.reduction import distance
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
+from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.state import State
 

@@ -14,39 +14,26 @@ averaged.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.errors import PluginError, RunError
-from potluck.common.interruptible import interruption
+from potluck.common.errors import PluginError
 from potluck.common.tensors.encoding import EncodedUpdate
-from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at, unflatten
+from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at
 from potluck.common.tensors.layout import Layout, quoted
 from potluck.common.tensors.tensor_drafts import TensorDraft
-from potluck.common.tensors.tensor_files import TensorFile, Tensors, block_is_finite, not_finite
+from potluck.common.tensors.tensor_files import Tensors, block_is_finite, not_finite
+from potluck.server.aggregation.blocks import BLOCK_ELEMENTS, Result, for_each_block
 from potluck.server.aggregation.sorting_network import selection_network
+from potluck.server.aggregation.update_files import Update, decoders_of
+from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
-
-BLOCK_ELEMENTS: Final = 2**18
-"""Elements combined at once, 28 bytes each.
-
-More than a core's cache holds, and a single thread would rather have fewer. But each step on a
-block ends with a wait for the interpreter's lock: where steps are short, four threads wait more
-than they work.
-"""
 
 _SORTED_BLOCK_ELEMENTS: Final = 2**17
 _SORTED_ELEMENTS: Final = 2**21
-_MAXIMUM_THREADS: Final = 4
-
-Update = EncodedUpdate | TensorFile
-"""An update as it lies in the spool; a plain file holds whole float32 weights."""
-
 _Combiner = Callable[[int, int, NDArray[np.float32]], None]
 
 
@@ -67,7 +54,7 @@ def reduce(
     if an update does not fit the model, PluginError if `combine` makes no sense, NotFiniteError if
     the result overflows, StorageError if the disk refuses.
     """
-    decoders = _decoders(updates, model.layout)
+    decoders = decoders_of(updates, model.layout)
     _check_combine(combine, len(decoders), model.layout)
     factors = combine.weights
     if combine.reduction is Reduction.CLIPPED_MEAN:
@@ -99,149 +86,11 @@ def reduce(
     return result.arrays(decoders[0].carried)
 
 
-class Result:
-    """Where the blocks of a model that is being made go: to a draft, or else to memory."""
-
-    def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
-        self._layout = layout
-        self._draft = draft
-        self._vector = np.empty(0 if draft else layout.parameters, np.float32)
-
-    def scratch(self, elements: int) -> NDArray[np.float32]:
-        """What a thread needs for its blocks of at most so many elements."""
-        return np.empty(elements if self._draft else 0, np.float32)
-
-    def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Where to make elements [begin, end) of the floating-point vector."""
-        return self._vector[begin:end] if self._draft is None else scratch[: end - begin]
-
-    def put(self, begin: int, block: NDArray[np.float32]) -> None:
-        """A block is made."""
-        if self._draft is not None:
-            self._draft.put_flat(begin, block)
-
-    def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """The whole, once all blocks are made. carried: the tensors of other types; copied."""
-        if self._draft is None:
-            copies = {name: array.copy() for name, array in carried.items()}
-            return unflatten(self._vector, copies, self._layout)
-        for name, array in carried.items():
-            self._draft.put(name, 0, array)
-        return self._draft.arrays
-
-
-def update_norms(
-    updates: Sequence[Update], model: Tensors, *, threads: int | None = None
-) -> NDArray[np.float64]:
-    """The statistics pass: each update's L2 norm of update − model, summed in float64.
-
-    Over all floating-point tensors; one value for each update, in client order. Raises
-    LayoutError if an update does not fit the model.
-    """
-    decoders = _decoders(updates, model.layout)
-    base = FlatVector(model.arrays, model.layout)
-    blocks = -(-len(base) // BLOCK_ELEMENTS)
-    squares = np.zeros((len(decoders), blocks))
-
-    def combiner() -> Callable[[int, int], None]:
-        scratch = np.empty(BLOCK_ELEMENTS, np.float32)
-        origin = np.empty(BLOCK_ELEMENTS)
-        difference = np.empty(BLOCK_ELEMENTS)
-
-        def one_block(begin: int, end: int) -> None:
-            size = end - begin
-            np.copyto(origin[:size], base.block(begin, end, scratch))
-            work = difference[:size]
-            for index, decoder in enumerate(decoders):
-                np.copyto(work, decoder.block(begin, end, scratch))
-                np.subtract(work, origin[:size], out=work)
-                np.multiply(work, work, out=work)
-                squares[index, begin // BLOCK_ELEMENTS] = work.sum()
-
-        return one_block
-
-    for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
-    norms: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
-    return norms
-
-
-def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> float:
-    """The Euclidean distance of two models' floating-point tensors, summed in float64."""
-    one, other = FlatVector(first.arrays, first.layout), FlatVector(second.arrays, first.layout)
-    squares = np.zeros(-(-len(one) // BLOCK_ELEMENTS))
-
-    def combiner() -> Callable[[int, int], None]:
-        scratches = np.empty((3, BLOCK_ELEMENTS), np.float32)
-        difference = np.empty(BLOCK_ELEMENTS)
-
-        def one_block(begin: int, end: int) -> None:
-            work, step = difference[: end - begin], scratches[2, : end - begin]
-            blocks = one.block(begin, end, scratches[0]), other.block(begin, end, scratches[1])
-            np.subtract(*blocks, out=step)
-            np.copyto(work, step)
-            np.multiply(work, work, out=work)
-            squares[begin // BLOCK_ELEMENTS] = work.sum()
-
-        return one_block
-
-    for_each_block(len(one), BLOCK_ELEMENTS, combiner, threads)
-    return math.sqrt(squares.sum())
-
-
-def tensor_norms(
-    updates: Sequence[Update], model: Tensors, *, threads: int | None = None
-) -> dict[str, NDArray[np.float64]]:
-    """As `update_norms`, but of each floating-point tensor by itself, by its name."""
-    decoders = _decoders(updates, model.layout)
-    base = FlatVector(model.arrays, model.layout)
-    borders = TensorBorders(model.layout)
-    blocks = -(-len(base) // BLOCK_ELEMENTS)
-    found: list[list[tuple[str, NDArray[np.float64]]]] = [[] for _ in range(blocks)]
-
-    def combiner() -> Callable[[int, int], None]:
-        scratch = np.empty(BLOCK_ELEMENTS, np.float32)
-        origin = np.empty(BLOCK_ELEMENTS)
-        difference = np.empty(BLOCK_ELEMENTS)
-
-        def one_block(begin: int, end: int) -> None:
-            size = end - begin
-            np.copyto(origin[:size], base.block(begin, end, scratch))
-            parts = [(place, n, np.empty(len(decoders))) for place, n in borders.parts(begin, end)]
-            work = difference[:size]
-            for index, decoder in enumerate(decoders):
-                np.copyto(work, decoder.block(begin, end, scratch))
-                np.subtract(work, origin[:size], out=work)
-                np.multiply(work, work, out=work)
-                for place, _, squares in parts:
-                    squares[index] = work[place].sum()
-            found[begin // BLOCK_ELEMENTS] = [(name, squares) for _, name, squares in parts]
-
-        return one_block
-
-    for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
-    totals = {t.name: np.zeros(len(decoders)) for t in model.layout.tensors if t.floating}
-    for block in found:  # in their order, whichever thread took which
-        for name, squares in block:
-            totals[name] += squares
-    return {name: np.sqrt(total) for name, total in totals.items()}
-
-
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
     """What to multiply differences of these norms by so that none is longer than `clip`."""
     if clip is None or not 0 < clip < math.inf:
         raise PluginError(f"the strategy's clip is {clip}; it must be above 0 and finite")
     return clip / np.maximum(norms, clip)
-
-
-def _decoders(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
-    if not updates:
-        raise RunError("there is no update to reduce; wait for at least one client")
-    decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]
-    for decoder in decoders:
-        if decoder.layout != layout:
-            decoder.layout.check_matches(layout)
-            raise RunError("an update was opened with another order of tensors than the model's")
-    return decoders
 
 
 def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
@@ -266,37 +115,6 @@ def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
         )
     if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
-
-
-def for_each_block(
-    size: int,
-    block: int,
-    combiner: Callable[[], Callable[[int, int], None]],
-    threads: int | None,
-) -> None:
-    """Call a thread's own `combiner()` with (begin, end) for every block of [0, size)."""
-    # `next` of a range's iterator is one step of the interpreter: no block is taken twice.
-    begins = iter(range(0, size, block))
-    check = interruption()
-
-    def work() -> None:
-        one_block = combiner()
-        for begin in begins:
-            check()
-            one_block(begin, min(begin + block, size))
-
-    if threads is None:
-        threads = min(_available_processors(), _MAXIMUM_THREADS)
-    threads = max(1, min(threads, -(-size // block)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="reduce") as pool:
-        for future in [pool.submit(work) for _ in range(threads)]:
-            future.result()
-
-
-def _available_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):  # it knows of containers' processor sets; not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _combiner(

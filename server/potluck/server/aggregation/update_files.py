@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from potluck.common.errors import LayoutError, StorageError
+from potluck.common.errors import LayoutError, RunError, StorageError
 from potluck.common.runfile import DirectionSettings
 from potluck.common.tensors.auxiliary import (
     auxiliary_of,
@@ -22,6 +22,9 @@ from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import TensorFile, file_digest, open_tensors
 from potluck.server.store.records import UpdateRow
+
+Update = EncodedUpdate | TensorFile
+"""An update as it lies in the spool; a plain file holds whole float32 weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +116,15 @@ def spooled_intact(update: SpooledUpdate) -> bool:
         return file_digest(update.path).blake3 == update.row.blake3
     except StorageError:
         return False
+
+
+def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
+    """Readers of the updates. Raises LayoutError where one is none of a model of this layout."""
+    if not updates:
+        raise RunError("there is no update to reduce; wait for at least one client")
+    decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]
+    for decoder in decoders:
+        if decoder.layout != layout:
+            decoder.layout.check_matches(layout)
+            raise RunError("an update was opened with another order of tensors than the model's")
+    return decoders

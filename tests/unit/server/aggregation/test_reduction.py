@@ -16,13 +16,9 @@ from numpy.typing import NDArray
 from potluck.common.interruptible import in_thread
 from potluck.common.tensors.tensor_drafts import drafted
 from potluck.common.tensors.tensor_files import Layout, TensorFile, open_tensors, write_tensors
-from potluck.server.aggregation.reduction import (
-    BLOCK_ELEMENTS,
-    distance,
-    for_each_block,
-    reduce,
-    update_norms,
-)
+from potluck.server.aggregation.blocks import BLOCK_ELEMENTS, for_each_block
+from potluck.server.aggregation.reduction import reduce
+from potluck.server.aggregation.update_norms import distance, update_norms
 from potluck.server.strategy import Combine, Reduction
 
 Arrays = dict[str, NDArray[Any]]

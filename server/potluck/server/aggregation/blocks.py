@@ -1,0 +1,92 @@
+"""Work on the floating-point vector of models, block by block in several threads.
+
+A block depends on nothing outside it, so what is made has the same bits whatever thread takes which
+block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.interruptible import interruption
+from potluck.common.tensors.flat import unflatten
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_drafts import TensorDraft
+
+BLOCK_ELEMENTS: Final = 2**18
+"""Elements combined at once, 28 bytes each.
+
+More than a core's cache holds, and a single thread would rather have fewer. But each step on a
+block ends with a wait for the interpreter's lock: where steps are short, four threads wait more
+than they work.
+"""
+
+_MAXIMUM_THREADS: Final = 4
+
+
+def for_each_block(
+    size: int,
+    block: int,
+    combiner: Callable[[], Callable[[int, int], None]],
+    threads: int | None,
+) -> None:
+    """Call a thread's own `combiner()` with (begin, end) for every block of [0, size)."""
+    # `next` of a range's iterator is one step of the interpreter: no block is taken twice.
+    begins = iter(range(0, size, block))
+    check = interruption()
+
+    def work() -> None:
+        one_block = combiner()
+        for begin in begins:
+            check()
+            one_block(begin, min(begin + block, size))
+
+    if threads is None:
+        threads = min(_available_processors(), _MAXIMUM_THREADS)
+    threads = max(1, min(threads, -(-size // block)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="reduce") as pool:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
+
+
+def _available_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):  # it knows of containers' processor sets; not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Result:
+    """Where the blocks of a model that is being made go: to a draft, or else to memory."""
+
+    def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
+        self._layout = layout
+        self._draft = draft
+        self._vector = np.empty(0 if draft else layout.parameters, np.float32)
+
+    def scratch(self, elements: int) -> NDArray[np.float32]:
+        """What a thread needs for its blocks of at most so many elements."""
+        return np.empty(elements if self._draft else 0, np.float32)
+
+    def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Where to make elements [begin, end) of the floating-point vector."""
+        return self._vector[begin:end] if self._draft is None else scratch[: end - begin]
+
+    def put(self, begin: int, block: NDArray[np.float32]) -> None:
+        """A block is made."""
+        if self._draft is not None:
+            self._draft.put_flat(begin, block)
+
+    def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """The whole, once all blocks are made. carried: the tensors of other types; copied."""
+        if self._draft is None:
+            copies = {name: array.copy() for name, array in carried.items()}
+            return unflatten(self._vector, copies, self._layout)
+        for name, array in carried.items():
+            self._draft.put(name, 0, array)
+        return self._draft.arrays
