@@ -33,6 +33,7 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.rounds.roster import Roster
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
@@ -128,15 +129,14 @@ async def milliseconds(
 
     trust = Trust(federation="f", members=None)
     attendance = Attendance(time.monotonic)
-    profiling = Profiling("r", plan, attendance, in_store, trust)
-    eligibility = Eligibility(plan, profiling, lambda _: None, nobody_left_out)
-    await eligibility.admit(ids)
-    samples = np.full(clients, 100)
+    roster = Roster(ids)
+    roster.note_samples(dict.fromkeys(ids, 100))
+    profiling = Profiling("r", plan, roster, attendance, in_store, trust)
+    eligibility = Eligibility(plan, roster, profiling, lambda _: None, nobody_left_out)
+    await profiling.admit(ids)
 
     def population() -> Population:
-        return Population(
-            ids=ids, classes=plan.task.classes, samples=samples, **eligibility.columns()
-        )
+        return profiling.population(limits=plan.run_file.sample_limits)
 
     state = plan.selector.init(population())
     clock = time.process_time if cpu else time.perf_counter

@@ -33,15 +33,18 @@ from potluck.common.errors import (
 )
 from potluck.common.metrics.metric_labels import ProfileOutcome
 from potluck.common.net.membership import Members, profile_statement
+from potluck.common.runfile import SampleLimits
 from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.held_out_evaluation import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.profiles.profile_checks import Floats, read_payload
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.roster import Roster
 from potluck.server.selection import Population
 from potluck.server.store import Store
 from potluck.server.store.records import Participation, Profile
@@ -100,6 +103,7 @@ class Profiling:
         self,
         run_id: str,
         plan: RunPlan,
+        roster: Roster,
         attendance: Attendance,
         in_store: InStore,
         trust: Trust,
@@ -110,6 +114,7 @@ class Profiling:
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
+        self._roster = roster
         self._attendance = attendance
         self._in_store = in_store
         self._trust = trust
@@ -118,8 +123,7 @@ class Profiling:
         self._task = TaskReference(name=task.name, options=task.options)
         self._model: ModelVersion | None = None
         self._held: dict[str, dict[str, _Held]] = {}  # by client, by signal
-        self._rows: dict[str, int] = {}
-        self._columns: dict[str, Floats] = {}
+        self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
         """Told how many clients were asked for a signal, with which outcome."""
@@ -143,16 +147,7 @@ class Profiling:
     # Columns ----------------------------------------------------------------------------------
 
     async def admit(self, clients: Sequence[str]) -> None:
-        """Clients become rows of the population, in this order; what they disclosed is read."""
-        if not self.needs:
-            return
-        for client in clients:
-            self._rows[client] = len(self._rows)
-        for signal in self.needs:
-            shape = (len(clients), *self._shape(signal))
-            new = np.full(shape, np.nan)
-            old = self._columns.get(signal)
-            self._columns[signal] = new if old is None else np.concatenate([old, new])
+        """Read what clients have disclosed that joined the roster."""
         wanted = set(clients)
         stored: list[Profile] = []
         for signal in self.needs:
@@ -167,9 +162,44 @@ class Profiling:
             except ProtocolError as error:  # made otherwise than this run wants it
                 log.debug("stored profile is of no use here", why=error.message)
 
-    def columns(self) -> dict[str, Floats]:
-        """Columns for a `Population`, by its names for them."""
-        return {_COLUMNS[signal]: column for signal, column in self._columns.items()}
+    def population(
+        self,
+        *,
+        limits: SampleLimits | None = None,
+        label_totals: Floats | None = None,
+        cell_counts: Mapping[str, Floats] | None = None,
+    ) -> Population:
+        """The roster with what its clients have disclosed.
+
+        limits: of the samples that a client counts with, for selectors. None: as disclosed, for
+        those who look at what clients claim. cell_counts: by client, in place of label counts
+        where these are summed by cell.
+        """
+        samples = self._roster.samples()
+        if limits is not None:
+            known = samples > 0
+            samples[known] = counted(samples[known], limits)
+        columns = {_COLUMNS[signal]: self._column(signal) for signal in self.needs}
+        if self.by_cell and cell_counts is not None:
+            unknown = np.full(self._plan.task.classes, np.nan)
+            rows = [cell_counts.get(client, unknown) for client in self._roster]
+            columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
+        return Population(
+            ids=self._roster.ids,
+            classes=self._plan.task.classes,
+            samples=samples,
+            label_totals=label_totals,
+            **columns,
+        )
+
+    def _column(self, signal: str) -> Floats:
+        """A signal's numbers by row; NaN for clients that have not disclosed it."""
+        column = self._columns[signal]
+        joined = len(self._roster) - len(column)
+        if joined:
+            new = np.full((joined, *self._shape(signal)), np.nan)
+            column = self._columns[signal] = np.concatenate([column, new])
+        return column
 
     def noise_rates(self, signal: str) -> Mapping[str, float]:
         """ε / Δ₁ of the noise in what clients have disclosed, infinite without, by client."""
@@ -206,7 +236,7 @@ class Profiling:
         before = mine.get(profile.signal)
         if before is None or present or before.before(held):
             mine[profile.signal] = held
-            self._columns[profile.signal][self._rows[profile.client_id]] = numbers
+            self._column(profile.signal)[self._roster.row(profile.client_id)] = numbers
             self._changed = True
             spent = sum(each.epsilon for each in mine.values())
             self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
@@ -358,23 +388,17 @@ async def stored_profiles(
     attendance: Attendance,
     in_store: InStore,
     trust: Trust,
-) -> tuple[Profiling, Population]:
+) -> Profiling:
     """What a run's clients have disclosed so far, under way or not."""
-    profiling = Profiling(run_id, plan, attendance, in_store, trust)
-    roster: Sequence[str] = await in_store(lambda store: store.roster(run_id))
+    roster = Roster(await in_store(lambda store: store.roster(run_id)))
+    profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
     if initial is not None:
         profiling.use_model(ModelVersion(blake3=initial, size=0, renditions=()))
-    await profiling.admit(roster)
-    told: list[Participation] = await in_store(lambda store: store.participation(run_id))
-    samples = {each.client_id: each.samples or 0 for each in told}
-    population = Population(
-        ids=roster,
-        classes=plan.task.classes,
-        samples=np.array([samples.get(client, 0) for client in roster], dtype=np.int64),
-        **profiling.columns(),
-    )
-    return profiling, population
+    await profiling.admit(roster.ids)
+    parts: list[Participation] = await in_store(lambda store: store.participation(run_id))
+    roster.note_samples({each.client_id: each.samples or 0 for each in parts})
+    return profiling
 
 
 _COLUMNS: Mapping[str, str] = {

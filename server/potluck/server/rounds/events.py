@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from potluck.server.store.records import MemberState
 
+STOPPED_BY_OPERATOR = "stopped by an operator"
+"""Why a run ended that was stopped."""
+
 # Events ---------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from potluck.server.rounds.presence import Presence
+from potluck.server.rounds.roster import Roster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, listed
 from potluck.server.rounds.waiting import Muster, Waiting
@@ -24,10 +25,10 @@ _LONG_AGO = -math.inf
 class Gathering:
     """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
 
-    def __init__(self, rules: RoundRules, roster: Iterable[str], *, under_way: bool) -> None:
+    def __init__(self, rules: RoundRules, roster: Roster, *, under_way: bool) -> None:
         self.rules = rules
         self.presence = Presence(rules.grace_seconds)
-        self.roster: dict[str, None] = dict.fromkeys(roster)
+        self.roster = roster
         self.under_way = under_way
         self.excluded: frozenset[str] = frozenset()
         self.left_out = LeftOutClients()
@@ -96,7 +97,7 @@ class Gathering:
     def ready(self, now: float) -> tuple[str, ...]:
         """Clients to select among, in roster order; nobody while the run waits."""
         self.waiting = self.wake = None
-        self.given_up = self.left_out.why_too_few(tuple(self.roster), self.rules.needed)
+        self.given_up = self.left_out.why_too_few(self.roster.ids, self.rules.needed)
         if self.given_up:
             return ()
         selectable = self.selectable(self.roster)

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from potluck.common.runfile import LateJoiners
 from potluck.server.rounds.events import (
+    STOPPED_BY_OPERATOR,
     Abandon,
     Action,
     Admit,
@@ -53,6 +54,7 @@ from potluck.server.rounds.events import (
     UpdateArrived,
 )
 from potluck.server.rounds.gathering import Gathering
+from potluck.server.rounds.roster import Roster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import Tellings, counted, listed, told_once
 from potluck.server.rounds.waiting import Waiting, attempt_pause
@@ -90,7 +92,7 @@ class Resumption:
     took whose updates are here. left_out: clients that can't take part, and why.
     """
 
-    roster: tuple[str, ...] = ()
+    roster: Roster = field(default_factory=Roster)
     committed: int = 0
     attempt: int = 1
     spent: int = 0
@@ -127,6 +129,11 @@ class RoundMachine:
         self._round_deadline = 0.0
 
     # Queries ----------------------------------------------------------------------------------
+
+    @property
+    def roster(self) -> Roster:
+        """The run's clients; the machine admits them."""
+        return self.gathering.roster
 
     def present(self, now: float) -> tuple[str, ...]:
         """Clients that attend or may still come back, in roster order; nobody who is excluded."""
@@ -215,7 +222,7 @@ class RoundMachine:
             case Broke(reason):
                 return self._end(RunEnding.FAILED, reason)
             case StopRequested():
-                return self._end(RunEnding.STOPPED, "stopped by an operator")
+                return self._end(RunEnding.STOPPED, STOPPED_BY_OPERATOR)
             case Ticked():
                 return self._tick(now)
         return []
@@ -249,7 +256,7 @@ class RoundMachine:
         if self.rules.policy.late_joiners is LateJoiners.REFUSE:
             self._refused.update(new)
             return [Say(f"{listed(new)} came too late for this run and will not be selected")]
-        self.gathering.roster |= dict.fromkeys(new)
+        self.gathering.roster.append(new)
         return [Admit(new)]
 
     def _leave(self, clients: tuple[str, ...], now: float) -> list[Action]:
@@ -264,7 +271,7 @@ class RoundMachine:
             first = gathering.first_roster(now)
             if not first:
                 return self._keep_waiting()
-            gathering.roster = dict.fromkeys(first)
+            gathering.roster.append(first)
             gathering.begin(now)
             actions.append(Admit(first))
         available = gathering.ready(now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.feed import committed_round_message
 from potluck.server.runs.masked_rounds import MaskedRounds
-from potluck.server.runs.run import Run
+from potluck.server.runs.run import RoundResult, Run
 from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
@@ -41,14 +42,13 @@ class Finishing:
     async def reduce(self, clients: tuple[str, ...]) -> None:
         """Combine the updates of these clients, in this order, into the round's model."""
         run = self._run
-        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
-        updates = [run.facts.updates[client] for client in clients]
+        updates = [run.intake.updates[client] for client in clients]
         await asyncio.to_thread(give_back_freed_memory)  # before more is needed
         if self._masking is not None:
             if not await self._masking.reduce(updates):
                 return  # the round learns why
         else:
-            run.facts.model, run.facts.strategy_state = await in_thread(
+            model, strategy_state = await in_thread(
                 run.work.next_model,
                 run.machine.round,
                 updates,
@@ -56,13 +56,12 @@ class Finishing:
                 run.states.strategy,
                 clients=len(run.roster),
             )
+            run.result = RoundResult(model=model, strategy_state=strategy_state)
         run.post(rounds.Reduced())
 
     async def evaluate(self) -> None:
         """Evaluate the round's model on the coordinator's data, or else on the clients'."""
-        run = self._run
-        model = run.facts.model
-        assert model is not None  # noqa: S101  # evaluation follows reduction
+        run, model = self._run, self._run.result.model
         counts = await in_thread(run.work.evaluate, model)
         if counts is None:
             counts = await evaluate_on_clients(
@@ -74,39 +73,38 @@ class Finishing:
                 seconds=run.plan.run_file.round.deadline_seconds,
                 present=run.is_present,
             )
-        run.facts.metrics = None if counts is None else counts.metrics()
+        if counts is not None:
+            run.result = replace(run.result, metrics=counts.metrics())
         run.post(rounds.Evaluated())
 
     async def commit(self, action: rounds.Commit) -> None:
         """Commit the round: its states are on disk before its row is in the store."""
-        run, facts = self._run, self._run.facts
-        assert facts.model is not None  # noqa: S101  # a commit follows a reduction
-        assert facts.strategy_state is not None  # noqa: S101
+        run, result = self._run, self._run.result
         outcome = self._outcome(action)
         selector_state = run.plan.selector.observe(run.states.selector, outcome)
-        states = States(selector=selector_state, strategy=facts.strategy_state)
+        states = States(selector=selector_state, strategy=result.strategy_state)
         state_blake3 = await in_thread(run.work.write_states, states)
         commit = RoundCommit(
             key=run.key,
-            model_blake3=facts.model.blake3,
+            model_blake3=result.model.blake3,
             state_blake3=state_blake3,
             selector_scalars=states.selector.scalars,
             strategy_scalars=states.strategy.scalars,
-            metrics=_metrics_row(facts.metrics),
+            metrics=_metrics_row(result.metrics),
             seconds=self._round_seconds(outcome),
-            bytes_down=facts.bytes_down,
-            bytes_up=facts.bytes_up,
+            bytes_down=run.intake.bytes_down,
+            bytes_up=run.intake.bytes_up,
             committed_at=utc(),
             included=action.included,
         )
         await self.settled()
         await self._in_store(lambda store: store.commit_round(commit))
-        row, run.row = await self._in_store(partial(_committed, run_id=run.row.run_id))
-        run.model_before, run.model, run.states = run.model, facts.model, states
+        row, run.record.row = await self._in_store(partial(_committed, run_id=run.row.run_id))
+        run.model_before, run.model, run.states = run.model, result.model, states
         run.remember(row)
         announce_closed(run.services.attendance, row)
         self._announce(row)
-        spent = [update.path for update in facts.updates.values()]
+        spent = [update.path for update in run.intake.updates.values()]
         self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
         run.post(rounds.Committed())
 
@@ -121,19 +119,20 @@ class Finishing:
             self._aftermath.cancel()
 
     def _outcome(self, action: rounds.Commit) -> RoundOutcome:
-        run, facts = self._run, self._run.facts
+        run, cohort = self._run, list(self._run.attempt.cohort)
+        updates = run.intake.updates
         # Of those left out nothing counts, whether it came: after a kill it is not known.
-        rows = [facts.updates[c].row if c in action.included else None for c in facts.cohort]
+        rows = [updates[c].row if c in action.included else None for c in cohort]
         names = ["loss", *sorted(run.plan.reports)]
         reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
         seconds = np.array([math.nan if row is None else row.seconds for row in rows])
         return RoundOutcome(
             round=action.round,
-            selected=run.rows(facts.cohort),
-            included=run.rows(action.included),
+            selected=run.roster.rows(cohort),
+            included=run.roster.rows(action.included),
             seconds=seconds,
             reports=reports,
-            answers=tuple(facts.answers),
+            answers=tuple(run.attempt.answers),
             deadline_seconds=self._deadline(seconds),
         )
 
@@ -147,7 +146,7 @@ class Finishing:
     def _round_seconds(self, outcome: RoundOutcome) -> float:
         """How long the round took; on a virtual clock, until the last one in time."""
         if not self._run.plan.run_file.virtual_clock.enabled:
-            return now() - self._run.facts.begun
+            return now() - self._run.attempt.begun
         everybody = len(outcome.included) == len(outcome.selected)
         return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
 
@@ -155,10 +154,11 @@ class Finishing:
         """Tell people and metrics of a committed round."""
         run, observer = self._run, self._run.services.observer
         run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
-        run.feed.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
+        run.record.feed.publish(
+            operator_pb2.WatchRunResponse(committed=committed_round_message(row))
+        )
         run.publish_status()
-        size = 0 if run.model is None else run.model.size
-        observer.committed(row, size)
+        observer.committed(row, run.model.size)
         observer.picks(*run.eligibility.picks_summary(), row.key.round)
         observer.largest_weight(run.eligibility.largest_weight)
         observer.privacy(run.profiling.largest_epsilon)
@@ -172,7 +172,7 @@ class Finishing:
         await run.judge_offenders()
         await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
         await self._observe(row)
-        if run.model_before is not None and run.model is not None:
+        if run.model_before is not None:
             norm = await in_thread(run.work.step_norm, run.model_before, run.model)
             run.services.observer.moved(norm)
             run.model_before = None
@@ -182,7 +182,7 @@ class Finishing:
         """Tell the metrics whose data the round was of."""
         run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
-        population, rows = run.population(), {row.key.round: run.rows(included)}
+        population, rows = run.population(), {row.key.round: run.roster.rows(included)}
         if population.label_counts is not None:
             labels = await asyncio.to_thread(cohort_labels, population.label_counts, rows)
             observer.cohort(labels)

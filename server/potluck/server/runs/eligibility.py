@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
 from potluck.common.runfile import MissingProfiles
@@ -15,8 +16,8 @@ from potluck.server.cohorts.lopsidedness import lopsidedness
 from potluck.server.cohorts.pick_cap import cap_on_picks, under_cap
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.profiles.collect import Profiling
-from potluck.server.profiles.profile_checks import Floats
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.roster import Roster
 from potluck.server.rounds.troubles import told_once
 from potluck.server.selection import Rows
 
@@ -33,18 +34,24 @@ class Eligibility:
     """The rules of one run. `say` tells people that something is wrong; `leave_out` takes clients
     out of the run, and is told why."""
 
-    def __init__(self, plan: RunPlan, profiling: Profiling, say: Say, leave_out: LeaveOut) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        roster: Roster,
+        profiling: Profiling,
+        say: Say,
+        leave_out: LeaveOut,
+    ) -> None:
         self.quarantined: frozenset[str] = frozenset()
         """Set it whenever it changes; it counts from the next selection on."""
         self._policy = plan.run_file.profiles
         self._needed = plan.run_file.round.needed(plan.run_file.count)
         self._share = plan.run_file.selector_limits.maximum_share
+        self._roster = roster
         self._profiling = profiling
         self._say = say
         self._leave_out = leave_out
-        self._rows: dict[str, int] = {}
-        self._ids: list[str] = []
-        self._picks = np.zeros(0, dtype=np.int64)
+        self._counted_picks = np.zeros(0, dtype=np.int64)
         self._limits = plan.run_file.sample_limits
         self._alarmed: set[int] = set()
         self._boasters: set[str] = set()
@@ -61,18 +68,6 @@ class Eligibility:
     @property
     def _includes_all(self) -> bool:
         return self._policy.missing is MissingProfiles.INCLUDE
-
-    async def admit(self, clients: Sequence[str]) -> None:
-        """Clients join the roster, in this order."""
-        for client in clients:
-            self._rows[client] = len(self._rows)
-        self._ids += clients
-        self._picks = np.concatenate([self._picks, np.zeros(len(clients), dtype=np.int64)])
-        await self._profiling.admit(clients)
-
-    def columns(self) -> Mapping[str, Floats]:
-        """What clients have disclosed, as columns of a `Population`."""
-        return self._profiling.columns()
 
     async def eligible(
         self,
@@ -113,7 +108,7 @@ class Eligibility:
                 "take part"
                 + (f": {told_once(collected.unable, 'left out')}" * bool(collected.unable)),
             )
-        rows = np.sort(np.array([self._rows[client] for client in clients], dtype=np.int64))
+        rows = np.sort(self._roster.rows(clients))
         cap = cap_on_picks(self._share, round_number)
         return under_cap(rows, self._picks, cap=cap, count=count)
 
@@ -134,6 +129,14 @@ class Eligibility:
 
     # Picks ------------------------------------------------------------------------------------
 
+    @property
+    def _picks(self) -> NDArray[np.int64]:
+        """Picks by row."""
+        joined = len(self._roster) - len(self._counted_picks)
+        if joined:
+            self._counted_picks = np.append(self._counted_picks, np.zeros(joined, dtype=np.int64))
+        return self._counted_picks
+
     def picks_summary(self) -> tuple[int, int]:
         """How often the client picked most was picked, and how many were never."""
         return int(self._picks.max(initial=0)), int((self._picks == 0).sum())
@@ -141,13 +144,13 @@ class Eligibility:
     def count_picks(self, cohort: Sequence[str]) -> None:
         """A round with this cohort is committed; raises the alarm about clients picked too often,
         once for each."""
-        self._picks[[self._rows[client] for client in cohort]] += 1
+        self._picks[self._roster.rows(cohort)] += 1
         self._look_for_lopsidedness()
 
     def restore_picks(self, picks: Mapping[str, int]) -> None:
         """So often clients were in the cohorts that are committed, before the run is resumed."""
         for client, count in picks.items():
-            self._picks[self._rows[client]] = count
+            self._picks[self._roster.row(client)] = count
         self._look_for_lopsidedness()
 
     def _look_for_lopsidedness(self) -> None:
@@ -157,7 +160,9 @@ class Eligibility:
         new = [int(row) for row in found.unlikely if int(row) not in self._alarmed]
         self._alarmed.update(new)
         if new:
-            named = _list([f"{self._ids[row]} ({int(self._picks[row])} times)" for row in new])
+            named = _list(
+                [f"{self._roster.ids[row]} ({int(self._picks[row])} times)" for row in new]
+            )
             self._say(
                 f"selection is lopsided: {named} far above the mean of {self._picks.mean():.1f}; a "
                 "flattering profile does that: see `potluck profiles`, consider "

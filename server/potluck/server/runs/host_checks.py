@@ -50,7 +50,7 @@ class HostChecks:
                 why = f"{failure.message[:400]} ({failure.reason[:80]})"
                 troubles |= {c: why.replace(f"'{group[0]}'", f"'{c}'") for c in group}
         if troubles:
-            await run.leave_out_now(troubles)
+            await run.left_out.add_and_store(troubles)
         return tuple(client for client in clients if client not in run.left_out)
 
     def _unasked(self, clients: Sequence[str]) -> list[list[str]]:

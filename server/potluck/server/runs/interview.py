@@ -42,30 +42,36 @@ class Questioning:
         self._in_store = run.services.in_store
         self._name = run.plan.run_file.selector.name
 
-    async def choose(self, context: SelectionContext, key: AttemptKey) -> Selection:
-        """What the selector chooses, once it has asked what it wants to know.
+    async def choose(
+        self, context: SelectionContext, key: AttemptKey
+    ) -> tuple[Selection, Sequence[Answers]]:
+        """What the selector chooses, once it has asked what it wants to know, and the answers.
 
         Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
         restart, it does not ask what is stored.
         """
-        run = self._run
+        run, answers = self._run, list[Answers]()
         said = await asyncio.to_thread(
             self._call, context, run.plan.selector.select, run.states.selector, context
         )
         if isinstance(said, Generator):
-            said = await self._interview(said, context, key)
+            said = await self._interview(said, context, key, answers)
         if not isinstance(said, Selection):
             raise RunError(
                 f"selector '{self._name}' answered with {_what(said)}, not with a Selection",
                 selector=self._name,
             )
         check_selection(said, context, self._name)
-        return said
+        return said, answers
 
     async def _interview(
-        self, generator: Generator[Any, Any, Any], context: SelectionContext, key: AttemptKey
+        self,
+        generator: Generator[Any, Any, Any],
+        context: SelectionContext,
+        key: AttemptKey,
+        given: list[Answers],
     ) -> Any:
-        """Lead the generator to what it returns."""
+        """Lead the generator to what it returns. The answers of clients are added to `given`."""
         stored: Sequence[Exchange] = await self._in_store(lambda store: store.answers(key))
         answers: Answers | Summed | None = None
         try:
@@ -81,7 +87,7 @@ class Questioning:
                     answers = await self._summed(said, step, key, found)
                     continue
                 answers = await self._answers(said, step, key, found)
-                self._run.facts.answers.append(answers)
+                given.append(answers)
         finally:
             generator.close()
         raise RunError(
@@ -140,9 +146,8 @@ class Questioning:
 
     async def _ask(self, ask: Ask, step: int, key: AttemptKey) -> Answers:
         run = self._run
-        assert run.model is not None  # noqa: S101  # a run is prepared before anybody is asked
         reference = model_reference(run.model)
-        clients = [run.roster[row] for row in ask.rows.tolist()]
+        clients = run.roster.clients(ask.rows)
         run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
         answers = await gather(
             run.services.attendance,
@@ -171,7 +176,7 @@ class Questioning:
         self._report_troubles(ask, key, troubles)
         unable = [client for client, answer in answers.items() if is_unable(answer)]
         if unable:
-            await run.leave_out_now({client: troubles[client] for client in unable})
+            await run.left_out.add_and_store({client: troubles[client] for client in unable})
         return _columns(told, ask.wanted)
 
     def _report_troubles(self, ask: Ask, key: AttemptKey, troubles: Mapping[str, str]) -> None:

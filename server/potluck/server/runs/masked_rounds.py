@@ -42,7 +42,7 @@ from potluck.server.hosts.instructions import task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
 from potluck.server.runs.label_totals import task_reference
-from potluck.server.runs.run import Run
+from potluck.server.runs.run import RoundResult, Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation, summation_of
@@ -84,7 +84,8 @@ class MaskedRounds:
         run, key = self._run, self._run.key
         if self._sum is not None and self._sum.key == key:
             return
-        invited = {client: host for client, host in run.facts.hosts.items() if host}
+        cohort = run.attempt.cohort
+        invited = {client: member.host for client, member in cohort.items() if member.host}
         root = run.services.trust.root
         if root is None:
             raise RunError(
@@ -99,7 +100,7 @@ class MaskedRounds:
         except RunError as error:
             run.post(rounds.SumFailed(key.round, key.attempt, error.message))
             return
-        for client in sorted(run.facts.hosts.keys() - invited.keys()):
+        for client in sorted(cohort.keys() - invited.keys()):
             self._left(client, "its host was away when it was selected")
         step = coordinator.invite(header, invited, root)
         current.driving = asyncio.create_task(self._drive(current, current.session.run(step)))
@@ -120,9 +121,8 @@ class MaskedRounds:
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> bool:
         """Make the round's model of these updates' sum. False where there is none, which the round
-        learns by itself; its facts have the model otherwise."""
+        learns by itself; the run has the result otherwise."""
         run, current = self._run, self._require()
-        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         uploads = {update.client: current.vouched[update.client] for update in updates}
         current.session.certify(uploads)
         if current.driving is None:
@@ -134,7 +134,7 @@ class MaskedRounds:
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return False
-        run.facts.model, run.facts.strategy_state, head = await in_thread(
+        model, strategy_state, head = await in_thread(
             run.work.next_masked_model,
             run.machine.round,
             updates,
@@ -143,6 +143,7 @@ class MaskedRounds:
             run.states.strategy,
             clients=len(run.roster),
         )
+        run.result = RoundResult(model=model, strategy_state=strategy_state)
         self._tell(head, unmasking)
         return True
 
@@ -197,7 +198,6 @@ class MaskedRounds:
     def _header(self, root: FederationRoot, invited: Mapping[str, str], key: AttemptKey) -> Header:
         run, plan = self._run, self._run.plan
         run_file, masking = plan.run_file, plan.run_file.masking
-        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         hosts = list(invited.values())
         colluding = masking.colluding_hosts
         if colluding is None:

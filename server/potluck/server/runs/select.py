@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from potluck.common.runfile import MissingProfiles
 from potluck.server.aggregation.model_work import States
 from potluck.server.rounds import events as rounds
@@ -11,7 +13,7 @@ from potluck.server.runs.host_checks import HostChecks
 from potluck.server.runs.interview import Questioning, ReplayError
 from potluck.server.runs.label_cells import Cells
 from potluck.server.runs.label_totals import LabelTotals
-from potluck.server.runs.run import Attempt, Run
+from potluck.server.runs.run import CohortMember, Run
 from potluck.server.runs.services import utc
 from potluck.server.selection import Rows, SelectionContext
 from potluck.server.store.records import AttemptKey, AttemptRow, RunState
@@ -29,13 +31,11 @@ class Selecting:
         self._cells = Cells(run)
 
     async def admit(self, clients: tuple[str, ...]) -> None:
-        """Append clients to the roster, in this order."""
-        run, run_id = self._run, self._run.row.run_id
-        first = not run.roster
+        """Store that clients joined the roster, in this order."""
+        run, run_id = self._run, self._run.id
         await self._in_store(lambda store: store.append_to_roster(run_id, clients))
-        run.enrol(clients)
-        await run.eligibility.admit(clients)
-        if first:
+        await run.profiling.admit(clients)
+        if len(clients) == len(run.roster):  # the first ones
             await run.set_state(RunState.RUNNING, "")
             run.states = States(
                 selector=run.plan.selector.init(run.population()),
@@ -51,41 +51,39 @@ class Selecting:
         except ScarceError as error:
             run = self._run
             run.post(rounds.Excluded(run.eligibility.excluded))
-            begun = run.begun_attempt == run.key
+            begun = run.stored_attempt == run.key
             run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
 
     async def _select(self, action: rounds.Select) -> None:
         run = self._run
-        if run.state is not RunState.RUNNING:
+        if run.row.state is not RunState.RUNNING:
             await run.set_state(RunState.RUNNING, "")
-        key = AttemptKey(run.row.run_id, action.round, action.attempt)
+        key = AttemptKey(run.id, action.round, action.attempt)
         context = await self._context(action, key)
-        selection = await self._questioning.choose(context, key)
-        unable = [client for client in run.facts.available if client in run.left_out]
+        selection, answers = await self._questioning.choose(context, key)
+        unable = [c for c in run.roster.clients(context.available) if c in run.left_out]
         if unable:
             raise ReplayError(
                 f"{key}: {counted(len(unable))} turned out to be unable to take part; selecting "
                 "without them"
             )
-        cohort = tuple(run.roster[int(row)] for row in selection.rows)
-        facts = run.facts
-        facts.cohort = cohort
-        facts.reasons = dict(zip(cohort, selection.reasons, strict=True))
-        for client in cohort:
-            facts.hosts[client] = run.machine.host_of(client)
-        if selection.quotas is not None:
-            facts.quotas = dict(zip(cohort, selection.quotas.tolist(), strict=True))
-        stored = [(client, facts.hosts[client], facts.reasons[client]) for client in cohort]
-        await self._in_store(lambda store: store.set_cohort(key, stored, facts.quotas))
+        cohort = run.roster.clients(selection.rows)
+        quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
+        members = {
+            client: CohortMember(host=run.machine.host_of(client), reason=reason, quotas=most)
+            for client, reason, most in zip(cohort, selection.reasons, quotas, strict=True)
+        }
+        run.attempt = replace(run.attempt, cohort=members, answers=answers)
+        stored = [(client, member.host, member.reason) for client, member in members.items()]
+        limited = {} if selection.quotas is None else dict(zip(cohort, quotas, strict=True))
+        await self._in_store(lambda store: store.set_cohort(key, stored, limited))
         run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
         run.post(rounds.Selected(cohort))
 
     async def _context(self, action: rounds.Select, key: AttemptKey) -> SelectionContext:
         """What the selector may look at; the available set is in the store before it does."""
         run = self._run
-        if run.facts.model is not None:  # of the round before, or of an attempt given up
-            run.services.files.let_go(run.facts.model.digests)
-        run.facts = Attempt()  # nobody is selected while profiles are asked for
+        run.begin_attempt()
         with run.services.observer.asking():
             tag = f"{action.round}.{action.attempt}"
             rows = await run.eligibility.eligible(
@@ -96,17 +94,17 @@ class Selecting:
                 present=run.is_present,
             )
         run.post(rounds.Excluded(run.eligibility.excluded))
-        eligible = tuple(run.roster[row] for row in rows.tolist())
+        eligible = run.roster.clients(rows)
         await self._totals.find(eligible)
         await self._cells.find(eligible)
         rows = self._in_cells(rows)
-        run.facts = Attempt(available=tuple(run.roster[row] for row in rows.tolist()))
-        if run.begun_attempt != key:
+        run.begin_attempt()  # once more: what came before it does not count
+        if run.stored_attempt != key:
             spent, begun = run.machine.spent, utc()
             await self._in_store(
                 lambda store: store.begin_attempt(key, rows.tolist(), begun, spent=spent)
             )
-            run.begun_attempt = key
+            run.stored_attempt = key
         else:
             await self._check_resumable(rows)
         return SelectionContext(
@@ -123,11 +121,11 @@ class Selecting:
         missing = run.plan.run_file.profiles.missing
         if not self._cells.wanted or missing is MissingProfiles.INCLUDE:
             return rows
-        return rows[[run.roster[row] in run.cell_counts for row in rows.tolist()]]
+        return rows[[client in run.cell_counts for client in run.roster.clients(rows)]]
 
     async def _check_resumable(self, rows: Rows) -> None:
         """Raises ReplayError where others are available than when the first question was asked."""
-        run_id = self._run.row.run_id
+        run_id = self._run.id
         attempt: AttemptRow | None = await self._in_store(
             lambda store: store.current_attempt(run_id)
         )

@@ -15,6 +15,8 @@ from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store import RoundRow, Store
 from potluck.server.sums.counts import SecureSums
 
+InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+
 
 def now() -> float:
     """Monotonic seconds."""
@@ -32,7 +34,7 @@ class RunServices:
 
     attendance: Attendance
     files: ModelFiles
-    in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]]
+    in_store: InStore
     """Call with the store in its thread."""
     tidy: Callable[[int], Awaitable[None]]
     """Delete model files that no run needs any more, now that this round is committed."""

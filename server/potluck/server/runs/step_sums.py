@@ -28,7 +28,7 @@ async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
             f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, and "
             f"this run's profiles.disclosure is '{mode}', not '{PROTOCOL}'"
         )
-    clients = [run.roster[row] for row in ask.rows.tolist()]
+    clients = run.roster.clients(ask.rows)
     try:
         outcome = await run.services.sums.sum_counts(
             sum_terms(run, SumKind.PROTOCOL), clients, present=run.is_present
@@ -39,7 +39,7 @@ async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
     if outcome.total is None:
         run.say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
         return None
-    return Summed(rows=run.rows(sorted(outcome.record.clients)), total=outcome.total)
+    return Summed(rows=run.roster.rows(sorted(outcome.record.clients)), total=outcome.total)
 
 
 # What is stored ---------------------------------------------------------------------------------

@@ -51,9 +51,8 @@ class Collecting:
         if self._masking is not None:
             await self._masking.begin()
         auxiliary = await self.auxiliaries.message(client)
-        assert run.model is not None  # noqa: S101  # a run is prepared before anybody trains
         machine, policy = run.machine, run.plan.run_file.round
-        run.facts.told[client] = now()
+        run.intake.instructed[client] = now()
         instruction = train_instruction(
             run.plan,
             run.instruction_id(client),
@@ -62,7 +61,7 @@ class Collecting:
             client,
             model_reference(run.model),
             auxiliary,
-            quotas=run.facts.quotas.get(client, ()),
+            quotas=run.attempt.cohort[client].quotas,
         )
         run.services.attendance.instruct(
             instruction,
@@ -96,7 +95,7 @@ class Collecting:
         run.services.observer.failed(reason)
         trouble = plain(f"{message[:400]} ({reason[:80]})", 500)
         if is_permanent(reason):
-            run.leave_out({client: trouble})
+            run.left_out.add({client: trouble})
         run.post(rounds.ClientFailed(client, trouble))
 
     # Updates ----------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class Collecting:
     def has(self, client: str, update_id: str) -> bool:
         """Whether the update with this id is spooled in the attempt under way."""
         run = self._run
-        return client in run.facts.updates and update_id == run.instruction_id(client)
+        return client in run.intake.updates and update_id == run.instruction_id(client)
 
     async def accept(self, client: str, update_id: str, update: SpooledUpdate) -> None:
         """A verified update is in the spool: record it, then tell the machine."""
@@ -118,7 +117,7 @@ class Collecting:
         await self._record(key, change)
         if not self.expects(client, update_id):
             return
-        run.facts.updates[client] = update
+        run.intake.updates[client] = update
         run.services.attendance.retire([update_id])
         run.post(rounds.UpdateArrived(client, update.row.seconds))
 
@@ -172,7 +171,7 @@ class Collecting:
         if self._masking is not None:
             await self._masking.give_up()
         await self._in_store(lambda store: store.abandon_attempt(key, action.reason))
-        if self._run.facts.updates:
+        if self._run.intake.updates:
             await self._run.judge_offenders()
         await asyncio.to_thread(self._run.spool.clear, action.round, action.attempt)
 

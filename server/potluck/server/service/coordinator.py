@@ -52,6 +52,7 @@ from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.runs.driver import RunDriver
+from potluck.server.runs.inbox import Inbox
 from potluck.server.runs.recorded_commits import Commits
 from potluck.server.runs.services import RunServices, now, utc
 from potluck.server.selection import Population
@@ -179,19 +180,19 @@ class Coordinator:
 
     # Transfers --------------------------------------------------------------------------------
 
-    async def driver_of(self, run_id: str, update_id: str) -> RunDriver:
-        """The run under way that an update says it is for. Raises RoundClosedError.
+    async def inbox_of(self, run_id: str, update_id: str) -> Inbox:
+        """Where the run under way takes an update that says it is for it. Raises RoundClosedError.
 
         After a restart hosts may come before the run knows where it stood: they wait for it.
         """
         driver = self._drivers.get(run_id)
-        if driver is None:
+        inbox = None if driver is None else await driver.inbox()
+        if inbox is None:
             raise RoundClosedError(
                 f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
                 update=update_id[:200],
             )
-        await driver.prepared()
-        return driver
+        return inbox
 
     def count_down(self, blake3: str, sent: int) -> None:
         """Bytes of a model file went out: to the account of the run that uses it."""
@@ -298,11 +299,10 @@ class Coordinator:
         self.metrics.quarantined(len(await self.in_store(lambda store: store.quarantined())))
 
     async def profiles(self, run_id: str) -> Population:
-        """What a run's clients have disclosed, as its selector sees it. Raises NotFoundError."""
+        """What a run's clients have disclosed. Raises NotFoundError."""
         row = await self.run(run_id)
         plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
-        _, population = await self._stored_profiles(row, plan)
-        return population
+        return (await self._stored_profiles(row, plan)).population()
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
         """What a run's clients claimed of their labels, held against how their updates moved the
@@ -310,8 +310,8 @@ class Coordinator:
         row = await self.run(run_id)
         plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
         check_auditable(plan)
-        profiling, population = await self._stored_profiles(row, plan)
-        rates = profiling.noise_rates(LABEL_COUNTS)
+        profiling = await self._stored_profiles(row, plan)
+        population, rates = profiling.population(), profiling.noise_rates(LABEL_COUNTS)
         rounds = [each async for each in self.committed_rounds(row.run_id)]
         records = self._bias_records(row.run_id)
         audits = await asyncio.to_thread(audit_run, plan, population, rates, rounds, records)
@@ -324,7 +324,7 @@ class Coordinator:
             partial(read_disclosures, run_id=row.run_id, independent=self._trust.independent)
         )
 
-    async def _stored_profiles(self, row: RunRow, plan: RunPlan) -> tuple[Profiling, Population]:
+    async def _stored_profiles(self, row: RunRow, plan: RunPlan) -> Profiling:
         return await stored_profiles(row.run_id, plan, self.attendance, self.in_store, self._trust)
 
     def _bias_records(self, run_id: str) -> BiasRecords:
@@ -428,7 +428,7 @@ class Coordinator:
     async def _look_at(self, found: set[str]) -> None:
         """Delete what earlier coordinators left, once the runs under way know what they use."""
         for driver in list(self._drivers.values()):
-            await driver.prepared()
+            await driver.inbox()
         try:
             await self._tidying.look_at(found - self._commits.spared)
         except (PotluckError, OSError) as error:

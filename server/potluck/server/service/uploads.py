@@ -37,7 +37,7 @@ from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS, MASKED
 from potluck.server.rounds.events import Broke
-from potluck.server.runs.driver import RunDriver
+from potluck.server.runs.inbox import Inbox
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.coordinator_metrics import Transfer
 from potluck.server.service.guard import check_client
@@ -51,7 +51,7 @@ class _Upload:
     """One update on its way. model: what it was trained from."""
 
     header: transfer_pb2.UpdateHeader
-    driver: RunDriver
+    inbox: Inbox
     model: ModelVersion
     transfer: Transfer
 
@@ -68,12 +68,12 @@ class Uploads:
     ) -> coordinator_pb2.LocateUploadResponse:
         """How much of an update has arrived."""
         check_client(request.client_id, identity)
-        driver = await self._coordinator.driver_of(request.run_id, request.update_id)
-        if driver.has(request.client_id, request.update_id):
+        inbox = await self._coordinator.inbox_of(request.run_id, request.update_id)
+        if inbox.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
-        _check_expected(driver, request.client_id, request.update_id)
+        _check_expected(inbox, request.client_id, request.update_id)
         check_digest(request.blake3)
-        held = held_bytes(driver.spool_path(request.client_id, request.blake3))
+        held = held_bytes(inbox.spool_path(request.client_id, request.blake3))
         return coordinator_pb2.LocateUploadResponse(offset=held)
 
     async def take(
@@ -84,23 +84,21 @@ class Uploads:
         header = _header(await anext(frames, None))
         client = header.client_id
         check_client(client, identity)
-        driver = await self._coordinator.driver_of(header.run_id, header.update_id)
-        if driver.has(client, header.update_id):
+        inbox = await self._coordinator.inbox_of(header.run_id, header.update_id)
+        if inbox.has(client, header.update_id):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
-        _check_expected(driver, client, header.update_id)
-        if driver.masking is None:
-            _check_report(UpdateReport.from_message(header.report), driver.plan.training)
-        _check_form(header, driver)
-        if driver.model is None:
-            raise RoundClosedError("the run has no model yet")
+        _check_expected(inbox, client, header.update_id)
+        if inbox.masking is None:
+            _check_report(UpdateReport.from_message(header.report), inbox.plan.training)
+        _check_form(header, inbox)
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._one_at_a_time(header.update_id):
-            if driver.has(client, header.update_id):  # it was being verified when it came again
+            if inbox.has(client, header.update_id):  # it was being verified when it came again
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
-                upload = _Upload(header, driver, driver.model, transfer)
+                upload = _Upload(header, inbox, inbox.model, transfer)
                 with _spooling(upload):
                     receiver, blake3 = await self._receive(upload, frames, stack)
                 # All of it is here: it counts even if its host goes away now.
@@ -121,17 +119,17 @@ class Uploads:
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
         """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
-        header, driver = upload.header, upload.driver
+        header, inbox = upload.header, upload.inbox
         async with self._coordinator.transfers.turn(upload.transfer):
-            _check_expected(driver, header.client_id, header.update_id)
-            driver.upload_begins()
-            receiver = stack.enter_context(contextlib.closing(self._receiver(header, driver)))
+            _check_expected(inbox, header.client_id, header.update_id)
+            inbox.upload_begins()
+            receiver = stack.enter_context(contextlib.closing(self._receiver(header, inbox)))
             async for frame in frames:
                 if not isinstance(frame, memoryview):
                     return receiver, _trailer(frame).blake3
                 receiver.write(frame)
                 upload.transfer.moved += len(frame)
-                driver.count_up(len(frame))
+                inbox.count_up(len(frame))
         raise TruncatedError(
             f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
             "send the rest",
@@ -139,23 +137,23 @@ class Uploads:
             size=header.size,
         )
 
-    def _receiver(self, header: transfer_pb2.UpdateHeader, driver: RunDriver) -> FileReceiver:
-        path = driver.spool_path(header.client_id, header.blake3)
-        driver.spool.clear_others(path)
+    def _receiver(self, header: transfer_pb2.UpdateHeader, inbox: Inbox) -> FileReceiver:
+        path = inbox.spool_path(header.client_id, header.blake3)
+        inbox.spool.clear_others(path)
         return FileReceiver(
             path,
             blake3=header.blake3,
             size=header.size,
             offset=header.offset,
-            maximum=min(driver.work.largest_upload(), self._coordinator.maximum_model_bytes),
-            over=None if header.offset else driver.spool.take_spare(),
+            maximum=min(inbox.work.largest_upload(), self._coordinator.maximum_model_bytes),
+            over=None if header.offset else inbox.spool.take_spare(),
         )
 
 
 @contextlib.contextmanager
 def _spooling(upload: _Upload) -> Iterator[None]:
     """A disk that refuses an update ends the run: sending it again can't help."""
-    driver, folder = upload.driver, upload.driver.spool.folder
+    inbox, folder = upload.inbox, upload.inbox.spool.folder
     try:
         try:
             yield
@@ -166,37 +164,37 @@ def _spooling(upload: _Upload) -> Iterator[None]:
                 path=folder,
             ) from error
     except StorageError as error:
-        _check_expected(driver, upload.header.client_id, upload.header.update_id)
-        driver.post(Broke(error.message))
+        _check_expected(inbox, upload.header.client_id, upload.header.update_id)
+        inbox.post(Broke(error.message))
         raise
 
 
 async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:
     """Verify a file that is whole, check what is in it, and hand it to its run."""
-    header, driver, screen = upload.header, upload.driver, FiniteScreen()
+    header, inbox, screen = upload.header, upload.inbox, FiniteScreen()
     with _spooling(upload):
         path = await asyncio.to_thread(receiver.finish, blake3, see=screen.see)
         try:
             await _check(upload, path, finite=screen.clean)
         except (UpdateError, TooLargeError, ProtocolError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            if driver.expects(header.client_id, header.update_id):
-                driver.fail(header.client_id, error.message, error.reason)
+            if inbox.expects(header.client_id, header.update_id):
+                inbox.fail(header.client_id, error.message, error.reason)
             raise
-        _check_expected(driver, header.client_id, header.update_id)
-        update = SpooledUpdate(client=header.client_id, path=path, row=_row(header, driver))
-        await driver.accept(header.client_id, header.update_id, update)
+        _check_expected(inbox, header.client_id, header.update_id)
+        update = SpooledUpdate(client=header.client_id, path=path, row=_row(header, inbox))
+        await inbox.accept(header.client_id, header.update_id, update)
     upload.transfer.complete()
 
 
 async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
-    header, driver = upload.header, upload.driver
-    if driver.masking is not None:
-        await asyncio.to_thread(driver.masking.check, path)
-        driver.masking.vouch(header.client_id, header.masked_input, header.blake3)
+    header, inbox = upload.header, upload.inbox
+    if inbox.masking is not None:
+        await asyncio.to_thread(inbox.masking.check, path)
+        inbox.masking.vouch(header.client_id, header.masked_input, header.blake3)
         return
     await asyncio.to_thread(
-        driver.work.check_update,
+        inbox.work.check_update,
         path,
         upload.model,
         compressed=header.compressed,
@@ -204,15 +202,15 @@ async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
     )
 
 
-def _row(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> UpdateRow:
+def _row(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> UpdateRow:
     """What the store is told of an update."""
-    up, masked = driver.plan.run_file.transport.up, driver.masking is not None
+    up, masked = inbox.plan.run_file.transport.up, inbox.masking is not None
     # Whatever a masked update's report says is none of our business.
     report = UpdateReport() if masked else UpdateReport.from_message(header.report)
     report = replace(
         report,
-        seconds=_seconds(driver, header.client_id, report),
-        reports=_reports(driver, report),
+        seconds=_seconds(inbox, header.client_id, report),
+        reports=_reports(inbox, report),
     )
     return UpdateRow(
         blake3=header.blake3,
@@ -224,8 +222,8 @@ def _row(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> UpdateRow:
     )
 
 
-def _check_expected(driver: RunDriver, client: str, update_id: str) -> None:
-    if not driver.expects(client, update_id):
+def _check_expected(inbox: Inbox, client: str, update_id: str) -> None:
+    if not inbox.expects(client, update_id):
         raise RoundClosedError(
             f"nobody waits for update '{update_id[:200]}' of client '{client}' any more; drop it",
             update=update_id[:200],
@@ -256,9 +254,9 @@ def _trailer(request: Any) -> transfer_pb2.FileTrailer:
     return trailer
 
 
-def _check_form(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> None:
-    up = driver.plan.run_file.transport.up
-    if driver.masking is not None:
+def _check_form(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> None:
+    up = inbox.plan.run_file.transport.up
+    if inbox.masking is not None:
         if header.encoding != MASKED or not header.delta or header.compressed:
             raise LayoutError(
                 "this run wants masked updates; the update announced is in another form"
@@ -276,18 +274,18 @@ def _check_form(header: transfer_pb2.UpdateHeader, driver: RunDriver) -> None:
         )
 
 
-def _seconds(driver: RunDriver, client: str, report: UpdateReport) -> float:
+def _seconds(inbox: Inbox, client: str, report: UpdateReport) -> float:
     """How long the client took: on a virtual clock it says so itself, else it is measured here."""
-    if driver.plan.run_file.virtual_clock.enabled:
+    if inbox.plan.run_file.virtual_clock.enabled:
         return report.seconds
-    return driver.seconds_since_told(client)
+    return inbox.seconds_since_instructed(client)
 
 
-def _reports(driver: RunDriver, report: UpdateReport) -> dict[str, float]:
+def _reports(inbox: Inbox, report: UpdateReport) -> dict[str, float]:
     """What the selector wants to know, as far as it was reported and is a number."""
     return {
         name: report.reports[name]
-        for name in sorted(driver.plan.reports)
+        for name in sorted(inbox.plan.reports)
         if name in report.reports and math.isfinite(report.reports[name])
     }
 

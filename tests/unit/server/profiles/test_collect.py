@@ -17,6 +17,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.rounds.roster import Roster
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.store import Store
 from potluck.server.store.records import NewRun, Profile
@@ -63,12 +64,12 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield store
 
 
-def profiling(store: Store, attendance: Attendance) -> Profiling:
+def profiling(store: Store, attendance: Attendance, roster: Roster) -> Profiling:
     async def in_store(call: Callable[[Store], Any]) -> Any:
         return call(store)
 
     trust = Trust(federation="f", members=None)
-    return Profiling("r", plan(), attendance, in_store, trust)
+    return Profiling("r", plan(), roster, attendance, in_store, trust)
 
 
 def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> HostSession:
@@ -85,9 +86,16 @@ def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> Hos
 
 async def admitted(store: Store, attendance: Attendance, clients: list[str]) -> Profiling:
     store.append_to_roster("r", clients)
-    found = profiling(store, attendance)
+    found = profiling(store, attendance, Roster(clients))
     await found.admit(clients)
     return found
+
+
+def first_count(found: Profiling) -> float:
+    """Of the first client's labels."""
+    counts = found.population().label_counts
+    assert counts is not None
+    return float(counts[0, 0])
 
 
 async def test_what_is_stored_is_not_asked_for_again(store: Store) -> None:
@@ -97,7 +105,8 @@ async def test_what_is_stored_is_not_asked_for_again(store: Store) -> None:
     store.put_profile(profile("b", 8, epsilon=0.5))  # made otherwise than this run wants it
     found = await admitted(store, attendance, ["a", "b", "c"])
     assert [found.lacks(client) for client in "abc"] == [[], ["label_counts"], ["label_counts"]]
-    column = found.columns()["label_counts"]
+    column = found.population().label_counts
+    assert column is not None
     assert column[0, 0] == 7
     assert np.isnan(column[1:]).all()
     collected = await found.collect(["a"], tag="1.1/profile", present=lambda _: True)
@@ -110,7 +119,7 @@ async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
     store.put_profile(profile("a", 7))
     store.put_profile(profile("a", 9, epoch=2))
     found = await admitted(store, attendance, ["a"])
-    assert found.columns()["label_counts"][0, 0] == 9
+    assert first_count(found) == 9
     assert found.lacks("a") == []  # away, so the newest that is known
     session = attend(attendance, ["a"], epoch=3)
     assert found.lacks("a") == ["label_counts"]
@@ -132,7 +141,7 @@ async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
     collected = await found.collect(["a"], tag="1.1/profile", present=respond)
     assert (collected.refused, collected.silent) == ({}, set())
     assert found.lacks("a") == []
-    assert found.columns()["label_counts"][0, 0] == 11
+    assert first_count(found) == 11
     assert len(store.profiles()) == 3
 
 
@@ -154,8 +163,10 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
     async def leave_out(troubles: Mapping[str, str]) -> None:
         raise AssertionError(troubles)
 
-    eligibility = Eligibility(plan(), profiling(store, attendance), lambda _: None, leave_out)
-    await eligibility.admit(clients)
+    roster = Roster(clients)
+    disclosed = profiling(store, attendance, roster)
+    eligibility = Eligibility(plan(), roster, disclosed, lambda _: None, leave_out)
+    await disclosed.admit(clients)
 
     async def once() -> float:
         begun = time.perf_counter()

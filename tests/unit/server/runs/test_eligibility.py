@@ -11,6 +11,7 @@ import pytest
 from potluck.common.errors import RunError
 from potluck.server.profiles.collect import Collected, Profiling
 from potluck.server.rounds.plan import draw_up
+from potluck.server.rounds.roster import Roster
 from potluck.server.runs.eligibility import Eligibility, ScarceError
 
 
@@ -20,9 +21,6 @@ class Asked:
 
     collected: Collected = field(default_factory=Collected)
     asked: list[list[str]] = field(default_factory=list)
-
-    async def admit(self, clients: Sequence[str]) -> None:
-        return None
 
     async def collect(
         self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
@@ -36,6 +34,7 @@ class Asked:
 @dataclass
 class Scene:
     asked: Asked
+    roster: Roster
     eligibility: Eligibility
     said: list[str]
     left_out: dict[str, str]
@@ -60,9 +59,9 @@ async def scene(run_file: str = "", **collected: Any) -> Scene:
     async def leave_out(troubles: Mapping[str, str]) -> None:
         left_out.update(troubles)
 
-    eligibility = Eligibility(plan, cast(Profiling, asked), said.append, leave_out)
-    await eligibility.admit(["a", "b", "c", "d"])
-    return Scene(asked, eligibility, said, left_out)
+    roster = Roster("abcd")
+    eligibility = Eligibility(plan, roster, cast(Profiling, asked), said.append, leave_out)
+    return Scene(asked, roster, eligibility, said, left_out)
 
 
 async def test_everybody_available_may_be_selected() -> None:
@@ -129,7 +128,7 @@ async def test_nobody_is_picked_beyond_the_share() -> None:
 
 async def test_one_alarm_for_who_is_picked_far_too_often() -> None:
     there = await scene()
-    await there.eligibility.admit([f"client-{n}" for n in range(20)])
+    there.roster.append(f"client-{n}" for n in range(20))
     for _ in range(30):
         there.eligibility.count_picks(["a"])
     [alarm] = there.said

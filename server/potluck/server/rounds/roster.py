@@ -1,0 +1,58 @@
+"""The clients of a run: their order, their rows, and how many samples they have disclosed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.selection import Rows
+
+
+class Roster:
+    """A run's clients in the order of their admission; a client's place is its row for good.
+
+    The state machine admits clients. Everything else that speaks of them by row reads it here.
+    """
+
+    def __init__(self, clients: Iterable[str] = ()) -> None:
+        self.ids: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self._samples: dict[str, int] = {}
+        self.append(clients)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._row_of
+
+    def append(self, clients: Iterable[str]) -> None:
+        """Admit clients, in this order."""
+        for client in clients:
+            self._row_of[client] = len(self.ids)
+            self.ids.append(client)
+
+    def row(self, client: str) -> int:
+        """The row of a client. Raises KeyError for a stranger."""
+        return self._row_of[client]
+
+    def rows(self, clients: Sequence[str]) -> Rows:
+        """The rows of clients, in their order."""
+        return np.array([self._row_of[client] for client in clients], dtype=np.int64)
+
+    def clients(self, rows: Rows) -> tuple[str, ...]:
+        """The clients of rows, in their order."""
+        return tuple(self.ids[row] for row in np.asarray(rows).tolist())
+
+    def note_samples(self, disclosed: Mapping[str, int]) -> None:
+        """Clients have disclosed their numbers of training samples; the newest ones stand."""
+        self._samples |= disclosed
+
+    def samples(self) -> NDArray[np.int64]:
+        """The disclosed numbers of samples by row; 0 where none is known."""
+        return np.array([self._samples.get(client, 0) for client in self.ids], dtype=np.int64)

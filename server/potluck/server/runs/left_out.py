@@ -1,0 +1,94 @@
+"""Clients that can't take part in a run until their host is started anew, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.troubles import told_once
+from potluck.server.runs.services import InStore, utc
+from potluck.server.store.records import LeftOutRow
+
+
+class LeftOutRegister:
+    """The clients of one run that are left out. The state machine hears of each change."""
+
+    def __init__(
+        self,
+        run_id: str,
+        plan: RunPlan,
+        attendance: Attendance,
+        in_store: InStore,
+        post: Callable[[rounds.Event], None],
+    ) -> None:
+        self._run_id = run_id
+        self._task = plan.run_file.task.name
+        self._attendance = attendance
+        self._in_store = in_store
+        self._post = post
+        self._rows: dict[str, LeftOutRow] = {}
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._rows
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why each is left out."""
+        return {client: row.trouble for client, row in self._rows.items()}
+
+    def summary(self) -> str:
+        """Who is left out and why, for people; empty where nobody is."""
+        return told_once(self.troubles, "left out")
+
+    def restore(self, rows: Iterable[LeftOutRow]) -> None:
+        """Take over those that the store has from before a restart."""
+        self._rows |= {row.client_id: row for row in rows}
+
+    def add(self, troubles: Mapping[str, str]) -> None:
+        """Leave clients out. The store has it before the machine selects again."""
+        new = {client: why for client, why in troubles.items() if client not in self._rows}
+        for client, why in new.items():
+            session = self._attendance.session_of(client)
+            process_id = "" if session is None else session.process_id
+            self._rows[client] = LeftOutRow(
+                client_id=client, process_id=process_id, trouble=why, at=utc()
+            )
+        if new:
+            self._post(rounds.LeftOut(tuple(new.items())))
+
+    async def add_and_store(self, troubles: Mapping[str, str]) -> None:
+        """Leave clients out; the store has it when this returns."""
+        self.add(troubles)
+        await self.store(tuple(troubles))
+
+    def welcome(self, clients: Sequence[str]) -> None:
+        """Clients attend. Those whose host was started anew may take part again; those whose host
+        lacks the run's task may not."""
+        sessions = {client: self._attendance.session_of(client) for client in clients}
+        back = [
+            client
+            for client, session in sessions.items()
+            if session is not None
+            and client in self._rows
+            and self._rows[client].process_id != session.process_id
+        ]
+        for client in back:
+            del self._rows[client]
+        if back:
+            self._post(rounds.Readmitted(tuple(back)))
+        why = (
+            f"task '{self._task}' is not installed on its host; install it there and start the "
+            "host anew"
+        )
+        self.add({c: why for c, each in sessions.items() if each and not each.offers(self._task)})
+
+    async def store(self, clients: Sequence[str]) -> None:
+        """Store that clients are left out."""
+        rows = [self._rows[client] for client in clients if client in self._rows]
+        await self._in_store(lambda store: store.leave_out(self._run_id, rows))
+
+    async def remove_from_store(self, clients: Sequence[str]) -> None:
+        """Store that clients may take part again."""
+        await self._in_store(lambda store: store.let_in(self._run_id, clients))

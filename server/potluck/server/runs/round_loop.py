@@ -1,0 +1,168 @@
+"""The loop of a prepared run: feeds the state machine what happens, carries out what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from potluck.common.errors import PotluckError, disk_error
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.machine import Phase
+from potluck.server.runs.commit import Finishing
+from potluck.server.runs.inbox import Inbox
+from potluck.server.runs.masked_rounds import MaskedRounds
+from potluck.server.runs.run import Run
+from potluck.server.runs.select import Selecting
+from potluck.server.runs.services import now
+from potluck.server.runs.train import Collecting
+
+
+class RoundLoop:
+    """Takes a run through its rounds. Lives on the event loop."""
+
+    def __init__(self, run: Run, end: Callable[[rounds.End], Awaitable[None]]) -> None:
+        """end: carries out the end of the run."""
+        self.run = run
+        self._end = end
+        self._attendance = run.services.attendance
+        masked = run.plan.run_file.secure_aggregation
+        self._masking = MaskedRounds(run) if masked else None
+        self._selecting = Selecting(run)
+        self._collecting = Collecting(run, self._masking)
+        self._finishing = Finishing(run, self._masking)
+        self.inbox = Inbox(run, self._collecting, self._masking)
+        self._slow: asyncio.Task[None] | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+
+    # Files ------------------------------------------------------------------------------------
+
+    def serves(self, blake3: str) -> bool:
+        """Whether hosts fetch this file now."""
+        return blake3 in self.run.model.digests or blake3 in self._collecting.auxiliaries.digests
+
+    def files_in_use(self) -> set[str]:
+        """Files that must not be deleted now."""
+        run = self.run
+        models = (run.model, run.model_before, run.result.model, run.profiling.model)
+        of_models = {digest for model in models if model is not None for digest in model.digests}
+        return of_models | self._collecting.auxiliaries.digests
+
+    # Events -----------------------------------------------------------------------------------
+
+    async def go(self) -> None:
+        """Go on until the run has ended."""
+        run = self.run
+        await run.read_quarantine()
+        self._stop_listening = self._attendance.listen(self._on_attendance)
+        run.post(rounds.Started())
+        self._on_attendance(self._attendance.clients, joined=True)
+        while run.machine.phase is not Phase.ENDED:
+            event = await self._next_event()
+            actions = run.machine.handle(event, now())
+            run.services.observer.noted(event, actions, run.machine.phase)
+            for action in actions:
+                await self._carry_out(action)
+
+    async def fail(self, reason: str) -> None:
+        """End the run for something that the machine has not heard of."""
+        actions = self.run.machine.handle(rounds.Broke(reason), now())
+        for action in actions or [rounds.End(rounds.RunEnding.FAILED, reason)]:
+            await self._carry_out(action)
+
+    async def settle(self) -> None:
+        """The run ends: stop what is under way, and wait for what follows the last commit."""
+        if self._slow is not None:
+            self._slow.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._slow
+        if self._masking is not None:
+            await self._masking.give_up()
+        await self._finishing.settled()
+
+    def stop(self) -> None:
+        """The run is not driven any more."""
+        self._stop_listening()
+        if self._slow is not None:
+            self._slow.cancel()
+        self._finishing.stop()
+        if self._masking is not None:
+            self._masking.stop()
+
+    async def _next_event(self) -> rounds.Event:
+        run = self.run
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return run.events.get_nowait()  # what happened goes before what is due
+        wakeup = run.machine.next_wakeup()
+        timeout = None if wakeup is None else max(0.0, wakeup - now())
+        try:
+            async with asyncio.timeout(timeout):
+                return await run.events.get()
+        except TimeoutError:
+            pass
+        # What came in time is in time, also where the database was away and it is stored late.
+        await self._collecting.recorded()
+        with contextlib.suppress(asyncio.QueueEmpty):
+            return run.events.get_nowait()
+        return rounds.Ticked()
+
+    def _on_attendance(self, clients: tuple[str, ...], joined: bool) -> None:
+        if not joined:
+            self.run.post(rounds.Left(clients))
+            return
+        self.run.left_out.welcome(clients)
+        sessions = {client: self._attendance.session_of(client) for client in clients}
+        hosts = {client: session.host_id for client, session in sessions.items() if session}
+        self.run.post(rounds.Joined(clients, hosts))
+
+    # Actions ----------------------------------------------------------------------------------
+
+    async def _carry_out(self, action: rounds.Action) -> None:
+        run = self.run
+        match action:
+            case rounds.Admit(clients):
+                await self._selecting.admit(clients)
+            case rounds.LeaveOut(clients):
+                await run.left_out.store(clients)
+                run.publish_status()
+            case rounds.Readmit(clients):
+                await run.left_out.remove_from_store(clients)
+                run.publish_status()
+            case rounds.Select():
+                self._begin_slow(self._selecting.select(action))
+            case rounds.Train(client):
+                await self._collecting.train(client)
+            case rounds.Abandon():
+                self._collecting.abandon(action)
+            case rounds.MarkMember():
+                await self._collecting.mark(action)
+            case rounds.GiveUpAttempt():
+                await self._collecting.give_up(action)
+            case rounds.Reduce(clients):
+                self._begin_slow(self._finishing.reduce(clients))
+            case rounds.Evaluate():
+                self._begin_slow(self._finishing.evaluate())
+            case rounds.Commit():
+                self._begin_slow(self._finishing.commit(action))
+            case rounds.Say(text, warning):
+                run.say(text, warning=warning)
+            case rounds.End():
+                await self._end(action)
+
+    def _begin_slow(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin what takes long, while events go on being handled."""
+        self._slow = asyncio.create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        run = self.run
+        try:
+            await work
+        except PotluckError as error:
+            run.post(rounds.Broke(run.record.reason(error)))
+        except OSError as error:
+            error_of_disk = disk_error(error, "the state directory")
+            run.post(rounds.Broke(run.record.reason(error_of_disk)))
+        except Exception as error:
+            run.log.exception("round failed unexpectedly")
+            run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
