@@ -18,12 +18,12 @@ from potluck.server.aggregation.spool import Spool
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.runs.feed import RunFeed, run_status
-from potluck.server.runs.inbox import Inbox
 from potluck.server.runs.resume import resume
 from potluck.server.runs.round_loop import RoundLoop
 from potluck.server.runs.run import Run
 from potluck.server.runs.run_record import RunRecord
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.store.records import RunRow, RunState
 
 _STATE_AFTER = {
@@ -87,7 +87,7 @@ class RunDriver:
         """Why a client can't take part in the run; empty where it can."""
         return "" if self._run is None else self._run.left_out.troubles.get(client, "")
 
-    async def inbox(self) -> Inbox | None:
+    async def inbox(self) -> UpdateInbox | None:
         """Where the run takes updates, once it is prepared; None where it ended before."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox

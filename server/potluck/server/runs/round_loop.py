@@ -11,12 +11,12 @@ from potluck.common.errors import PotluckError, disk_error
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import Finishing
-from potluck.server.runs.inbox import Inbox
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import Selecting
 from potluck.server.runs.services import now
 from potluck.server.runs.train import Collecting
+from potluck.server.runs.update_inbox import UpdateInbox
 
 
 class RoundLoop:
@@ -32,7 +32,7 @@ class RoundLoop:
         self._selecting = Selecting(run)
         self._collecting = Collecting(run, self._masking)
         self._finishing = Finishing(run, self._masking)
-        self.inbox = Inbox(run, self._collecting, self._masking)
+        self.inbox = UpdateInbox(run, self._collecting, self._masking)
         self._slow: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
 

@@ -52,9 +52,9 @@ from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.runs.driver import RunDriver
-from potluck.server.runs.inbox import Inbox
 from potluck.server.runs.recorded_commits import Commits
 from potluck.server.runs.services import RunServices, now, utc
+from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.selection import Population
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.disclosures import Disclosures, read_disclosures
@@ -180,7 +180,7 @@ class Coordinator:
 
     # Transfers --------------------------------------------------------------------------------
 
-    async def inbox_of(self, run_id: str, update_id: str) -> Inbox:
+    async def inbox_of(self, run_id: str, update_id: str) -> UpdateInbox:
         """Where the run under way takes an update that says it is for it. Raises RoundClosedError.
 
         After a restart hosts may come before the run knows where it stood: they wait for it.

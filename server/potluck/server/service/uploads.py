@@ -37,7 +37,7 @@ from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS, MASKED
 from potluck.server.rounds.events import Broke
-from potluck.server.runs.inbox import Inbox
+from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.coordinator_metrics import Transfer
 from potluck.server.service.guard import check_client
@@ -51,7 +51,7 @@ class _Upload:
     """One update on its way. model: what it was trained from."""
 
     header: transfer_pb2.UpdateHeader
-    inbox: Inbox
+    inbox: UpdateInbox
     model: ModelVersion
     transfer: Transfer
 
@@ -137,7 +137,7 @@ class Uploads:
             size=header.size,
         )
 
-    def _receiver(self, header: transfer_pb2.UpdateHeader, inbox: Inbox) -> FileReceiver:
+    def _receiver(self, header: transfer_pb2.UpdateHeader, inbox: UpdateInbox) -> FileReceiver:
         path = inbox.spool_path(header.client_id, header.blake3)
         inbox.spool.clear_others(path)
         return FileReceiver(
@@ -202,7 +202,7 @@ async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
     )
 
 
-def _row(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> UpdateRow:
+def _row(header: transfer_pb2.UpdateHeader, inbox: UpdateInbox) -> UpdateRow:
     """What the store is told of an update."""
     up, masked = inbox.plan.run_file.transport.up, inbox.masking is not None
     # Whatever a masked update's report says is none of our business.
@@ -222,7 +222,7 @@ def _row(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> UpdateRow:
     )
 
 
-def _check_expected(inbox: Inbox, client: str, update_id: str) -> None:
+def _check_expected(inbox: UpdateInbox, client: str, update_id: str) -> None:
     if not inbox.expects(client, update_id):
         raise RoundClosedError(
             f"nobody waits for update '{update_id[:200]}' of client '{client}' any more; drop it",
@@ -254,7 +254,7 @@ def _trailer(request: Any) -> transfer_pb2.FileTrailer:
     return trailer
 
 
-def _check_form(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> None:
+def _check_form(header: transfer_pb2.UpdateHeader, inbox: UpdateInbox) -> None:
     up = inbox.plan.run_file.transport.up
     if inbox.masking is not None:
         if header.encoding != MASKED or not header.delta or header.compressed:
@@ -274,14 +274,14 @@ def _check_form(header: transfer_pb2.UpdateHeader, inbox: Inbox) -> None:
         )
 
 
-def _seconds(inbox: Inbox, client: str, report: UpdateReport) -> float:
+def _seconds(inbox: UpdateInbox, client: str, report: UpdateReport) -> float:
     """How long the client took: on a virtual clock it says so itself, else it is measured here."""
     if inbox.plan.run_file.virtual_clock.enabled:
         return report.seconds
     return inbox.seconds_since_instructed(client)
 
 
-def _reports(inbox: Inbox, report: UpdateReport) -> dict[str, float]:
+def _reports(inbox: UpdateInbox, report: UpdateReport) -> dict[str, float]:
     """What the selector wants to know, as far as it was reported and is a number."""
     return {
         name: report.reports[name]

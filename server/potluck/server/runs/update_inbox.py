@@ -15,7 +15,7 @@ from potluck.server.runs.services import now
 from potluck.server.runs.train import Collecting
 
 
-class Inbox:
+class UpdateInbox:
     """Where a prepared run's updates arrive. Lives on the event loop."""
 
     def __init__(self, run: Run, collecting: Collecting, masking: MaskedRounds | None) -> None:
