@@ -33,7 +33,7 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
@@ -129,7 +129,7 @@ async def milliseconds(
 
     trust = Trust(federation="f", members=None)
     attendance = Attendance(time.monotonic)
-    roster = Roster(ids)
+    roster = RunRoster(ids)
     roster.note_samples(dict.fromkeys(ids, 100))
     profiling = Profiling("r", plan, roster, attendance, in_store, trust)
     eligibility = Eligibility(plan, roster, profiling, lambda _: None, nobody_left_out)

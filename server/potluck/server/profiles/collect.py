@@ -44,7 +44,7 @@ from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.profiles.profile_checks import Floats, read_payload
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population
 from potluck.server.store import Store
 from potluck.server.store.records import Participation, Profile
@@ -103,7 +103,7 @@ class Profiling:
         self,
         run_id: str,
         plan: RunPlan,
-        roster: Roster,
+        roster: RunRoster,
         attendance: Attendance,
         in_store: InStore,
         trust: Trust,
@@ -390,7 +390,7 @@ async def stored_profiles(
     trust: Trust,
 ) -> Profiling:
     """What a run's clients have disclosed so far, under way or not."""
-    roster = Roster(await in_store(lambda store: store.roster(run_id)))
+    roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3
     if initial is not None:

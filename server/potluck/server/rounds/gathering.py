@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from potluck.server.rounds.presence import Presence
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, listed
 from potluck.server.rounds.waiting import Muster, Waiting
@@ -25,7 +25,7 @@ _LONG_AGO = -math.inf
 class Gathering:
     """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
 
-    def __init__(self, rules: RoundRules, roster: Roster, *, under_way: bool) -> None:
+    def __init__(self, rules: RoundRules, roster: RunRoster, *, under_way: bool) -> None:
         self.rules = rules
         self.presence = Presence(rules.grace_seconds)
         self.roster = roster

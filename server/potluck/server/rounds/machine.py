@@ -54,7 +54,7 @@ from potluck.server.rounds.events import (
     UpdateArrived,
 )
 from potluck.server.rounds.gathering import Gathering
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import Tellings, counted, listed, told_once
 from potluck.server.rounds.waiting import Waiting, attempt_pause
@@ -92,7 +92,7 @@ class Resumption:
     took whose updates are here. left_out: clients that can't take part, and why.
     """
 
-    roster: Roster = field(default_factory=Roster)
+    roster: RunRoster = field(default_factory=RunRoster)
     committed: int = 0
     attempt: int = 1
     spent: int = 0
@@ -131,7 +131,7 @@ class RoundMachine:
     # Queries ----------------------------------------------------------------------------------
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> RunRoster:
         """The run's clients; the machine admits them."""
         return self.gathering.roster
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from potluck.server.selection import Rows
 
 
-class Roster:
+class RunRoster:
     """A run's clients in the order of their admission; a client's place is its row for good.
 
     The state machine admits clients. Everything else that speaks of them by row reads it here.

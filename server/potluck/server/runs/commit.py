@@ -23,7 +23,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.feed import committed_round_message
 from potluck.server.runs.masked_rounds import MaskedRounds
-from potluck.server.runs.run import RoundResult, Run
+from potluck.server.runs.run import RoundModel, Run
 from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
@@ -56,7 +56,7 @@ class Finishing:
                 run.states.strategy,
                 clients=len(run.roster),
             )
-            run.result = RoundResult(model=model, strategy_state=strategy_state)
+            run.result = RoundModel(model=model, strategy_state=strategy_state)
         run.post(rounds.Reduced())
 
     async def evaluate(self) -> None:

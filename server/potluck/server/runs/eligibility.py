@@ -17,7 +17,7 @@ from potluck.server.cohorts.pick_cap import cap_on_picks, under_cap
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import told_once
 from potluck.server.selection import Rows
 
@@ -37,7 +37,7 @@ class Eligibility:
     def __init__(
         self,
         plan: RunPlan,
-        roster: Roster,
+        roster: RunRoster,
         profiling: Profiling,
         say: Say,
         leave_out: LeaveOut,

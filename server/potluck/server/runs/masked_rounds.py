@@ -42,7 +42,7 @@ from potluck.server.hosts.instructions import task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
 from potluck.server.runs.label_totals import task_reference
-from potluck.server.runs.run import RoundResult, Run
+from potluck.server.runs.run import RoundModel, Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation, summation_of
@@ -143,7 +143,7 @@ class MaskedRounds:
             run.states.strategy,
             clients=len(run.roster),
         )
-        run.result = RoundResult(model=model, strategy_state=strategy_state)
+        run.result = RoundModel(model=model, strategy_state=strategy_state)
         self._tell(head, unmasking)
         return True
 

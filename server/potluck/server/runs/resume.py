@@ -16,7 +16,7 @@ from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.runs.interview import stored_answers
@@ -42,7 +42,7 @@ async def resume(
     Finds or makes the model, and reads what selector and strategy remember.
     """
     run_id, in_store = record.row.run_id, services.in_store
-    roster = Roster(await in_store(lambda store: store.roster(run_id)))
+    roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     last: RoundRow | None = await in_store(lambda store: store.last_round(run_id))
     profiling = Profiling(run_id, plan, roster, services.attendance, in_store, services.trust)
     profiling.observe = services.observer.profile

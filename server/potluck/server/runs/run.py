@@ -25,7 +25,7 @@ from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.runs.feed import member_message, run_status, waiting_message
 from potluck.server.runs.left_out import LeftOutRegister
@@ -78,7 +78,7 @@ class Intake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundResult:
+class RoundModel:
     """The model that a round makes; until its updates are reduced, the model as it was."""
 
     model: ModelVersion
@@ -108,7 +108,7 @@ class Run:
     """What selector and strategy remember, as of the last committed round."""
     attempt: Attempt = field(default_factory=Attempt)
     intake: Intake = field(default_factory=Intake)
-    result: RoundResult = field(init=False)
+    result: RoundModel = field(init=False)
     """The result of the attempt under way, or of the last round until the next one is selected."""
     stored_attempt: AttemptKey | None = None
     """The attempt that is in the store."""
@@ -125,7 +125,7 @@ class Run:
         self.log = self.record.log
         self.say = self.record.say
         self.post = self.events.put_nowait
-        self.result = RoundResult(model=self.model, strategy_state=self.states.strategy)
+        self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
         self._epoch = utc() - timedelta(seconds=now())
         """When monotonic time began, as a time of day."""
 
@@ -140,7 +140,7 @@ class Run:
         return self.record.row.run_id
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> RunRoster:
         """The run's clients."""
         return self.machine.roster
 
@@ -192,7 +192,7 @@ class Run:
         """Begin an attempt: nothing of the one before is of use any more."""
         self.services.files.let_go(self.result.model.digests)
         self.attempt, self.intake = Attempt(), Intake()
-        self.result = RoundResult(model=self.model, strategy_state=self.states.strategy)
+        self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
 
     @property
     def key(self) -> AttemptKey:

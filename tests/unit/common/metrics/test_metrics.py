@@ -19,7 +19,7 @@ from potluck.common.metrics.metric_labels import OTHER, RUN, MeasuredParty, know
 from potluck.common.runfile import RoundPolicy
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store.records import (
@@ -273,7 +273,7 @@ def test_a_member_that_is_out_of_a_sum_is_counted_as_failed_alone() -> None:
 
 def test_after_a_restart_the_whole_cohort_is_counted() -> None:
     stood = Resumption(
-        roster=Roster("abc"),
+        roster=RunRoster("abc"),
         committed=1,
         available=("a", "b", "c"),
         cohort=(

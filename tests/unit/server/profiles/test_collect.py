@@ -17,7 +17,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.eligibility import Eligibility
 from potluck.server.store import Store
 from potluck.server.store.records import NewRun, Profile
@@ -64,7 +64,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield store
 
 
-def profiling(store: Store, attendance: Attendance, roster: Roster) -> Profiling:
+def profiling(store: Store, attendance: Attendance, roster: RunRoster) -> Profiling:
     async def in_store(call: Callable[[Store], Any]) -> Any:
         return call(store)
 
@@ -86,7 +86,7 @@ def attend(attendance: Attendance, clients: list[str], *, epoch: int = 1) -> Hos
 
 async def admitted(store: Store, attendance: Attendance, clients: list[str]) -> Profiling:
     store.append_to_roster("r", clients)
-    found = profiling(store, attendance, Roster(clients))
+    found = profiling(store, attendance, RunRoster(clients))
     await found.admit(clients)
     return found
 
@@ -163,7 +163,7 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
     async def leave_out(troubles: Mapping[str, str]) -> None:
         raise AssertionError(troubles)
 
-    roster = Roster(clients)
+    roster = RunRoster(clients)
     disclosed = profiling(store, attendance, roster)
     eligibility = Eligibility(plan(), roster, disclosed, lambda _: None, leave_out)
     await disclosed.admit(clients)

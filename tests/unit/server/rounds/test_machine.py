@@ -22,7 +22,7 @@ from support.repository import TESTDATA
 from potluck.common.runfile import RoundPolicy
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase, Resumption, RoundMachine
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.store.records import MemberState
 
@@ -69,7 +69,7 @@ def make_machine(line: str) -> RoundMachine:
     if kind == "resume":
         cohort = [member.split(":") for member in values.pop("cohort", "").split(",") if member]
         resumption = Resumption(
-            roster=Roster(values.pop("clients").split(",")),
+            roster=RunRoster(values.pop("clients").split(",")),
             committed=int(values.pop("committed", "0")),
             attempt=int(values.pop("attempt", "1")),
             spent=int(values.pop("spent", "0")),

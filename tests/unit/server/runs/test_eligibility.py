@@ -11,7 +11,7 @@ import pytest
 from potluck.common.errors import RunError
 from potluck.server.profiles.collect import Collected, Profiling
 from potluck.server.rounds.plan import draw_up
-from potluck.server.rounds.roster import Roster
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.eligibility import Eligibility, ScarceError
 
 
@@ -34,7 +34,7 @@ class Asked:
 @dataclass
 class Scene:
     asked: Asked
-    roster: Roster
+    roster: RunRoster
     eligibility: Eligibility
     said: list[str]
     left_out: dict[str, str]
@@ -59,7 +59,7 @@ async def scene(run_file: str = "", **collected: Any) -> Scene:
     async def leave_out(troubles: Mapping[str, str]) -> None:
         left_out.update(troubles)
 
-    roster = Roster("abcd")
+    roster = RunRoster("abcd")
     eligibility = Eligibility(plan, roster, cast(Profiling, asked), said.append, leave_out)
     return Scene(asked, roster, eligibility, said, left_out)
 
