@@ -1,4 +1,4 @@
-"""What clients may disclose, as both sides speak of it: modes, parameters, precision of samples.
+"""Disclosures of clients, in terms of both sides: modes, parameters, precision of samples.
 
 A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
 which travel back with the disclosure and are half of its key: a client discloses something once
@@ -31,7 +31,7 @@ LEAST_EPSILON = 1e-6
 
 
 class SumKind(StrEnum):
-    """What a secure sum is over, as runs and the policies of clients call it."""
+    """The kinds of secure sums, as runs and the policies of clients name them."""
 
     TOTAL = "total"
     """Label counts of the federation."""
@@ -44,7 +44,7 @@ class SumKind(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a signal is made: with discrete Laplace noise, or exactly.
+    """The mode of a signal: with discrete Laplace noise, or exact.
 
     In messages and ledgers triplets have words of their own. These texts are the keys under which a
     client discloses something once, so they stay.
@@ -76,19 +76,19 @@ MODES: Mapping[str, tuple[Mode, ...]] = {
 
 
 class Weighting(StrEnum):
-    """How exactly a number of samples is told, from all to nothing."""
+    """Precision of a disclosed number of samples, from exact to none."""
 
     EXACT = "exact"
     BUCKETED = "bucketed"
     EQUAL = "equal"
 
     def permits(self, asked: Weighting) -> bool:
-        """Whether somebody who tells this much tells `asked`."""
+        """Return whether a client with this limit discloses as much as `asked`."""
         order = list(Weighting)
         return order.index(asked) >= order.index(self)
 
     def tell(self, samples: int) -> int:
-        """What is told of a number of samples (≥ 1): it, the nearest power of two, or 1."""
+        """The disclosed number for one of samples (≥ 1): itself, the nearest power of two, or 1."""
         if self is Weighting.EXACT:
             return samples
         if self is Weighting.EQUAL:
@@ -102,7 +102,7 @@ class _Message(BaseModel):
 
 
 class Request(_Message):
-    """What a coordinator asks for. What it leaves out, the client's configuration decides.
+    """A coordinator's request. The client's configuration decides what it leaves open.
 
     settings: of the estimate, for a triplet.
     """
@@ -125,7 +125,7 @@ class TaskReference(_Message):
 
 
 class Parameters(_Message):
-    """How a disclosure was made. epsilon and adjacency: with noise only. model: BLAKE3
+    """The parameters of a disclosure. epsilon and adjacency: with noise only. model: BLAKE3
     digest of the model that a triplet was estimated with; settings: of that estimate."""
 
     mode: Mode
@@ -147,7 +147,7 @@ class Parameters(_Message):
         return self.epsilon / (1 if self.adjacency == "add-remove" else 2)
 
     def satisfies(self, request: Request) -> bool:
-        """Whether a disclosure made like this is what was asked for."""
+        """Return whether a disclosure with these parameters is what was asked for."""
         return (
             self.mode is request.mode
             and request.epsilon in (None, self.epsilon)

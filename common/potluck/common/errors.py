@@ -215,7 +215,7 @@ class DataError(TrainingError):
 
 
 class StateLostError(TrainingError):
-    """What a client kept of an earlier training, and now needs, is gone."""
+    """The state that a client kept of an earlier training, and now needs, is gone."""
 
     reason = "CLIENT_STATE_LOST"
 
@@ -274,7 +274,7 @@ REASONS = tuple(sorted(_BY_REASON))
 
 
 def is_permanent(reason: str) -> bool:
-    """Whether a failure with this reason, which a peer may have made up, would happen again."""
+    """Return whether a failure with this reason, which a peer may have made up, is permanent."""
     return _BY_REASON.get(reason, PotluckError).permanent
 
 

@@ -1,4 +1,4 @@
-"""Blocking work in threads that ends soon after nobody waits for it any more."""
+"""Blocking work in threads that ends soon after its caller was cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _unwanted: ContextVar[threading.Event | None] = ContextVar("unwanted", default=N
 
 
 class InterruptedWorkError(Exception):
-    """Raised in a thread, amid work that nobody waits for any more."""
+    """Raised in a thread whose caller was cancelled."""
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -35,7 +35,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def interruption() -> Callable[[], None]:
-    """What long work calls between two of its blocks, in this thread or in its helpers'.
+    """A function for long work to call between blocks, in this thread or in its helpers.
 
     Raises InterruptedWorkError once whoever waits for this thread has been cancelled.
     """

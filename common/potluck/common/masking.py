@@ -1,4 +1,4 @@
-"""Masked updates: what a run says of them, which numbers they hold, how their files look.
+"""Masked updates: their settings in a run file, their lanes of numbers, the form of their files.
 
 A client's update goes into a secure sum (`potluck.common.secagg`) as lanes of words: `body`, the
 weighted difference from the round's model in fixed point; `head`, its weight and its training's
@@ -23,17 +23,17 @@ from potluck.common.tensors.layout import Layout
 BODY: Final = "body"
 HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"
-"""What the lane of an auxiliary is called: this, and its name."""
+"""Prefix of the lane of an auxiliary, before its name."""
 LOSS: Final = "loss"
 """Mean training loss over the last pass, in the head."""
 NORMALIZER: Final = "normalizer"
-"""What a client's steps amount to (`potluck.common.learning.local_steps`), in the head."""
+"""Name of the normaliser (`potluck.common.learning.local_steps`) in the head."""
 METRIC_BOUND: Final = 1e6
 """Larger numbers are cut off; far beyond any loss or any number of steps."""
 
 
 class MaskingSettings(Settings):
-    """How updates are masked and summed."""
+    """Settings of masked updates and their sums."""
 
     clip: float = Field(
         default=4.0,

@@ -1,4 +1,4 @@
-"""What clients, hosts and runs may be called."""
+"""Names of clients, hosts and runs."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a client or host."""
+    """Return whether `text` may name a client or host."""
     return re.fullmatch(NAME_PATTERN, text) is not None

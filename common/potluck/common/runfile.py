@@ -1,4 +1,4 @@
-"""The run file: what an operator declares a run to be."""
+"""The run file, in which an operator declares a run."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class PluginTable(BaseModel):
 
 
 class LateJoiners(StrEnum):
-    """What becomes of a client that first attends after round 1 began."""
+    """Treatment of a client that first attends after round 1 began."""
 
     NEXT_ROUND = "next-round"
     REFUSE = "refuse"
 
 
 class Leavers(StrEnum):
-    """What becomes of a selected client whose host goes away."""
+    """Treatment of a selected client whose host goes away."""
 
     DROP = "drop"
     WAIT = "wait"
 
 
 class RoundPolicy(Settings):
-    """How long a round waits, and for whom."""
+    """Deadlines, quorum and attempts of rounds."""
 
     deadline_seconds: float = Field(
         default=600.0,
@@ -101,7 +101,7 @@ class RoundPolicy(Settings):
 
 
 class DirectionSettings(Settings):
-    """How models travel one way."""
+    """Form of files in one direction."""
 
     encoding: Encoding = Field(
         default=Encoding.FLOAT32,
@@ -117,7 +117,7 @@ class DirectionSettings(Settings):
 
 
 class Transport(Settings):
-    """How models and updates travel."""
+    """Form of models and updates on the wire."""
 
     down: DirectionSettings = Field(
         default=DirectionSettings(), description="From the coordinator to hosts."
@@ -128,7 +128,7 @@ class Transport(Settings):
 
 
 class Evaluation(Settings):
-    """When the model is evaluated."""
+    """Schedule of evaluations."""
 
     every: int = Field(
         default=1,
@@ -138,7 +138,7 @@ class Evaluation(Settings):
 
 
 class MissingProfiles(StrEnum):
-    """What becomes of a client that does not disclose what the selector needs."""
+    """Treatment of a client that does not disclose what the selector needs."""
 
     FAIL = "fail"
     EXCLUDE = "exclude"
@@ -146,7 +146,7 @@ class MissingProfiles(StrEnum):
 
 
 class ProfileSettings(Settings):
-    """What clients are asked to disclose, once, before the first round that needs it."""
+    """Disclosures that clients are asked for, once, before the first round that needs them."""
 
     missing: MissingProfiles = Field(
         default=MissingProfiles.FAIL,
@@ -244,7 +244,7 @@ class SampleLimits(Settings):
 
 
 class Retention(Settings):
-    """Which model versions stay on the coordinator's disk."""
+    """Model versions that stay on the coordinator's disk."""
 
     keep_last: int = Field(default=2, ge=1, description="The newest so many models are kept.")
     keep_every: int = Field(

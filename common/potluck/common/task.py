@@ -1,4 +1,4 @@
-"""The seam for tasks: what is learned.
+"""The seam for learning tasks.
 
 A task is one small class installed on both sides. Its constructor takes its options (from the
 run file's `[task]` table) as keyword arguments and only stores them. The coordinator builds the
@@ -65,7 +65,7 @@ class ClientData:
 
 @runtime_checkable
 class Task(Protocol):
-    """What is learned. Called from worker threads; may block; deterministic.
+    """A learning task. Called from worker threads; may block; deterministic.
 
     A task may also have an attribute `training`: settings of local training (a mapping, as the run
     file's `[training]` table) that it recommends where the run file says nothing. And an attribute

@@ -1,4 +1,4 @@
-"""How unevenly classes and attributes are spread: triplets of clients, metrics of federations.
+"""Measures of uneven classes and attributes: triplets of clients, metrics of federations.
 
 An interaction matrix counts samples by class (rows) and by binary attribute (two columns). Its
 triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlation (FedDiverse §4;

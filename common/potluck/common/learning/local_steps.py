@@ -1,4 +1,4 @@
-"""What a client's local steps amount to: the normaliser a_k of FedNova.
+"""The normaliser a_k of FedNova: the weight of a client's local steps.
 
 Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's way as
 η·Σ a_i·g_i over its gradients; a_k is Σ a_i. That is how far the optimiser would go against a
@@ -34,6 +34,6 @@ def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: fl
 
 
 def largest_normalizer(training: LocalTraining, steps: int) -> float:
-    """What a_k can't exceed after so many steps, whatever proximal term there is."""
+    """Upper bound of a_k after `steps` steps, whatever the proximal term."""
     momentum = 0.0 if training.adaptive else training.momentum
     return max(1, steps) / (1.0 - momentum) * (1.0 + 1e-9)

@@ -21,7 +21,7 @@ _MOST_SAMPLES = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What a model is worth on some samples; None where that is not defined.
+    """Metrics of a model on some samples; None where one is not defined.
 
     loss: mean cross-entropy; None without samples, or where it is infinite. accuracy: in [0, 1].
     worst_group_accuracy: the lowest of the groups that have samples; None without groups.
@@ -128,7 +128,7 @@ class EvaluationCounts:
         return int(np.trace(self.confusion))
 
     def metrics(self) -> Metrics:
-        """What these counts say."""
+        """The metrics that these counts give."""
         samples = self.samples
         if samples == 0:
             return Metrics(loss=None, accuracy=None, worst_group_accuracy=None, weighted_f1=None)

@@ -1,4 +1,4 @@
-"""What a task brings, checked before it is used."""
+"""Checks of the data that a task gives, before they are used."""
 
 from __future__ import annotations
 

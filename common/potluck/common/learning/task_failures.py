@@ -1,4 +1,4 @@
-"""What the code of a task fails at, said with its name."""
+"""Failures in the code of a task, as errors that name it."""
 
 from __future__ import annotations
 

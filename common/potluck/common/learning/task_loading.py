@@ -46,7 +46,7 @@ def make_task(
 def model_maker(
     name: str, options: Mapping[str, object], model_modules: Sequence[str] = MODEL_MODULES
 ) -> Callable[[], nn.Module]:
-    """What makes the model called `name` with these options.
+    """A function that makes the model called `name` with these options.
 
     Raises PluginError where it is not installed, not allowed or takes other options.
     """

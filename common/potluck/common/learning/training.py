@@ -1,4 +1,4 @@
-"""Settings of local training: what the coordinator tells clients to do with their samples."""
+"""Settings of local training, which the coordinator sends to clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LocalTraining(Settings):
-    """How a client trains in one round; travels as JSON. The optimiser starts anew each round."""
+    """Settings of a client's training in one round; travel as JSON.
+
+    The optimiser starts anew each round.
+    """
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         default="sgd",
@@ -103,7 +106,7 @@ class LocalTraining(Settings):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the optimiser rescales each weight's gradient."""
+        """True if the optimiser rescales each weight's gradient."""
         return self.optimizer in ("adam", "adamw")
 
     def learning_rate_in(self, round_number: int) -> float:

@@ -1,4 +1,4 @@
-"""Settings of the triplet estimate: what the coordinator asks clients to do to describe their data.
+"""Settings of the triplet estimate, which the coordinator sends to clients.
 
 The estimate is FedDiverse's (§4, Alg. 2–4; ALGORITHMS §1.6). Values marked "ours" are not in the
 paper: it leaves them open.
@@ -16,7 +16,7 @@ from potluck.common.task import Task
 
 
 class TripletSettings(Settings):
-    """How triplets are estimated; the same for all clients of a run. Travels as JSON."""
+    """Settings of the estimate; the same for all clients of a run. Travels as JSON."""
 
     pretraining_rounds: int = Field(
         default=1,

@@ -1,7 +1,7 @@
-"""Simulated durations: how long clients would take on devices of unequal speed (ALGORITHMS §3).
+"""Simulated durations of clients on devices of unequal speed (ALGORITHMS §3).
 
 A shifted exponential, as FLASH simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
-Nobody waits for it. The coordinator draws how fast a client is, the client, which knows its number
+Nothing waits for it. The coordinator draws how fast a client is, the client, which knows its number
 of samples, reports the simulated seconds instead of the measured ones, and the coordinator decides
 by them who was in time.
 """
@@ -18,7 +18,7 @@ from potluck.common.settings.configuration import Settings
 
 
 class VirtualClock(Settings):
-    """By which clock a run's trainings are timed. Travels as JSON."""
+    """The clock that times a run's trainings. Travels as JSON."""
 
     enabled: bool = Field(
         default=False,

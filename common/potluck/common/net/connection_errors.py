@@ -1,4 +1,4 @@
-"""Why a connection to the coordinator failed, said in one line with a remedy.
+"""Errors of connections to the coordinator, each in one line with its cause and a remedy.
 
 gRPC reports every failed connection as UNAVAILABLE; only its text tells the causes apart. A text it
 changes one day falls back to gRPC's own, so nothing but the wording depends on it, save whether

@@ -1,4 +1,4 @@
-"""Whether files have changed, at the cost of one call each."""
+"""Detection of changed files, at the cost of one call each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(*paths: Path) -> Stamp:
-    """Something that changes whenever one of the files does."""
+    """Return a value that changes whenever one of the files does."""
     return tuple(_stamp(path) for path in paths)
 
 

@@ -100,7 +100,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(text: bytes, at: int) -> tuple[int, int]:
-    """Where the number that begins at `at` ends, and its value; (-1, 0) if it is not one."""
+    """End and value of the number that begins at `at`; (-1, 0) if there is none."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(text):

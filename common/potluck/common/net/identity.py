@@ -1,4 +1,4 @@
-"""Who is speaking: the identity inside a certificate, and the clients it may speak for.
+"""Identities in certificates, and the clients that each may speak for.
 
 A certificate names its owner in one URI subject alternative name:
 
@@ -42,7 +42,7 @@ _URI = re.compile(
 
 
 class Role(StrEnum):
-    """What a certificate's owner does in the federation; decides which service it may call."""
+    """Role of a certificate's owner in the federation; decides which service it may call."""
 
     COORDINATOR = "coordinator"
     HOST = "host"
@@ -67,11 +67,11 @@ class ClientClaim:
 
     @property
     def count(self) -> int:
-        """How many client ids the claim covers; `len` of a range stops at 2**63."""
+        """Number of client ids that the claim covers; `len` of a range stops at 2**63."""
         return 1 if self.numbers is None else self.numbers.stop - self.numbers.start
 
     def includes(self, client_id: str) -> bool:
-        """Whether `client_id` is one of the claimed ids."""
+        """Return whether `client_id` is one of the claimed ids."""
         if self.numbers is None:
             return client_id == self.prefix
         digits = client_id.removeprefix(self.prefix)
@@ -120,7 +120,7 @@ class Identity:
         return f"{uri}?clients={','.join(map(str, self.claims))}" if self.claims else uri
 
     def may_speak_for(self, client_id: str) -> bool:
-        """Whether the certificate lets its owner answer for `client_id`; linear in the claims."""
+        """Return whether the owner may answer for `client_id`; takes time linear in the claims."""
         return any(claim.includes(client_id) for claim in self.claims)
 
 
@@ -160,7 +160,7 @@ def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
 def exceeding(
     asked: Iterable[ClientClaim], granted: Iterable[ClientClaim]
 ) -> tuple[ClientClaim, ...]:
-    """Which of the claims asked for hold a client that none of the granted ones holds.
+    """The claims asked for that hold a client which no granted claim holds.
 
     One of more than `MAXIMUM_CLIENTS` ids must be granted as it is written.
     """
@@ -205,7 +205,7 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credential:
-    """What a peer's certificate says. serial: its number, unique for the authority."""
+    """Identity in a peer's certificate. serial: its number, unique for the authority."""
 
     identity: Identity
     serial: int
@@ -217,7 +217,7 @@ class Credential:
 
 @lru_cache(maxsize=1024)  # runs with every call on the wire; a certificate never changes its mind
 def credential_from_pem(pem: bytes) -> Credential:
-    """What a PEM certificate says; IdentityError unless it holds exactly one identity."""
+    """Read a PEM certificate; IdentityError unless it holds exactly one identity."""
     try:
         certificate = parse_certificates(pem)[0]
     except ValueError as error:
@@ -272,7 +272,7 @@ def identity_from_certificate(certificate: x509.Certificate) -> Identity:
 
 
 def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
-    """What is shown at the other end of a call, from grpc's `context.auth_context()`.
+    """Credential of the peer of a call, from grpc's `context.auth_context()`.
 
     TLS has verified the certificate before any handler runs. Raises IdentityError when the
     connection is not one of TLS 1.3, carries no certificate or one without an identity.
@@ -287,7 +287,7 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
 
 
 def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """Who is at the other end of a call; see `peer_credential`."""
+    """Identity of the peer of a call; see `peer_credential`."""
     return peer_credential(auth_context).identity
 
 

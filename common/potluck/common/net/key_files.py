@@ -1,4 +1,4 @@
-"""Keys on disk, and the request to certify one: what is done on the machine that will use the key.
+"""Keys on disk, and requests to certify them, on the machine that will use the key.
 
 A request (PKCS #10) holds the public key and the identity asked for; the key itself never leaves.
 """
@@ -34,7 +34,7 @@ MAXIMUM_REQUEST_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateRequest:
-    """What a signing request asks for, once its signature has been checked."""
+    """A signing request whose signature has been checked."""
 
     identity: Identity
     public_key: ec.EllipticCurvePublicKey
@@ -111,7 +111,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_request(path: Path) -> CertificateRequest:
-    """What the request in a file asks for. Raises ConfigurationError, or IdentityError."""
+    """Read the signing request in a file. Raises ConfigurationError or IdentityError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAXIMUM_REQUEST_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Who is a member: records signed by the federation root, and what members sign.
+"""Members of a federation: records that its root signed, and statements that members sign.
 
 The federation root is an Ed25519 key that the operator keeps away from the coordinator. A record
 binds a client, its host and its signing key; TLS certificates are not part of it, so they rotate
-freely. Whoever holds the root can make members up: where that is the coordinator, signatures prove
+freely. The holder of the root can invent members: where that is the coordinator, signatures prove
 nothing against it.
 
 Everything signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each field,
@@ -33,7 +33,7 @@ _Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
 
 
 class MemberRecord(BaseModel):
-    """That a client of a federation, on a host, signs with a key, in a period.
+    """The record that a client of a federation, on a host, signs with a key during a period.
 
     public_key: 32 bytes of Ed25519 as lower-case hexadecimal digits.
     """
@@ -48,7 +48,7 @@ class MemberRecord(BaseModel):
     not_after: AwareDatetime
 
     def statement(self) -> bytes:
-        """What the root signs. Times are ISO 8601 in UTC, to the second."""
+        """The statement that the root signs. Times are ISO 8601 in UTC, to the second."""
         period = (self.not_before, self.not_after)
         times = [at.astimezone(UTC).isoformat(timespec="seconds") for at in period]
         return statement(RECORD, [self.federation, self.client, self.host, self.public_key, *times])
@@ -139,8 +139,10 @@ def profile_statement(
     parameters_json: str,
     payload_json: str,
 ) -> bytes:
-    """What a member signs when it discloses a profile. No run is in it: the same words are good
-    for all runs, as the disclosure is."""
+    """The statement that a member signs when it discloses a profile.
+
+    It names no run: like the disclosure, the signature is good for all runs.
+    """
     fields = [federation, client, str(data_epoch), signal, parameters_json, payload_json]
     return statement(PROFILE, fields)
 

@@ -1,4 +1,4 @@
-"""Numbers both sides of the wire agree on."""
+"""Protocol numbers on which both sides of the wire agree."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
         "secure-sum": 1,  # messages of secure sums, and masked updates
     }
 )
-"""What both sides must do alike, each with the version that this software does. A change that the
-other side must know of raises one of these numbers, or adds a line: hello and welcome carry them
-all (`version_agreement.py`), and nothing else compares them before hosts are selected."""
+"""Parts that both sides must do alike, each with the version of this software. A change that the
+other side must know of raises a number, or adds a line: hello and welcome carry them all
+(`version_agreement.py`), and nothing else compares them before hosts are selected."""
 
 PROTOCOL_VERSION: Final = VERSIONS["protocol"]
 FRAMING_VERSION: Final = VERSIONS["framing"]

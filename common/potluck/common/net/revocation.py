@@ -1,7 +1,7 @@
-"""Which certificates no longer count: the authority's revocation list (RFC 5280), as a PEM file.
+"""The authority's revocation list (RFC 5280), as a PEM file.
 
-The list is signed by the TLS authority, so whoever carries it can't forge it. An old list does no
-harm either: a coordinator never lets go of what another list has revoked.
+The TLS authority signs the list, so it can't be forged on its way. An old list does no harm: a
+coordinator keeps every revocation that any list has named.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_revocations(path: Path, authority: Path) -> RevocationList:
 
 
 class Revocations:
-    """All that was ever revoked, as far as the lists seen say; it only grows.
+    """All revocations in the lists seen so far; it only grows.
 
     Its methods return at once and may be called from any thread.
     """

@@ -1,4 +1,4 @@
-"""Work that is finished even if whoever asked for it is cancelled meanwhile."""
+"""Work that is finished even if its caller is cancelled meanwhile."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Files arriving: received, resumed, and verified once they are whole.
+"""Reception of files: resumed after a break, and verified once they are whole.
 
 A file being received is `PATH.part`; it gets its name only when its length and digest are what
 was announced. A broken transfer leaves the part behind, and the next one may go on from there.
 While a spare file is written over it is `PATH.over`: only when the transfer breaks is it cut to
-what arrived. A process that is killed leaves an `.over`, of which nothing is believed.
+what arrived. A process that is killed leaves an `.over`, whose content is not used.
 """
 
 from __future__ import annotations
@@ -189,12 +189,12 @@ async def verified(receiver: FileReceiver, blake3: str) -> Path:
 
 
 def part_path(path: Path) -> Path:
-    """Where an incomplete file waits."""
+    """Path of the incomplete file."""
     return path.with_name(path.name + ".part")
 
 
 def held_bytes(path: Path) -> int:
-    """How much of a file's part is here."""
+    """Bytes of a file that its part holds."""
     try:
         return part_path(path).stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a host and a coordinator do alike all that both must do alike. Pure."""
+"""Comparison of the versions in which a host and a coordinator must agree. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 4
 
 
 def differences(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
-    """What the two have in different versions, with both; 0 for one that is not named."""
+    """Parts whose versions differ, each with both versions; 0 for one that is not named."""
     return {
         part: (one.get(part, 0), other.get(part, 0))
         for part in (*other, *(part for part in one if part not in other))

@@ -1,4 +1,4 @@
-"""What every command of Potluck does with errors: one line for people, an exit code for programs.
+"""Errors of commands: one line for people, an exit code for programs.
 
 | exit code | meaning |
 |---|---|
@@ -37,7 +37,7 @@ TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
 
 
 PLAIN = "potluck.plain"
-"""What becomes of characters that a terminal or file can't show: something like them, as wide."""
+"""Error handler for characters that a stream can't encode: similar ones of the same width."""
 
 _LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
 

@@ -24,10 +24,10 @@ from potluck.common.process.command_line import FAILED, INTERRUPTED
 log = structlog.get_logger()
 
 GRACE_SECONDS = 4.5
-"""How long a process may take to end in good order once it has been asked to."""
+"""Seconds for a process to end in good order once it has been asked to."""
 
 LAST_WORK_SECONDS = 1.0
-"""How long threads may still take once all is closed that has to be."""
+"""Seconds for threads to end once everything that must be closed is."""
 
 _CODES = {signal.SIGTERM: 0, signal.SIGINT: INTERRUPTED}
 
@@ -41,7 +41,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        """What the process was asked to end by, if it was."""
+        """The signal that asked the process to end; None if there was none."""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._told, self._tells = socket.socketpair()
         self._tells.setblocking(False)

@@ -1,6 +1,6 @@
-"""Where the programs begin. Standard library only, so that it is there at once.
+"""Start of the programs. Standard library only, so that it is imported at once.
 
-Importing the rest takes a second or more, and who presses Ctrl-C then wants an end, no traceback.
+Importing the rest takes a second or more; Ctrl-C during it ends the program without a traceback.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from potluck.common.plain_text import plain, without_passwords
 
 
 class LogFormat(StrEnum):
-    """How a log line is written."""
+    """Form of a log line."""
 
     AUTO = "auto"
     CONSOLE = "console"

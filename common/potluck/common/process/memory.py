@@ -1,4 +1,4 @@
-"""How a process that moves files treats its memory."""
+"""Memory settings of processes that move large files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc says of its heaps, in bytes (mallinfo2(3))."""
+    """glibc's figures of its heaps, in bytes (mallinfo2(3))."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

@@ -13,7 +13,7 @@ from potluck.common.errors import ProtocolError
 
 
 class Rule(StrEnum):
-    """What must hold. Each member's text is what crosses the wire."""
+    """The rules of a session. A member's text is its name on the wire."""
 
     MALFORMED = "malformed"
     """A message is no canonical serialisation of its type, or a field is out of range."""

@@ -33,12 +33,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     kind: ClassVar[str] = ""
-    """What a file of it is called; empty for a table within another."""
+    """Name of files of this kind, for messages; empty for a table within another."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
-        """Python takes true for 1 and 1 for true; whoever writes one for the other is mistaken."""
+        """Refuse true for a number and a number for true, which Python would convert."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         wanted = _leaves(annotation)
         values = value if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration file, in one line that a person can read.
+"""Errors of configuration files, in one line for people.
 
 The first few problems are named, the others counted. A file that is meant for another program is
 recognised by its keys.
@@ -38,11 +38,11 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (RUN, {"task"}, ()),
     (RUN, {"rounds", "count"}, ()),
 )
-"""What a file is that has all of the first keys and none of the others; the first that fits."""
+"""Kinds of file, each by keys that it has and keys that it lacks; the first match counts."""
 
 
 def kind_of(keys: Iterable[str]) -> str | None:
-    """What a file with these keys at its top looks like; None where nothing tells."""
+    """The kind of file that has these keys at its top; None where it can't be told."""
     found = set(keys)
     for kind, needed, absent in _TELLING:
         if found.issuperset(needed) and found.isdisjoint(absent):
@@ -53,7 +53,7 @@ def kind_of(keys: Iterable[str]) -> str | None:
 def explain(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
 ) -> str:
-    """What `error` says of `values`, as a `model` that is `kind` of file; empty: of no file."""
+    """The line for `error` in `values`, read as `model`. kind: of file; empty for no file."""
     details = error.errors(include_url=False)
     looks_like = kind_of(values)
     problems = _problems(model, details, hints=looks_like in (None, kind))
@@ -104,7 +104,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def _as_table(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
-    """How to write it instead."""
+    """Advice on how to write a table that was given as a value."""
     keys, given = _known_keys(model, detail["loc"]), detail["input"]
     if keys == ["name"]:  # a plug-in: the others are its options
         name = given if isinstance(given, str) and len(given) <= _LONGEST_VALUE else "…"

@@ -30,7 +30,7 @@ MODEL_MODULES: Final = (
     "potluck.experiments.models",
     "torchvision.models",
 )
-"""Where a model named MODULE:NAME is looked for unless a machine's configuration says otherwise."""
+"""Modules of models named MODULE:NAME, unless a machine's configuration lists others."""
 
 
 def installed(group: str) -> list[str]:
@@ -40,12 +40,12 @@ def installed(group: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """What is installed: reading it from disk takes milliseconds, and every round asks."""
+    """Installed plug-ins, kept: reading them from disk takes milliseconds, and every round asks."""
     return tuple(entry_points(group=group))
 
 
 def not_installed(group: str, name: str) -> PluginError:
-    """What is said of a name that this process does not know, with those that it does."""
+    """The line for a name that this process does not know, with those that it does."""
     if any(True for _ in entry_points(group=group, name=name)):
         return PluginError(
             f"{group}: '{name}' was installed after this process had started; start it anew",
@@ -59,7 +59,7 @@ def not_installed(group: str, name: str) -> PluginError:
 
 
 def origin(group: str, name: str) -> str:
-    """Where the plug-in called `name` comes from, MODULE:NAME; empty if it is not installed."""
+    """Source of the plug-in called `name`, MODULE:NAME; empty if it is not installed."""
     return min((point.value for point in entry_points(group=group, name=name)), default="")
 
 
@@ -133,6 +133,6 @@ def create(group: str, name: str, options: Mapping[str, object]) -> Any:
 
 
 def _wants_a_number(parameter: inspect.Parameter) -> bool:
-    """Whether an option is annotated as a number and not as a truth, which Python takes for one."""
+    """Return whether an option is annotated as a number and not as a bool."""
     words = set(re.findall(r"\w+", str(parameter.annotation)))
     return bool(words & {"int", "float"}) and not words & {"bool", "Any", "object"}

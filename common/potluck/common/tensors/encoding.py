@@ -1,4 +1,4 @@
-"""How models and updates travel: float32, bfloat16 or int8, as weights or as a difference.
+"""Encodings of models and updates: float32, bfloat16 or int8, as weights or as a difference.
 
 An encoded file is a safetensors file whose layout follows from the model's and the encoding:
 
@@ -53,7 +53,7 @@ _Block = tuple[str, int, NDArray[Any]]
 
 
 class Encoding(StrEnum):
-    """How the numbers of a tensor file are encoded; named as in the protocol."""
+    """Encoding of the numbers of a tensor file; named as in the protocol."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -155,7 +155,7 @@ def write_encoded(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> None:
-    """What `encode` makes, block by block into a draft. Raises as it does, and StorageError."""
+    """Encode as `encode` does, block by block into a draft. Raises as it does, and StorageError."""
     for name, array in arrays.items():
         if array.dtype.kind != "f":
             draft.put(name, 0, array)

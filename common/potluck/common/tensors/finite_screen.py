@@ -44,5 +44,5 @@ class FiniteScreen:
 
     @property
     def clean(self) -> bool:
-        """Whether every float32 word so far was a number within bounds."""
+        """True while every float32 word so far was a number within bounds."""
         return self._clean

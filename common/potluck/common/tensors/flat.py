@@ -75,7 +75,7 @@ class FlatVector:
 
 
 class TensorBorders:
-    """Where the floating-point tensors of a layout begin and end in the vector."""
+    """Begin and end of each floating-point tensor of a layout in the vector."""
 
     def __init__(self, layout: Layout) -> None:
         floating = [tensor for tensor in layout.tensors if tensor.floating and tensor.elements]

@@ -1,4 +1,4 @@
-"""What tensors a safetensors file holds, and where: its header, written and read.
+"""Layout of a safetensors file: its tensors and their places, written and read as its header.
 
 A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that
 length, and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format").
@@ -43,7 +43,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""How numpy sees each type; it has no bfloat16, so BF16 appears as its bits in uint16."""
+"""numpy's type for each; it has no bfloat16, so BF16 appears as its bits in uint16."""
 
 FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -66,7 +66,7 @@ class TensorSpec:
 
     @property
     def floating(self) -> bool:
-        """Whether it takes part in arithmetic; other tensors are carried as they are."""
+        """True if it takes part in arithmetic; other tensors are carried as they are."""
         return self.dtype in FLOATING
 
 

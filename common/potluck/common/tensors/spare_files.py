@@ -15,7 +15,7 @@ class SpareFiles:
     """Up to `keep` files in a folder of their own. Give and take may run in different threads."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        """Whatever an earlier process left there is deleted. Raises OSError."""
+        """Open the folder, deleting what an earlier process left there. Raises OSError."""
         self._folder = folder
         self._keep = keep
         self._numbers = itertools.count()

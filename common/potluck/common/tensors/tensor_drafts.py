@@ -86,7 +86,7 @@ class TensorDraft:
         return self._arrays
 
     def holds(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether these arrays are the file's own, so that it need not be written again."""
+        """Return whether these arrays are the file's own, so that it need not be written again."""
         own = self._arrays
         return own is not None and all(arrays.get(name) is array for name, array in own.items())
 

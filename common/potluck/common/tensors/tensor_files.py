@@ -69,7 +69,7 @@ _BLOCK_ELEMENTS: Final = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """What identifies a file: BLAKE3 digest (64 lower-case hexadecimal digits), bytes."""
+    """Digest and size of a file: BLAKE3 (64 lower-case hexadecimal digits), bytes."""
 
     blake3: str
     size: int
@@ -120,7 +120,7 @@ class TensorFile:
 
     @property
     def aligned(self) -> bool:
-        """Whether every tensor begins at a multiple of its elements' size in the file."""
+        """True if every tensor begins at a multiple of its elements' size in the file."""
         data = self._mapping.size() - self.layout.data_bytes
         return all((data + t.begin) % DTYPES[t.dtype].itemsize == 0 for t in self.layout.tensors)
 
@@ -248,14 +248,14 @@ def not_finite(name: str) -> NotFiniteError:
 
 
 def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
-    """Whether no element is NaN or infinite; fast where the sum is finite, always exact."""
+    """Return whether no element is NaN or infinite; fast where the sum is finite, always exact."""
     with np.errstate(over="ignore", invalid="ignore"):
         # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
         return bool(np.isfinite(block.sum()) or np.isfinite(block).all())
 
 
 def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
-    """Whether all elements are numbers that an update may hold: between ±`LARGEST_VALUE`."""
+    """Return whether all elements are allowed in an update: numbers within ±`LARGEST_VALUE`."""
     # A NaN becomes the least and the largest, and compares to nothing.
     return not block.size or bool(block.min() > -LARGEST_VALUE and block.max() < LARGEST_VALUE)
 
@@ -272,7 +272,7 @@ def out_of_bounds(name: str, value: float) -> UpdateError:
 
 
 def first_out_of_bounds(block: NDArray[np.floating[Any]]) -> int:
-    """Where the first element is that no update may hold; there must be one."""
+    """Position of the first element that no update may hold; there must be one."""
     return int(np.argmin(np.abs(block) < LARGEST_VALUE))
 
 

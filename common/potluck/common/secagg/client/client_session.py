@@ -1,4 +1,4 @@
-"""A client's session as values: who the client is, what it knows at each stage, what a step gives.
+"""A client's session as immutable values: a class for each stage, and a step's result.
 
 Later stages know less: a client's own keys are gone once it has its masks, and with its shares
 everything else.
@@ -50,7 +50,7 @@ class SumParty:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a step depends on besides session and message.
+    """The inputs of a step besides session and message.
 
     now: has a time zone. random: `os.urandom` for anything real. ledger: with everything in it that
     any session of this client has written so far.
@@ -63,7 +63,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What holds throughout: who, under which header, and what the client itself expects.
+    """The parts of a session that stay: the client, the header, and its own expectation.
 
     log_known: the query log as the ledger had it at the invitation. log_seen: what the invitation
     showed beyond that, written down with the upload: before that the session gives nothing away
@@ -79,7 +79,7 @@ class Agreed:
 
     @property
     def client(self) -> str:
-        """Whose session it is."""
+        """Id of the client whose session it is."""
         return self.party.client
 
 
@@ -105,7 +105,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Who has shared, and the shares of their secrets that this client holds."""
+    """The clients that have shared, and the shares of their secrets that this client holds."""
 
     roster: Roster
     sharers: tuple[str, ...]
@@ -123,12 +123,12 @@ class Masking:
 
     @property
     def header(self) -> Header:
-        """What was agreed."""
+        """The session's header."""
         return self.agreed.header
 
     @property
     def clients(self) -> int:
-        """In the roster: what fixed-point scales depend on."""
+        """Number of clients in the roster; fixed-point scales depend on it."""
         return len(self.view.roster.participants)
 
     def add_masks(self, lane: str, words: Words, first: int = 0) -> None:
@@ -177,7 +177,7 @@ ClientState = Advertised | Shared | Masking | Uploaded | Consented | Revealed | 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSession:
-    """A client's part of one session. heard, said: the last message and what it was answered."""
+    """A client's part of one session. heard, said: digest of the last message, and its answer."""
 
     session_id: bytes
     state: ClientState
@@ -186,7 +186,7 @@ class ClientSession:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come of it."""
+        """True once the session has ended."""
         return isinstance(self.state, Revealed | Ended)
 
     @property
@@ -197,7 +197,7 @@ class ClientSession:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientStep:
-    """What follows from a message.
+    """The outcome of a message.
 
     entries: to be written to the ledger, durably, before `replies` are sent or, after a delivery,
     before a byte of the masked vector is. repeated: the message had been answered already; send
@@ -213,7 +213,7 @@ class ClientStep:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a message leads to, where no rule is broken."""
+    """The next stage and the replies to a message that breaks no rule."""
 
     state: ClientState
     replies: tuple[Envelope, ...] = ()

@@ -1,4 +1,4 @@
-"""A client's answers, stage by stage: checks first, then what follows from the message.
+"""A client's answers, stage by stage: each checks a message, then replies to it.
 
 Everything raises BrokenRuleError, which `client_side` turns into a refusal that ends the session.
 """
@@ -279,7 +279,7 @@ def _check_ledger(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledg
 
 
 def _news_of_log(agreed: Agreed, ledger: Ledger) -> tuple[LedgerEntry, ...]:
-    """What the invitation showed of the query log, unless it has been written down meanwhile."""
+    """Entries of the query log in the invitation that the ledger does not hold yet."""
     header, position = agreed.header, ledger.log_position
     if not agreed.log_seen or position == LogPosition(header.log_length, header.log_head):
         return ()

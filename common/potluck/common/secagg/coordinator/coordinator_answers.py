@@ -1,4 +1,4 @@
-"""Clients' answers as the coordinator takes them: each is checked before it counts.
+"""Clients' answers: the coordinator checks each before it counts.
 
 Everything raises BrokenRuleError, which `coordinator_side` turns into a refusal of that message.
 """
@@ -49,7 +49,7 @@ _ORDER: Final = (
 
 
 def is_late(kind: MessageType, state: Collecting) -> bool:
-    """Whether a message answers a stage that has ended: its sender is slow, not wrong."""
+    """Return whether a message answers a stage that has ended: its sender is slow, not wrong."""
     kinds = [each for each, _ in _ORDER]
     reached = next(place for place, (_, stage) in enumerate(_ORDER) if isinstance(state, stage))
     return kind in kinds[:reached]

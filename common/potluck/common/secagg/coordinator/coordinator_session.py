@@ -1,4 +1,4 @@
-"""The coordinator's session as values: what it has at each stage, what a step gives.
+"""The coordinator's session as immutable values: a class for each stage, and a step's result.
 
 No stage holds an input or a masked vector, and before the last one nothing that a mask could be
 rebuilt from.
@@ -122,7 +122,7 @@ class CoordinatorSession:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come of it."""
+        """True once the session has ended, with a sum or without."""
         return isinstance(self.state, Finished | Aborted)
 
     @property
@@ -137,7 +137,7 @@ class CoordinatorSession:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Who may still answer in this stage, sorted."""
+        """Clients that may still answer in this stage, sorted."""
         state = self.collecting
         if state is None:
             return ()
@@ -155,18 +155,18 @@ class CoordinatorSession:
 
     @property
     def unmasking(self) -> Unmasking | None:
-        """What to take off the sum, once that is known."""
+        """The masks to take off the sum; None before the last stage ends."""
         return self.state.unmasking if isinstance(self.state, Finished) else None
 
     @property
     def aborted(self) -> Aborted | None:
-        """Why there is no sum, once that is certain."""
+        """The reason for which there is no sum; None unless the session was aborted."""
         return self.state if isinstance(self.state, Aborted) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorStep:
-    """What follows from an event.
+    """The outcome of an event.
 
     messages: to send, by client. refusal: of the message received; it changed nothing. log_entry:
     to be appended to the query log, durably, before `messages` are sent.
@@ -180,7 +180,7 @@ class CoordinatorStep:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a stage can't be left with who is there."""
+    """A rule that keeps a stage from being left with the clients that answered."""
 
     rule: Rule
     have: int
@@ -189,7 +189,7 @@ class Shortage:
 
 
 def asked(setting: Setting, state: Collecting) -> Iterable[str]:
-    """Whose answer counts at a stage, sorted."""
+    """Clients whose answer counts at a stage, sorted."""
     match state:
         case Advertising():
             return setting.invited

@@ -1,4 +1,4 @@
-"""From stage to stage: what the coordinator sends when one ends, and when it gives up.
+"""The step from one stage to the next, its messages, and the end of a session that fails.
 
 A stage is left with those who answered, if clients would accept that set.
 """
@@ -181,7 +181,7 @@ def _too_few(header: Header, hosts: Sequence[str]) -> Shortage | None:
 def _unusable(
     session: CoordinatorSession, roster: Roster, clients: Sequence[str]
 ) -> Shortage | None:
-    """Why clients would refuse to go on with this set."""
+    """The rule by which clients would refuse to go on with this set; None if there is none."""
     header = session.setting.header
     shortage = _too_few(header, [session.setting.invited[client] for client in clients])
     if shortage is not None:

@@ -1,7 +1,6 @@
-"""What is kept of a session afterwards: who took part, in which sum, under which policy.
+"""The coordinator's record of a session that is over: members, sum, policy, refusals.
 
-The coordinator's record is for `who learned what`; the client's is its ledger. Neither holds an
-input, a key or a masked vector.
+It serves audits. A client's record is its ledger. Neither holds an input, a key or a masked vector.
 """
 
 from __future__ import annotations

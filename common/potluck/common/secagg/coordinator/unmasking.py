@@ -1,5 +1,4 @@
-"""The coordinator's last step: secrets rebuilt from shares, and the masks that they are taken off
-with.
+"""The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
 
 Every rebuilt secret is checked against its owner's advert. Where that fails and there are more
 shares than needed, other choices of shares are tried, so that a few wrong ones do no harm; those
@@ -45,7 +44,7 @@ class ReconstructionError(BrokenRuleError):
 
 @dataclass(frozen=True, kw_only=True)
 class Unmasking:
-    """What to take off the sum of the survivors' masked vectors.
+    """The masks in the sum of the survivors' vectors.
 
     masks: by lane. suspects: clients whose shares were wrong, though the sum is right.
     """
@@ -72,7 +71,7 @@ def unmask(
     survivors: Sequence[str],
     reveals: Mapping[str, Reveal],
 ) -> Unmasking:
-    """What to take off, from reveals by client whose form has been checked.
+    """The masks to remove, rebuilt from the clients' reveals, whose form has been checked.
 
     Raises ReconstructionError.
     """

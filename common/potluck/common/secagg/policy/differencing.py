@@ -1,7 +1,7 @@
-"""Which sets of clients may be summed exactly, given the sets that were: no small group stands out.
+"""The check that exact sums over sets of clients, taken together, single out no small group.
 
 Sums over sets are linear equations in the clients' inputs. A set is refused if it, the difference
-from an earlier one, or any combination of all of them tells of too small a group. Decisions depend
+from an earlier one, or any combination of all of them concerns too small a group. Decisions depend
 on sets alone, never on sums, so that a refusal says nothing about anybody's input.
 
 Groups are counted in hosts: whoever breaks a host knows all its clients. The least support of a
@@ -89,7 +89,7 @@ def _check_span(sets: Sequence[frozenset[str]], hosts: Mapping[str, str], least:
 def _isolates_two_hosts(
     reduced: _Matrix, pivots: Sequence[int], groups: Sequence[Sequence[int]], prime: int
 ) -> bool:
-    """Whether the row space has a vector other than 0 on the columns of two groups only.
+    """Return whether the row space has a vector other than 0 on the columns of two groups only.
 
     Such a vector combines rows whose pivots are in these columns, and the combination vanishes on
     all columns outside: there these rows depend on one another.
@@ -115,7 +115,7 @@ def _isolates_two_hosts(
 
 
 def _depends(rows: _Matrix, prime: int) -> bool:
-    """Whether the rows depend on one another; the shortcuts are for the two cases that matter."""
+    """Return whether the rows depend on one another, with shortcuts for the two usual cases."""
     filled = rows.any(axis=1)
     if not filled.all():
         return True

@@ -1,4 +1,4 @@
-"""What a client remembers of the sums it took part in, and what it may still take part in.
+"""A client's ledger of the sums that it took part in, and the checks against it.
 
 A ledger is a value; the `check_` functions read it, `Ledger.with_entries` extends it. The state
 machine hands over entries together with a reply; whoever drives it writes them to disk, synced,
@@ -83,7 +83,7 @@ def entry_from_json(text: str | bytes) -> LedgerEntry:
 
 
 class Ledger(_Entry):
-    """Everything one client remembers, oldest first. epsilon_budget: for all noisy sums."""
+    """All entries of one client, oldest first. epsilon_budget: for all noisy sums."""
 
     entries: tuple[Annotated[LedgerEntry, Field(discriminator="kind")], ...] = ()
     epsilon_budget: float = 0.0
@@ -199,7 +199,7 @@ def check_release(
 
 
 def upload_entry(header: Header, input_id: str, at: datetime) -> Upload:
-    """What to remember before a masked vector is sent."""
+    """The entry to keep before a masked vector is sent."""
     epsilon = header.noise.epsilon if header.noise else None
     return Upload(session_id=header.session_id.hex(), input_id=input_id, epsilon=epsilon, at=at)
 
@@ -207,7 +207,7 @@ def upload_entry(header: Header, input_id: str, at: datetime) -> Upload:
 def release_entry(
     header: Header, input_id: str, clients: Mapping[str, str], at: datetime
 ) -> SumRelease:
-    """What to remember before shares are given."""
+    """The entry to keep before shares are given."""
     return SumRelease(
         session_id=header.session_id.hex(),
         input_id=input_id,

@@ -1,6 +1,6 @@
-"""What a client requires of a session, from its own configuration: checks on header and roster.
+"""A client's requirements of a session, by its own configuration: checks of header and roster.
 
-The coordinator proposes, the client disposes: a header that asks for less protection than the
+A header that asks for less protection than the
 client's policy has is refused, never negotiated.
 """
 
@@ -77,7 +77,7 @@ class ClientPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What a client itself knows of the sum it is invited to, from its task and its data.
+    """What the client's own task and data say of a sum to which it is invited.
 
     input_id: the client's own name for the vector it will send, the same whenever it would send the
     same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane

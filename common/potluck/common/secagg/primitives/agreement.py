@@ -56,7 +56,7 @@ class SessionKeys:
 
 
 def commitment(seed: bytes, header_sha256: bytes) -> bytes:
-    """What a client's advert says of its own mask's seed."""
+    """The commitment in a client's advert to the seed of its own mask."""
     return hashlib.sha256(b"b" + seed + header_sha256).digest()
 
 

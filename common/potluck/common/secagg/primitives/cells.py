@@ -1,7 +1,6 @@
-"""Cells: a partition of clients that a public coin draws, so that nobody chose who is summed with
-whom.
+"""Cells: a partition of clients that a public coin draws, so that no party chooses the groups.
 
-Everybody who knows the members, the coin and the size gets the same cells. A host's clients share a
+The members, the coin and the size determine the cells. A host's clients share a
 cell. Cells have at least `size` hosts; draw them a little larger than the least number of hosts in
 a released sum, and each may lose some.
 """
@@ -33,8 +32,7 @@ def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
 def cells_of_members(
     hosts: Mapping[str, str], federation: str, *, data_epoch: int, least_hosts: int
 ) -> list[tuple[str, ...]]:
-    """The cells of a federation's members with data of one epoch; whoever knows the members knows
-    them.
+    """The cells of a federation's members with data of one epoch; the members determine them.
 
     hosts: of each member. Cells have `CELL_HOSTS` hosts where there are as many, and never fewer
     than `least_hosts`.

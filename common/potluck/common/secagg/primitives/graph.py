@@ -1,4 +1,4 @@
-"""Who shares masks and shares with whom: everybody, or neighbours on a ring that nobody chose.
+"""Pairs of clients that exchange masks and shares: all pairs, or neighbours on a random ring.
 
 The ring is the order of SHA-256("graph" ‖ roster's digest ‖ client): no client is told its
 neighbours, each computes them from the roster it verified.

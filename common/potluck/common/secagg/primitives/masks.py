@@ -52,7 +52,7 @@ class Mask:
 
     @property
     def opposite(self) -> Mask:
-        """What takes this mask off again."""
+        """The mask that cancels this one."""
         return Mask(self.seed, not self.negative)
 
 

@@ -1,4 +1,4 @@
-"""How many shares and consents a session needs, given who may collude.
+"""Numbers of shares and consents that a session needs, given how many hosts may collude.
 
 Colluders are counted in hosts, because whoever breaks a host has all the clients it holds: A hosts
 are assumed to collude with the coordinator, and they may be the ones that hold most clients.
@@ -40,7 +40,7 @@ class Thresholds:
 
 
 def assumed_colluding_hosts(hosts: int) -> int:
-    """⌊(h − 1) / 3⌋: the hosts assumed to collude where nobody says otherwise."""
+    """⌊(h − 1) / 3⌋: the hosts assumed to collude unless a policy says otherwise."""
     return max(0, (hosts - 1) // 3)
 
 
@@ -79,7 +79,7 @@ def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresho
 
 @lru_cache(maxsize=256)
 def circulant_is_safe(clients: int, colluding: int, degree: int, threshold: int) -> bool:
-    """Whether nobody's secret can be rebuilt against the rules, except with 2^-80.
+    """Return whether secrets can be rebuilt against the rules with probability 2^-80 at most.
 
     1. Nobody has so many colluding neighbours that they and half of the others could rebuild both
        its secrets: n · Pr[Hyp(n−1, a, k) ≥ m + 1] ≤ 2^-81 with t > m and 2t > k + 1 + m.

@@ -40,7 +40,7 @@ def largest_sum(modulus_bits: int) -> int:
 
 
 def lane_scale(lane: Lane, clients: int) -> float:
-    """What 1 becomes in a fixed-point lane of a session with so many clients.
+    """Scale of a fixed-point lane: the word that stands for 1, with `clients` in the roster.
 
     The lane's own scale, or the largest at which no sum can wrap.
     """
@@ -53,7 +53,7 @@ def lane_scale(lane: Lane, clients: int) -> float:
 
 
 def metric_scale(header: Header, clients: int) -> int:
-    """What a metric times weight of 1 becomes in the head: a power of two, so that it is exact."""
+    """Scale of metric times weight in the head: a power of two, so that products are exact."""
     bound = max(1, header.weight_bound) * max(1.0, header.metric_bound) * clients
     return 1 << max(0, min(32, math.floor(math.log2(2.0**62 / bound))))
 
@@ -97,7 +97,7 @@ def _head_fits(lane: Lane, header: Header, clients: int) -> bool:
 
 
 def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
-    """Whole numbers, of any integer type, as a lane's words: modulo 2^w."""
+    """Whole numbers of any integer type as words of a lane, modulo 2^w."""
     signed: NDArray[np.int64] = np.asarray(values, np.int64)
     return signed.astype(np.uint64).astype(lane_dtype(modulus_bits))
 

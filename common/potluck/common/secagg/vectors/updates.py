@@ -103,7 +103,7 @@ def encode_head(
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSum:
-    """What the head's sum says. metrics: weighted means by name."""
+    """The numbers in a sum of heads. metrics: weighted means, by name."""
 
     weight: int
     metrics: dict[str, float]

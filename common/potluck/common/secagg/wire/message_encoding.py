@@ -1,8 +1,8 @@
 """Messages as bytes, and back: protobuf, one serialisation for each message.
 
-Whoever sends serialises once; those bytes are signed, hashed and kept. Whoever receives parses
-them only to read them, and refuses bytes that it would have serialised differently: unknown fields,
-fields out of order, defaults spelled out. So nothing can be said in two ways.
+A sender serialises once; those bytes are signed, hashed and kept. A receiver parses them only to
+read them, and refuses bytes that it would have serialised differently: unknown fields, fields out
+of order, defaults spelled out. So every message has exactly one form.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _LENGTHS: Final = {
 
 
 class _Field(NamedTuple):
-    """How a field is written: nested: whether it holds messages."""
+    """The writing of a field. nested: it holds messages."""
 
     name: str
     repeated: bool
@@ -72,8 +72,10 @@ class _Field(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """How a field is read. optional: it may be absent; convert: None where nothing is to be done;
-    raises ValueError."""
+    """The reading of a field.
+
+    optional: it may be absent. convert: raises ValueError; None where the value stays.
+    """
 
     name: str
     repeated: bool
@@ -101,7 +103,7 @@ def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...
 
 
 def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
-    """What makes a value of what protobuf gives for a field, or refuses it with ValueError."""
+    """A function from protobuf's value of a field to ours; it raises ValueError for a bad one."""
     if is_dataclass(kind):
         return lambda found: _from_wire(kind, found)
     if kind is str:
@@ -149,7 +151,7 @@ def decode(kind: type[T], data: bytes) -> T:
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Raise BrokenRuleError (duplicate, or malformed) unless sorted, nobody twice."""
+    """Raise BrokenRuleError (duplicate, or malformed) unless sorted and without repeats."""
     if len(set(names)) != len(names):
         raise BrokenRuleError(Rule.DUPLICATE, f"{what} name somebody twice")
     if list(names) != sorted(names):

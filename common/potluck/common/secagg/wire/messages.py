@@ -24,7 +24,7 @@ MAXIMUM_CLIENTS: Final = 2**16
 
 
 class MessageType(IntEnum):
-    """What a payload is; part of what is signed."""
+    """The type of a payload; part of the signed bytes."""
 
     INVITATION = 1
     ADVERT = 2
@@ -41,7 +41,7 @@ class MessageType(IntEnum):
 
 
 class Stage(StrEnum):
-    """Where a session is; named in aborts, in order."""
+    """The stages of a session, in order; aborts name them."""
 
     ADVERTISE = "advertise"
     SHARE = "share"
@@ -51,7 +51,7 @@ class Stage(StrEnum):
 
 
 class Purpose(IntEnum):
-    """What kind of input is summed."""
+    """The kind of input that is summed."""
 
     HISTOGRAM = 1
     UPDATE = 2
@@ -59,7 +59,7 @@ class Purpose(IntEnum):
 
 
 class LaneEncoding(IntEnum):
-    """How the numbers of a lane are made; see `vectors`."""
+    """The encoding of a lane's numbers; see `vectors`."""
 
     COUNTS = 1
     FIXED_POINT = 2
@@ -67,7 +67,7 @@ class LaneEncoding(IntEnum):
 
 
 class Secret(IntEnum):
-    """Which of a client's two secrets a share belongs to."""
+    """The two secrets of a client that are shared."""
 
     SEED = 1
     MASK_KEY = 2
@@ -114,7 +114,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """All that is agreed before a session begins; its digest is in everything that is signed.
+    """The terms of a session, fixed before it begins; their digest is in all signed bytes.
 
     Defaults are for sums that need no such field. Times are seconds since 1970. `degree`: 0 for
     the complete graph.
@@ -155,7 +155,7 @@ class Header:
 
     @property
     def upload_bytes(self) -> int:
-        """What a client uploads: all lanes' words."""
+        """Bytes of a client's upload: all lanes' words."""
         return sum(lane.size for lane in self.lanes)
 
 
@@ -211,7 +211,7 @@ class SealedShare:
 
 @dataclass(frozen=True)
 class Shares:
-    """What a client shares with its neighbours."""
+    """A client's shares for its neighbours."""
 
     TYPE: ClassVar = MessageType.SHARES
     roster_sha256: bytes
@@ -221,7 +221,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Who has shared, and what they shared with the receiver."""
+    """The clients that have shared, and their shares for the receiver."""
 
     TYPE: ClassVar = MessageType.DELIVERY
     session_id: bytes
@@ -241,7 +241,7 @@ class MaskedInput:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Whose uploads are complete."""
+    """The clients whose uploads are complete."""
 
     TYPE: ClassVar = MessageType.SURVIVORS
     session_id: bytes
@@ -250,7 +250,7 @@ class Survivors:
 
 @dataclass(frozen=True)
 class Consent:
-    """That the sum over a set may be unmasked; the same words from everybody."""
+    """The statement that the sum over a set may be unmasked; the same bytes for all clients."""
 
     TYPE: ClassVar = MessageType.CONSENT
     roster_sha256: bytes
@@ -296,7 +296,7 @@ class Reveal:
 
 @dataclass(frozen=True)
 class RefusalMessage:
-    """A client does not go on."""
+    """A client ends the session, naming the rule that was broken."""
 
     TYPE: ClassVar = MessageType.REFUSAL
     session_id: bytes
@@ -307,7 +307,10 @@ class RefusalMessage:
 
 @dataclass(frozen=True)
 class Abort:
-    """The coordinator does not go on. have, need: of what `rule` counts; missing: waited for."""
+    """The coordinator ends the session without a sum.
+
+    have, need: of what `rule` counts. missing: clients waited for.
+    """
 
     TYPE: ClassVar = MessageType.ABORT
     session_id: bytes
@@ -332,4 +335,4 @@ Message = (
     | RefusalMessage
     | Abort
 )
-"""What may be in an envelope."""
+"""The messages that an envelope may hold."""

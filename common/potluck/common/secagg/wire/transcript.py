@@ -1,4 +1,4 @@
-"""What is signed and hashed: envelopes, member records, and the digests that bind a session.
+"""Signatures and digests of a session: over envelopes, member records and sets of clients.
 
 Signatures are Ed25519 over `FLSA/1|TYPE`, a zero byte, the payload's length as 8 bytes,
 little-endian, and the payload as it was sent. Digests chain: the header's is in every advert, the
@@ -31,7 +31,7 @@ _ADVERTS_REMEMBERED: Final = 1_000
 
 
 def signing_bytes(kind: MessageType, payload: bytes) -> bytes:
-    """What a signature of a payload is over."""
+    """The bytes that the signature of a payload covers."""
     prefix = b"FLSA/1|" + kind.name.encode() + b"\0"
     return prefix + len(payload).to_bytes(8, "little") + payload
 
@@ -203,7 +203,7 @@ def check_advert(
 
 
 def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> CheckedAdvert:
-    """What holds of an advert by itself, whichever session it is shown in."""
+    """Check an advert by itself, whichever session it belongs to."""
     require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
     advert = decode(Advert, envelope.payload)
     record = root.member(advert.member_record, now)
