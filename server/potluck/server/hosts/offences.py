@@ -35,7 +35,8 @@ class Offences:
             for client, count in self._counts.items()
             if count >= MOST_OFFENCES
         }
-        for client, reason in excluded.items():
+        for client in excluded:
             del self._counts[client]  # readmitted, it begins anew
+        for client, reason in excluded.items():
             await self._quarantine(client, reason)
         return excluded

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.scores import Metrics
+from potluck.common.net.shielded import to_the_end
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import States
@@ -98,6 +99,11 @@ class Finishing:
             included=action.included,
         )
         await self.settled()
+        await to_the_end(self._store(commit, states))  # what is stored is told, also amid a stop
+        run.post(rounds.Committed())
+
+    async def _store(self, commit: RoundCommit, states: States) -> None:
+        run, result = self._run, self._run.result
         await self._in_store(lambda store: store.commit_round(commit))
         row, run.record.row = await self._in_store(partial(_committed, run_id=run.row.run_id))
         run.model_before, run.model, run.states = run.model, result.model, states
@@ -105,13 +111,12 @@ class Finishing:
         announce_closed(run.services.attendance, row)
         self._announce(row)
         spent = [update.path for update in run.intake.updates.values()]
-        self._aftermath = asyncio.create_task(self._after_commit(action, row, spent))
-        run.post(rounds.Committed())
+        self._aftermath = asyncio.create_task(self._after_commit(row, spent))
 
     async def settled(self) -> None:
         """Wait until what follows a commit is done. Raises what went wrong there."""
         if self._aftermath is not None:
-            await self._aftermath
+            await asyncio.shield(self._aftermath)  # it goes on where whoever waits is cancelled
 
     def stop(self) -> None:
         """The coordinator stops."""
@@ -163,20 +168,18 @@ class Finishing:
         observer.largest_weight(run.eligibility.largest_weight)
         observer.privacy(run.profiling.largest_epsilon)
 
-    async def _after_commit(
-        self, action: rounds.Commit, row: RoundRow, spent: Sequence[Path]
-    ) -> None:
+    async def _after_commit(self, row: RoundRow, spent: Sequence[Path]) -> None:
         """What nobody waits for: the next round has begun."""
         run = self._run
         await run.services.note_commit(row)
         await run.judge_offenders()
-        await asyncio.to_thread(run.spool.clear, action.round, action.attempt, spent)
+        await asyncio.to_thread(run.spool.clear, row.key.round, row.key.attempt, spent)
         await self._observe(row)
         if run.model_before is not None:
             norm = await in_thread(run.work.step_norm, run.model_before, run.model)
             run.services.observer.moved(norm)
             run.model_before = None
-        await run.services.tidy(action.round)
+        await run.services.tidy(row.key.round)
 
     async def _observe(self, row: RoundRow) -> None:
         """Tell the metrics whose data the round was of."""

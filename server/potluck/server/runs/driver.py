@@ -143,7 +143,7 @@ class RunDriver:
         finally:
             self._prepared.set()
             if self._loop is not None:
-                self._loop.stop()
+                await self._loop.stop()
             self.feed.close()
 
     async def _fail(self, reason: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from potluck.common.disclosure import SumKind
-from potluck.common.errors import PotluckError, RunError
+from potluck.common.errors import PotluckError, RoundClosedError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.masking import METRIC_BOUND, lane_lengths, lanes_of, metric_names
 from potluck.common.secagg import (
@@ -190,7 +190,7 @@ class MaskedRounds:
 
     def _require(self) -> _Sum:
         if self._sum is None or self._sum.key != self._run.key:
-            raise RunError("the attempt has no secure sum")
+            raise RoundClosedError("the attempt has no secure sum any more; drop the update")
         return self._sum
 
     # Its session ------------------------------------------------------------------------------

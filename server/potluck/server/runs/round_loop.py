@@ -81,11 +81,12 @@ class RoundLoop:
             await self._masking.give_up()
         await self._finishing.settled()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """The run is not driven any more."""
         self._stop_listening()
         if self._slow is not None:
             self._slow.cancel()
+            await asyncio.wait({self._slow})
         self._finishing.stop()
         if self._masking is not None:
             self._masking.stop()

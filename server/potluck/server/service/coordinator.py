@@ -253,12 +253,14 @@ class Coordinator:
         """
         async with self._resuming:  # two calls at once must not drive one run twice
             row = await self.run(run_id)
-            if row.state not in (RunState.STOPPED, RunState.FAILED) or row.run_id in self._drivers:
+            if row.state not in (RunState.STOPPED, RunState.FAILED):
                 raise RunError(
                     f"run {row.run_id} is {row.state}; only a stopped or failed run can be resumed",
                     run=row.run_id,
                     state=row.state,
                 )
+            if row.run_id in self._tasks:  # its end is stored, and about to be all
+                await asyncio.wait([self._tasks[row.run_id]])
             plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
             await self._commits.accept(row)
             # Somebody has put something right: all get another chance.

@@ -41,18 +41,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         session.certificate_expires = credential_of(context).expires
         session.address = unquote(context.peer()).partition(":")[2]
         session.since = session.last_heard = utc()
-        await self._coordinator.hosts.attends(session)
-        reader = asyncio.create_task(self._listen(session, request_iterator))
-        try:
-            yield self._coordinator.welcome()
-            while (instruction := await session.outbox.get()) is not None:
-                yield coordinator_pb2.AttendResponse(instruction=instruction)
-            with contextlib.suppress(asyncio.CancelledError):
-                if reader.done():
-                    reader.result()
-        finally:
-            reader.cancel()
-            self._coordinator.hosts.left(session)
+        async with self._coordinator.hosts.attending(session):
+            reader = asyncio.create_task(self._listen(session, request_iterator))
+            try:
+                yield self._coordinator.welcome()
+                while (instruction := await session.outbox.get()) is not None:
+                    yield coordinator_pb2.AttendResponse(instruction=instruction)
+                with contextlib.suppress(asyncio.CancelledError):
+                    if reader.done():
+                        reader.result()
+            finally:
+                reader.cancel()
 
     def _greet(
         self, first: coordinator_pb2.AttendRequest | None, identity: Identity

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from potluck.common.errors import ProtocolError
+from potluck.common.net.shielded import to_the_end
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
 from potluck.server.runs.feed import Event, committed_round_message, run_status
@@ -30,7 +31,8 @@ def _number(token: str) -> int:
 
 
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
-    """Exceptions become statuses in `guard.py`."""
+    """Exceptions become statuses in `guard.py`. What is begun in the store is finished, also where
+    the operator does not wait for it."""
 
     def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
         self._coordinator = coordinator
@@ -40,7 +42,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.StartRunRequest, context: Context
     ) -> operator_pb2.StartRunResponse:
         """Check a run file and start the run."""
-        row = await self._coordinator.start_run(request.run_file)
+        row = await to_the_end(self._coordinator.start_run(request.run_file))
         return operator_pb2.StartRunResponse(run_id=row.run_id)
 
     async def StopRun(
@@ -54,7 +56,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ResumeRunRequest, context: Context
     ) -> operator_pb2.ResumeRunResponse:
         """Go on with a stopped or failed run."""
-        row = await self._coordinator.resume_run(request.run_id)
+        row = await to_the_end(self._coordinator.resume_run(request.run_id))
         return operator_pb2.ResumeRunResponse(status=run_status(row))
 
     async def ListRuns(
@@ -156,9 +158,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.SetQuarantineResponse:
         """Forbid or allow selecting a client."""
         reason = request.reason[:500] or "no reason given"
-        await self._coordinator.set_quarantine(
-            request.client_id, reason if request.quarantined else None
-        )
+        reason_or_none = reason if request.quarantined else None
+        await to_the_end(self._coordinator.set_quarantine(request.client_id, reason_or_none))
         return operator_pb2.SetQuarantineResponse()
 
     async def FetchProfiles(

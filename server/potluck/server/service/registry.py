@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -35,8 +36,12 @@ class Hosts:
         self._rivals = Rivals(attendance, heartbeat_seconds=heartbeat_seconds)
         self._noting: set[asyncio.Task[None]] = set()
 
-    async def attends(self, session: HostSession) -> None:
-        """A host has said hello. Raises IdentityError where another attends in its place."""
+    @contextlib.asynccontextmanager
+    async def attending(self, session: HostSession) -> AsyncIterator[None]:
+        """A host has said hello, and attends until the block ends.
+
+        Raises IdentityError where another attends in its place.
+        """
         await self._rivals.make_way(session)
         self._attendance.attach(session)
         self._metrics.host_joined()
@@ -49,12 +54,11 @@ class Hosts:
         )
         try:
             await self._see(session)
-        except PotluckError:
-            self._attendance.detach(session)
-            raise
+            yield
+        finally:
+            self._left(session)
 
-    def left(self, session: HostSession) -> None:
-        """A host's stream has ended."""
+    def _left(self, session: HostSession) -> None:
         if self._attendance.detach(session):
             self._metrics.host_left()
             log.warning("host left", host=session.host_id, clients=len(session.client_ids))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from potluck.common.errors import (
     LayoutError,
@@ -61,7 +61,8 @@ class Uploads:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By update; a lock is kept by those who hold it or wait for it."""
 
     async def locate(
         self, request: coordinator_pb2.LocateUploadRequest, identity: Identity
@@ -94,7 +95,7 @@ class Uploads:
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
-        async with self._one_at_a_time(header.update_id):
+        async with self._locks.setdefault(header.update_id, asyncio.Lock()):
             if inbox.has(client, header.update_id):  # it was being verified when it came again
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
@@ -104,16 +105,6 @@ class Uploads:
                 # All of it is here: it counts even if its host goes away now.
                 await to_the_end(_finish(upload, receiver, blake3))
         return coordinator_pb2.SubmitUpdateResponse()
-
-    @contextlib.asynccontextmanager
-    async def _one_at_a_time(self, update_id: str) -> AsyncIterator[None]:
-        lock = self._locks[update_id]
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._locks.pop(update_id, None)
 
     async def _receive(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
@@ -191,6 +182,7 @@ async def _check(upload: _Upload, path: Path, *, finite: bool) -> None:
     header, inbox = upload.header, upload.inbox
     if inbox.masking is not None:
         await asyncio.to_thread(inbox.masking.check, path)
+        _check_expected(inbox, header.client_id, header.update_id)
         inbox.masking.vouch(header.client_id, header.masked_input, header.blake3)
         return
     await asyncio.to_thread(
