@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.client.training.loop import train
+from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
@@ -66,10 +66,12 @@ def fedavg(
                 client_data(task, client),
                 CrossEntropy(),
                 settings,
-                classes=task.classes,
-                seed=(seed * 1000 + number) * 1000 + client,
-                round_number=number,
-                device=CPU,
+                TrainingContext(
+                    classes=task.classes,
+                    seed=(seed * 1000 + number) * 1000 + client,
+                    round=number,
+                    device=CPU,
+                ),
             )
             results[client], steps[client] = copied(model), result.steps
             samples[client] = result.samples

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.client.training.loop import train
+from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.common.learning.training import LocalTraining
 from potluck.common.models.lenet import lenet5
@@ -54,10 +54,9 @@ def potluck_loop(model: nn.Module, data: Examples) -> None:
         data,
         CrossEntropy(),
         SETTINGS,
-        classes=int(data.labels.max()) + 1,
-        seed=SEED,
-        round_number=1,
-        device=data.labels.device,
+        TrainingContext(
+            classes=int(data.labels.max()) + 1, seed=SEED, round=1, device=data.labels.device
+        ),
     )
 
 

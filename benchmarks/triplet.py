@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.training.triplet_estimate import MatrixEstimate, estimate_matrix
+from potluck.client.training.triplet_estimate import EstimateTerms, MatrixEstimate, estimate_matrix
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.learning.triplet import TripletSettings, triplet_settings_for
 from potluck.common.task import Examples
@@ -111,9 +111,7 @@ def estimate(
         pretrained(seed, settings.pretraining_rounds, count),
         data_of(client) if data is None else data,
         classes=TASK.classes,
-        settings=settings,
-        seed=seed * 1000 + client,
-        device=CPU,
+        terms=EstimateTerms(settings=settings, seed=seed * 1000 + client, device=CPU),
     )
 
 

@@ -83,7 +83,7 @@ async def scanned(
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(MeasuredParty.COORDINATOR)
-    monkeypatch.setattr("potluck.client.control.handlers.write_masked", salted.write)
+    monkeypatch.setattr("potluck.client.control.training_handler.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]

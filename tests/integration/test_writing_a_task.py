@@ -14,7 +14,7 @@ PAGE = REPOSITORY / "docs" / "writing-a-task.md"
 PROGRAM = """
 import numpy as np, torch
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.client.training.loop import train
+from potluck.client.training.loop import TrainingContext, train
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId
@@ -35,8 +35,8 @@ for number in range(1, 6):
     for client in range(4):
         load_arrays(model, weights)
         data = task.client_data(ClientId(f"client-{client}"), None).train
-        train(model, data, CrossEntropy(), settings, classes=2, seed=client, round_number=number,
-              device=cpu)
+        context = TrainingContext(classes=2, seed=client, round=number, device=cpu)
+        train(model, data, CrossEntropy(), settings, context)
         updates.append({name: array.copy() for name, array in state_arrays(model).items()})
     weights = {name: np.mean([u[name] for u in updates], axis=0) for name in weights}
 load_arrays(model, weights)

@@ -17,7 +17,7 @@ from potluck.client.base.state_directory import StateDirectory
 from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
-from potluck.client.control.handlers import Duties
+from potluck.client.control.handler_context import HandlerContext
 from potluck.client.control.inbox import Instructions
 from potluck.client.control.instruction_log import InstructionLog
 from potluck.client.disclosure.release_ledger import ReleaseLedger
@@ -98,32 +98,22 @@ class Agent:
         devices = self._device.split(",")
         worker = Worker(*(partial(self._make_device, device) for device in devices))
         discloser = self._make_discloser()
-        ledger = InstructionLog()
-        kept = KeptUpdates(self._state.updates, now=time.time())
-        states = KeptStates(self._state.kept)
-        duties = Duties(
+        context = HandlerContext(
             clients=frozenset(self._clients),
+            policy=config.disclosure,
+            log=InstructionLog(),
             link=link,
-            cache=cache,
             downloads=Downloads(
                 link, cache, self._state.fetched, maximum_bytes=config.maximum_model_bytes
             ),
-            kept=kept,
-            states=states,
+            updates=KeptUpdates(self._state.updates, now=time.time()),
+            states=KeptStates(self._state.kept),
             worker=worker,
             discloser=discloser,
             sums=self._make_sums(discloser),
-            ledger=ledger,
             metrics=self._metrics,
         )
-        instructions = Instructions(
-            duties=duties,
-            ledger=ledger,
-            kept=kept,
-            states=states,
-            say=self._attending.say,
-            metrics=self._metrics,
-        )
+        instructions = Instructions(context, say=self._attending.say)
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
         self._show_spent(ReleaseLedger(self._state.disclosures))
         self._metrics.watch(
@@ -197,14 +187,14 @@ class Agent:
 
         if self._config.deterministic:
             compute_deterministically()
-        workbench = TrainingDevice(
+        made = TrainingDevice(
             device=device,
             threads=self._config.threads,
             data_directory=self._config.data_directory,
             model_modules=self._config.model_modules,
         )
         spare_what_is_loaded()
-        return workbench
+        return made
 
     def _make_hello(self) -> rpc.Hello:
         hello = rpc.Hello(

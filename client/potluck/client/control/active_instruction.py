@@ -21,14 +21,18 @@ class ActiveInstruction:
     timeout: asyncio.Timeout | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
+    def progress(self, fraction: float) -> None:
+        """Note how much of the computation is done."""
+        self.entry.fraction = fraction
+
     def stop(self) -> None:
-        """Nobody waits for it any more."""
+        """Give it up: its result is not wanted any more."""
         self.cancelled.set()
         if self.task is not None:
             self.task.cancel()
 
     def started(self) -> None:
-        """The worker's thread begins with it. Raises RoundClosedError where it is too late."""
+        """Note that its computation begins. Raises RoundClosedError where it was cancelled."""
         if self.cancelled.is_set():
             raise RoundClosedError("cancelled before it began")
         self.entry.stage = InstructionStage.COMPUTING

@@ -69,7 +69,6 @@ class Attending:
         self._before = contextlib.AsyncExitStack()
         """The stream that is held until the one with the renewed certificate stands."""
         self._welcomed = False
-        self._coordinator_id = ""
 
     def say(self, message: rpc.AttendRequest) -> None:
         """Send a message to the coordinator, or drop it while there is no connection."""
@@ -137,7 +136,7 @@ class Attending:
                 coordinator_pb2_grpc.CoordinatorServiceStub(control)
             )
             stream = ControlStream(
-                stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.ledger.progress())
+                stub, heartbeat=lambda: rpc.Heartbeat(progress=instructions.log.progress())
             )
             stack.push_async_callback(stream.close)
             welcome = await self._open(stream)
@@ -180,14 +179,14 @@ class Attending:
         log.info(
             "attending",
             coordinator=self._config.coordinator,
-            restarted=self._coordinator_id not in ("", welcome.coordinator_id),
+            restarted=instructions.log.coordinator_id not in ("", welcome.coordinator_id),
             clients=len(self._hello.client_ids),
         )
         if self._welcomed:
             link.renew()
-        if self._coordinator_id != welcome.coordinator_id:
-            instructions.coordinator_is(welcome.coordinator_id)
-        self._welcomed, self._coordinator_id = True, welcome.coordinator_id
+        if instructions.log.coordinator_id != welcome.coordinator_id:
+            instructions.log.coordinator_is(welcome.coordinator_id)
+        self._welcomed = True
         self._stream = stream
         self._metrics.attends()
 

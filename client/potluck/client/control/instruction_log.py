@@ -93,6 +93,8 @@ class InstructionLog:
     another thread."""
 
     remembered: int = REMEMBERED
+    coordinator_id: str = ""
+    """The coordinator process that speaks."""
     _entries: dict[str, Entry] = field(default_factory=dict)
 
     def receive(self, instruction: rpc.Instruction) -> Reception:
@@ -158,8 +160,9 @@ class InstructionLog:
         self._shrink()
         return stopped
 
-    def forget_overtaken(self) -> None:
+    def coordinator_is(self, coordinator_id: str) -> None:
         """Another coordinator process speaks: what the last one sent can't come any more."""
+        self.coordinator_id = coordinator_id
         for entry in list(self._entries.values()):
             if entry.stage is InstructionStage.OVERTAKEN:
                 del self._entries[entry.id]

@@ -11,7 +11,7 @@ from potluck.common.tensors.tensor_files import FileDigest
 
 
 def update_record(
-    job: ActiveInstruction,
+    active: ActiveInstruction,
     file: FileDigest,
     report: UpdateReport,
     *,
@@ -19,7 +19,7 @@ def update_record(
     coordinator_id: str = "",
 ) -> KeptUpdate:
     """The record of an update. Of a masked one the report is empty, and the last two are given."""
-    instruction, work = job.instruction, job.instruction.train
+    instruction, work = active.instruction, active.instruction.train
     return KeptUpdate(
         update_id=instruction.id,
         client_id=instruction.client_id,
@@ -32,7 +32,7 @@ def update_record(
         compressed=work.compressed and not masked_input,
         report=report,
         expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
-        work=job.entry.work,
+        work=active.entry.work,
         masked_input=masked_input,
         coordinator_id=coordinator_id,
     )

@@ -39,15 +39,33 @@ _REPORTS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingContext:
+    """The circumstances of a training.
+
+    classes: the task's. round: from 1. progress: gets shares in [0, 1] now and then. cancelled: is
+    asked before every step. Both must return at once.
+    """
+
+    classes: int
+    seed: int
+    round: int
+    device: torch.device
+    progress: Callable[[float], None] = lambda _: None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingResult(UpdateReport):
-    """What came of a training, before it is decided how much of it is disclosed.
+    """The outcome of a training, before it is decided how much of it is disclosed.
 
     seconds: of wall-clock time. correction: what its correction sends and keeps.
+    root_mean_square_loss: of the first pass, where it was measured.
     """
 
     loss: float
     normalizer: float
     correction: CorrectionOutcome | None = None
+    root_mean_square_loss: float | None = None
 
 
 def train(
@@ -55,52 +73,60 @@ def train(
     data: Examples,
     objective: Objective,
     settings: LocalTraining,
+    context: TrainingContext,
     *,
-    classes: int,
-    seed: int,
-    round_number: int,
-    device: torch.device,
     corrected: Corrected | None = None,
     optimizer: LocalOptimizer | None = None,
-    losses: SquaredLosses | None = None,
-    progress: Callable[[float], None] = lambda _: None,
-    cancelled: Callable[[], bool] = lambda: False,
+    measures_losses: bool = False,
 ) -> TrainingResult:
-    """Trains `model` in place, from the weights it holds, and leaves it on `device`.
+    """Train `model` in place, from the weights it holds, and leave it on the context's device.
 
     `corrected`: the strategy's correction of the steps. `optimizer`: one made for this model and
-    these settings before, to be used again; it is restarted. `losses`: sums up what the first pass
-    meets.
+    these settings before, to be used again; it is restarted. `measures_losses`: sum up the losses
+    of the first pass.
     Same weights, data, settings, seed, device and number of threads: the same weights come out,
-    bit for bit (on a GPU as far as the kernels that torch chooses allow). `progress` gets shares
-    in [0, 1] now and then; `cancelled` is asked before every step. Both must return at once. The
-    global generator of `device` is used and put back, so only one training at a time may run on a
-    device.
+    bit for bit (on a GPU as far as the kernels that torch chooses allow). The global generator of
+    the device is used and put back, so only one training at a time may run on a device.
 
     Raises TrainingError if there is nothing to train on, the model fails or diverges, and
     RoundClosedError if cancelled.
     """
     if len(data) == 0:
         raise DataError("the client has no training samples; remove it from this federation")
-    started = time.monotonic()
+    started, device, number = time.monotonic(), context.device, context.round
+    losses = SquaredLosses(device) if measures_losses else None
+    with _explained(device, settings), _seeded(device, context.seed):
+        model.to(device).train()
+        optimizer = _restarted(optimizer, model, settings, number)
+        correction = None
+        loop = _Loop(model, data.to(device), objective, settings, context, optimizer)
+        loop.losses = losses
+        if corrected is not None:
+            correction = loop.correction = corrected.begin(model, settings, number, device)
+        try:
+            loss = loop.run()
+        finally:
+            optimizer.release()  # it stays for the next training, its memory need not
+        amount = normalizer(
+            settings, loop.taken, round_number=number, mu=proximal_weight(objective)
+        )
+        outcome = None if correction is None else correction.finish(amount)
+    return TrainingResult(
+        samples=len(data),
+        steps=loop.taken,
+        normalizer=amount,
+        seconds=time.monotonic() - started,
+        loss=loss,
+        correction=outcome,
+        root_mean_square_loss=None if losses is None else losses.root_mean_square(),
+    )
+
+
+@contextmanager
+def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
+    """Raise a TrainingError in place of what torch raises."""
     try:
-        with _seeded(device, seed):
-            model.to(device).train()
-            optimizer = _restarted(optimizer, model, settings, round_number)
-            data = data.to(device)
-            loop = _Loop(model, data, objective, settings, optimizer, classes, round_number)
-            loop.losses = losses
-            if corrected is not None:
-                loop.correction = corrected.begin(model, settings, round_number, device)
-            order = torch.Generator().manual_seed(seed)
-            try:
-                loss = loop.run(order, progress, cancelled)
-            finally:
-                optimizer.release()  # it stays for the next training, its memory need not
-            amount = normalizer(
-                settings, loop.taken, round_number=round_number, mu=proximal_weight(objective)
-            )
-            outcome = None if loop.correction is None else loop.correction.finish(amount)
+        yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"{device} has too little memory for this model with batches of {settings.batch_size}; "
@@ -114,14 +140,6 @@ def train(
             f"the task's model or the objective failed: {text}; see that the task's model, inputs "
             "and labels fit together"
         ) from error
-    return TrainingResult(
-        samples=len(data),
-        steps=loop.taken,
-        normalizer=amount,
-        seconds=time.monotonic() - started,
-        loss=loss,
-        correction=outcome,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +198,11 @@ class _Loop:
         data: Examples,
         objective: Objective,
         settings: LocalTraining,
+        context: TrainingContext,
         optimizer: LocalOptimizer,
-        classes: int,
-        round_number: int,
     ) -> None:
         self.model, self.data, self.objective, self.settings = model, data, objective, settings
-        self.optimizer = optimizer
+        self.context, self.optimizer = context, optimizer
         self.correction: RunningCorrection | None = None
         self.losses: SquaredLosses | None = None
         self.taken = 0
@@ -194,21 +211,18 @@ class _Loop:
         if objective.needs_received:
             received = tuple(tensor.detach().clone() for tensor in parameters)
         self.local = LocalContext(
-            round=round_number,
-            label_counts=torch.bincount(data.labels, minlength=classes),
+            round=context.round,
+            label_counts=torch.bincount(data.labels, minlength=context.classes),
             parameters=parameters,
             received=received,
             predictions=predicted(model, data) if needs_predictions(objective) else None,
         )
         self.half_precision = settings.precision == "bfloat16" and data.labels.is_cuda
 
-    def run(
-        self,
-        order: torch.Generator,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-    ) -> float:
-        """Takes all steps and returns the mean loss over the last pass."""
+    def run(self) -> float:
+        """Take all steps; returns the mean loss over the last pass."""
+        progress, cancelled = self.context.progress, self.context.cancelled
+        order = torch.Generator().manual_seed(self.context.seed)
         samples, size = len(self.data), self.settings.batch_size
         planned = self.settings.planned_steps(samples)
         report_every = max(1, planned // _REPORTS)

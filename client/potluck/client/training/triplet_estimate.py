@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from potluck.client.base.laplace import Adjacency, Epsilon, noisy_counts
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.features import features_and_logits
-from potluck.client.training.loop import train
+from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.objectives.generalized_cross_entropy import (
     GeneralizedCrossEntropy,
@@ -81,37 +81,30 @@ class TripletEstimate:
     degenerate: bool | None
 
 
-def estimate_triplet(
-    model: nn.Module,
-    weights: Mapping[str, NDArray[Any]],
-    data: Examples,
-    *,
-    classes: int,
-    settings: TripletSettings,
-    seed: int,
-    device: torch.device,
-    privacy: LocalPrivacy | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> TripletEstimate:
-    """The triplet of a client's samples, plain or (with `privacy`) of a noisy matrix.
+@dataclass(frozen=True, kw_only=True)
+class EstimateTerms:
+    """How an estimate is made: its settings, its seed, the device, and whether to give it up."""
+
+    settings: TripletSettings
+    seed: int
+    device: torch.device
+    cancelled: Callable[[], bool] = lambda: False
+
+    def stage_seed(self, stage: int) -> int:
+        """Seed of a training. stage: 0 for the head, 1 + y for the biased model of class y."""
+        return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def released_triplet(found: MatrixEstimate, privacy: LocalPrivacy | None) -> TripletEstimate:
+    """The triplet of an estimated matrix, plain or (with `privacy`) of a noisy one.
 
     With `privacy`, every cell of Ñ gets discrete Laplace noise and is clipped at 0; the triplet is
     computed from that. ε then holds for the counts, given how samples were told apart. It does not
     cover that the models were trained on the same samples: one sample more or less can change
     the attribute found for others. docs/triplet-estimate.md has measurements.
 
-    Arguments and errors are those of `estimate_matrix`, and the errors of `noisy_counts`.
+    Raises what `noisy_counts` raises.
     """
-    found = estimate_matrix(
-        model,
-        weights,
-        data,
-        classes=classes,
-        settings=settings,
-        seed=seed,
-        device=device,
-        cancelled=cancelled,
-    )
     if privacy is None:
         return TripletEstimate(triplet=triplet(found.matrix), degenerate=found.degenerate)
     noisy = noisy_counts(
@@ -130,10 +123,7 @@ def estimate_matrix(
     data: Examples,
     *,
     classes: int,
-    settings: TripletSettings,
-    seed: int,
-    device: torch.device,
-    cancelled: Callable[[], bool] = lambda: False,
+    terms: EstimateTerms,
 ) -> MatrixEstimate:
     """The interaction matrix Ñ of a client's samples (FedDiverse Alg. 2–4).
 
@@ -147,10 +137,9 @@ def estimate_matrix(
     """
     if len(data) == 0:
         raise DataError("the client has no training samples; remove it from this federation")
-    trainer = _Trainer(settings=settings, seed=seed, device=device, cancelled=cancelled)
     pivot: _Split | None = None
     splittable = False
-    for split in _splits(model, weights, data, classes, trainer):
+    for split in _splits(model, weights, data, classes, terms):
         splittable = splittable or split.has_both
         if pivot is None or split.gap < pivot.gap:
             pivot = split
@@ -158,7 +147,7 @@ def estimate_matrix(
     found = None if pivot is None or not splittable else pivot
     attributes, head_accuracy = torch.zeros_like(labels), None
     if found is not None:
-        attributes, head_accuracy = _attributes(found, labels, trainer)
+        attributes, head_accuracy = _attributes(found, labels, terms)
     cells = torch.bincount(labels * 2 + attributes, minlength=2 * classes)
     return MatrixEstimate(
         matrix=cells.numpy().reshape(classes, 2),
@@ -192,44 +181,30 @@ class _Split:
         return self.gap < len(self.minority)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trainer:
-    """Trainings of the estimate: same settings, a seed of its own for each."""
-
-    settings: TripletSettings
-    seed: int
-    device: torch.device
-    cancelled: Callable[[], bool]
-
-    def stage_seed(self, stage: int) -> int:
-        """stage: 0 for the head, 1 + y for the biased model of class y."""
-        return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
-
-    def train(
-        self,
-        model: nn.Module,
-        data: Examples,
-        objective: Objective,
-        *,
-        steps: int,
-        stage: int,
-        learning_rate: float | None = None,
-    ) -> None:
-        train(
-            model,
-            data,
-            objective,
-            LocalTraining(
-                learning_rate=learning_rate or self.settings.learning_rate,
-                batch_size=self.settings.batch_size,
-                steps=steps,
-            ),
-            classes=2,
-            seed=self.stage_seed(stage),
-            round_number=1,
-            device=self.device,
-            cancelled=self.cancelled,
-        )
+def _train(
+    model: nn.Module,
+    data: Examples,
+    objective: Objective,
+    terms: EstimateTerms,
+    *,
+    steps: int,
+    stage: int,
+    learning_rate: float | None = None,
+) -> None:
+    """One training of the estimate. stage: see `EstimateTerms.stage_seed`."""
+    settings = LocalTraining(
+        learning_rate=learning_rate or terms.settings.learning_rate,
+        batch_size=terms.settings.batch_size,
+        steps=steps,
+    )
+    context = TrainingContext(
+        classes=2,
+        seed=terms.stage_seed(stage),
+        round=1,
+        device=terms.device,
+        cancelled=terms.cancelled,
+    )
+    train(model, data, objective, settings, context)
 
 
 class _OneVersusRest:
@@ -261,17 +236,17 @@ def _splits(
     weights: Mapping[str, NDArray[Any]],
     data: Examples,
     classes: int,
-    trainer: _Trainer,
+    terms: EstimateTerms,
 ) -> Iterator[_Split]:
     """The splits of classes that may be a pivot, lowest class first; a model at a time."""
     labels = data.labels.cpu()
     counts = torch.bincount(labels, minlength=classes).tolist()
     candidates = [label for label in range(classes) if counts[label] >= _LEAST_PIVOT_SAMPLES]
-    steps, q = trainer.settings.bias_steps, trainer.settings.q
+    steps, q = terms.settings.bias_steps, terms.settings.q
     if classes == 2:  # one model tells both apart
         load_arrays(model, weights)
-        trainer.train(model, data, GeneralizedCrossEntropy(q=q), steps=steps, stage=1)
-        features, logits = features_and_logits(model, data.inputs, device=trainer.device)
+        _train(model, data, GeneralizedCrossEntropy(q=q), terms, steps=steps, stage=1)
+        features, logits = features_and_logits(model, data.inputs, device=terms.device)
         wrong = logits.argmax(dim=1) != labels
         for label in candidates:
             yield _Split(label=label, minority=wrong[labels == label], features=features)
@@ -280,13 +255,13 @@ def _splits(
         if counts[label] == len(data):  # nothing to tell it from
             continue
         load_arrays(model, weights)
-        trainer.train(model, data, _OneVersusRest(label, q), steps=steps, stage=1 + label)
-        features, logits = features_and_logits(model, data.inputs, device=trainer.device)
+        _train(model, data, _OneVersusRest(label, q), terms, steps=steps, stage=1 + label)
+        features, logits = features_and_logits(model, data.inputs, device=terms.device)
         wrong = _against_rest(logits, label).argmax(dim=1) == 0
         yield _Split(label=label, minority=wrong[labels == label], features=features)
 
 
-def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tensor, float | None]:
+def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Tensor, float | None]:
     """Attributes (n, int64, 0 or 1) and the head's accuracy.
 
     The attribute is known in the pivot class and predicted by a head for all others; a head that
@@ -296,15 +271,16 @@ def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tenso
     members = labels == pivot.label
     if not pivot.has_both:
         return known[:1].expand(len(labels)).clone(), None
-    head = _head(pivot.features.shape[1], trainer)
+    head = _head(pivot.features.shape[1], terms)
     examples = Examples(inputs=pivot.features[members], labels=known)
-    trainer.train(
+    _train(
         head,
         examples,
         CrossEntropy(),
-        steps=trainer.settings.attribute_steps,
+        terms,
+        steps=terms.settings.attribute_steps,
         stage=0,
-        learning_rate=trainer.settings.attribute_learning_rate,
+        learning_rate=terms.settings.attribute_learning_rate,
     )
     with torch.inference_mode():
         logits: Tensor = head.cpu()(pivot.features)
@@ -315,12 +291,12 @@ def _attributes(pivot: _Split, labels: Tensor, trainer: _Trainer) -> tuple[Tenso
     return attributes, accuracy
 
 
-def _head(width: int, trainer: _Trainer) -> nn.Linear:
+def _head(width: int, terms: EstimateTerms) -> nn.Linear:
     """A 2-way layer, drawn as `nn.Linear` draws its own, but from its own generator."""
     # made on "meta", or it would draw from the global generator
     head = nn.Linear(width, 2, device="meta").to_empty(device="cpu")
-    bound = 0.0 if trainer.settings.head == "zero" else 1 / math.sqrt(width)
-    generator = torch.Generator().manual_seed(trainer.stage_seed(0))
+    bound = 0.0 if terms.settings.head == "zero" else 1 / math.sqrt(width)
+    generator = torch.Generator().manual_seed(terms.stage_seed(0))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.uniform_(-bound, bound, generator=generator)

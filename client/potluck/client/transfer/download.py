@@ -50,7 +50,7 @@ class Downloads:
     def __init__(self, link: Link, cache: ModelCache, folder: Path, *, maximum_bytes: int) -> None:
         """`folder` is where files wait on their way; parts of an earlier process are kept."""
         self._link = link
-        self._cache = cache
+        self.cache = cache
         self._folder = folder
         self._maximum = maximum_bytes
         self._under_way: dict[str, asyncio.Task[Path]] = {}
@@ -98,14 +98,14 @@ class Downloads:
     async def _obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
         blake3 = reference.blake3
         if await self._held(blake3):
-            self._cache.touch(blake3)
-            return self._cache.path(blake3)
+            self.cache.touch(blake3)
+            return self.cache.path(blake3)
         if reference.size > self._maximum:
             raise _too_large(reference.size, self._maximum)
         trouble: TransferError | NotFoundError | None = None
         for rendition in reference.renditions:
             base = rendition.base_blake3
-            with self._cache.pinned(base or blake3):
+            with self.cache.pinned(base or blake3):
                 if base and not await self._held(base):
                     continue
                 try:
@@ -122,12 +122,12 @@ class Downloads:
         )
 
     async def _held(self, blake3: str) -> bool:
-        if not self._cache.holds(blake3):
+        if not self.cache.holds(blake3):
             return False
-        if await asyncio.to_thread(self._cache.verified, blake3):
+        if await asyncio.to_thread(self.cache.verified, blake3):
             return True
         log.warning("cached model is corrupt, deleting it", model=blake3)
-        self._cache.remove(blake3)
+        self.cache.remove(blake3)
         return False
 
     async def _fetch(
@@ -137,8 +137,8 @@ class Downloads:
         layout: LayoutSource,
     ) -> Path:
         """Fetch one rendition, decode it, verify the model, put it into the cache."""
-        self._cache.make_room()
-        target = self._cache.path(reference.blake3)
+        self.cache.make_room()
+        target = self.cache.path(reference.blake3)
         fetched = self._folder / check_digest(rendition.blake3)
         try:
             await self._fetch_file(rendition, fetched)
@@ -154,13 +154,13 @@ class Downloads:
                     encoding=rendition.encoding,
                     compressed=rendition.compressed,
                     maximum_bytes=self._maximum,
-                    base=self._cache.path(base) if base else None,
+                    base=self.cache.path(base) if base else None,
                     layout=None if base else await layout(),
                 )
                 await to_the_end(decoding)
         finally:
             fetched.unlink(missing_ok=True)
-        self._cache.add(reference.blake3)
+        self.cache.add(reference.blake3)
         return target
 
     async def _fetch_file(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
@@ -231,7 +231,7 @@ class Downloads:
             size=header.size,
             offset=header.offset,
             maximum=self._maximum,
-            over=None if header.offset else self._cache.spare.take(),
+            over=None if header.offset else self.cache.spare.take(),
         )
 
 

@@ -8,9 +8,15 @@ from unittest.mock import create_autospec
 import pytest
 
 from potluck.client.base.host_metrics import HostMetrics
-from potluck.client.control.handlers import Duties
+from potluck.client.base.worker import Worker
+from potluck.client.control.handler_context import HandlerContext
 from potluck.client.control.inbox import Instructions
 from potluck.client.control.instruction_log import InstructionLog
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.releases import Discloser
+from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.transfer.download import Downloads
+from potluck.client.transfer.link import Link
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -24,14 +30,20 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
     states = KeptStates(tmp_path)
     states.path("run/1.1/client-0").write_bytes(b"variate")
     states.pend("run", "client-0", "run/1.1/client-0")
-    instructions = Instructions(
-        duties=create_autospec(Duties, instance=True),
-        ledger=InstructionLog(),
-        kept=create_autospec(KeptUpdates, instance=True),
+    context = HandlerContext(
+        clients=frozenset(),
+        policy=DisclosurePolicy(),
+        log=InstructionLog(),
+        link=create_autospec(Link, instance=True),
+        downloads=create_autospec(Downloads, instance=True),
+        updates=create_autospec(KeptUpdates, instance=True),
         states=states,
-        say=lambda message: None,
+        worker=create_autospec(Worker, instance=True),
+        discloser=create_autospec(Discloser, instance=True),
+        sums=create_autospec(SumSessions, instance=True),
         metrics=create_autospec(HostMetrics, instance=True),
     )
+    instructions = Instructions(context, say=lambda message: None)
     instructions.receive(
         rpc.Instruction(
             id="settled",

@@ -98,7 +98,7 @@ def test_another_coordinator_process_overtakes_nothing_of_the_last_one() -> None
     ledger.receive(train("done"))
     ledger.finish("done", failure("done"))
     ledger.abandon(["a"])
-    ledger.forget_overtaken()
+    ledger.coordinator_is("another")
     assert ledger.receive(train("a")) is Reception.BEGIN
     assert ledger.receive(train("done")) is Reception.REPEAT
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig, example_config
 from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.loop import TrainingResult, train
+from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.smaller_batches import smaller, within_memory
 from potluck.common.errors import ConfigurationError, DeviceMemoryError, TrainingError
@@ -53,10 +53,7 @@ def attempt_with(objective: Hungry) -> tuple[nn.Module, TrainingResult, LocalTra
             data,
             objective,
             settings,
-            classes=2,
-            seed=3,
-            round_number=1,
-            device=torch.device("cpu"),
+            TrainingContext(classes=2, seed=3, round=1, device=torch.device("cpu")),
         )
 
     settings = LocalTraining(batch_size=32, smallest_batch_size=4)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.client.objective import Batch, LocalContext, Objective
-from potluck.client.training.loop import TrainingResult, train
+from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.client.training.squared_losses import SquaredLosses
 from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.names import ClientId
@@ -47,7 +46,7 @@ def run(
     objective: Objective | None = None,
     seed: int = 3,
     round_number: int = 1,
-    losses: SquaredLosses | None = None,
+    measures_losses: bool = False,
     progress: Callable[[float], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -57,13 +56,15 @@ def run(
         blobs() if data is None else data,
         objective or CrossEntropy(),
         LocalTraining(**settings),
-        classes=2,
-        seed=seed,
-        round_number=round_number,
-        device=CPU,
-        losses=losses,
-        progress=progress,
-        cancelled=cancelled,
+        TrainingContext(
+            classes=2,
+            seed=seed,
+            round=round_number,
+            device=CPU,
+            progress=progress,
+            cancelled=cancelled,
+        ),
+        measures_losses=measures_losses,
     )
 
 
@@ -71,20 +72,23 @@ def test_losses_are_summed_over_the_first_pass_alone() -> None:
     """With a learning rate near 0 they are those of the received model."""
     data, sums = blobs(), []
     for epochs in (1, 3):
-        losses, model = SquaredLosses(CPU), network()
+        model = network()
         with torch.no_grad():
             before = functional.cross_entropy(model(data.inputs), data.labels, reduction="none")
-        run(model, data, losses=losses, epochs=epochs, learning_rate=1e-9, batch_size=7)
-        assert losses.root_mean_square() == pytest.approx(
+        result = run(
+            model, data, measures_losses=True, epochs=epochs, learning_rate=1e-9, batch_size=7
+        )
+        assert result.root_mean_square_loss == pytest.approx(
             float(before.square().mean().sqrt()), rel=1e-4
         )
-        sums.append(losses.root_mean_square())
+        sums.append(result.root_mean_square_loss)
     assert sums[0] == sums[1]
-    quick = SquaredLosses(CPU)
-    measured = run(network(), data, losses=quick, epochs=3, learning_rate=0.5)
+    measured = run(network(), data, measures_losses=True, epochs=3, learning_rate=0.5)
     unmeasured = run(network(), data, epochs=3, learning_rate=0.5)
     assert measured.loss == unmeasured.loss
-    assert quick.root_mean_square() > measured.loss
+    assert unmeasured.root_mean_square_loss is None
+    assert measured.root_mean_square_loss is not None
+    assert measured.root_mean_square_loss > measured.loss
 
 
 def frozen(model: nn.Module) -> dict[str, NDArray[Any]]:
@@ -150,10 +154,7 @@ def test_training_learns_real_digits() -> None:
             data,
             CrossEntropy(),
             settings,
-            classes=10,
-            seed=number,
-            round_number=1,
-            device=CPU,
+            TrainingContext(classes=10, seed=number, round=1, device=CPU),
         )
         for number in range(8)
     ]

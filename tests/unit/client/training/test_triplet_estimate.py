@@ -22,11 +22,12 @@ from potluck.client.training.objectives.generalized_cross_entropy import (
     generalized_cross_entropy,
 )
 from potluck.client.training.triplet_estimate import (
+    EstimateTerms,
     LocalPrivacy,
     MatrixEstimate,
     TripletEstimate,
     estimate_matrix,
-    estimate_triplet,
+    released_triplet,
 )
 from potluck.common.errors import (
     ConfigurationError,
@@ -186,9 +187,7 @@ def estimate(
         weights_of(model),
         samples(cells, classes),
         classes=classes,
-        settings=WELL_TRAINED,
-        seed=seed,
-        device=CPU,
+        terms=EstimateTerms(settings=WELL_TRAINED, seed=seed, device=CPU),
     )
 
 
@@ -274,9 +273,9 @@ def test_rows_always_sum_to_the_label_counts(cells: Mapping[tuple[int, int], int
         weights_of(model),
         data,
         classes=3,
-        settings=TripletSettings(bias_steps=1, attribute_steps=1),
-        seed=0,
-        device=CPU,
+        terms=EstimateTerms(
+            settings=TripletSettings(bias_steps=1, attribute_steps=1), seed=0, device=CPU
+        ),
     )
     assert found.matrix.sum(axis=1).tolist() == torch.bincount(data.labels, minlength=3).tolist()
     assert set(found.attributes.tolist()) <= {0, 1}
@@ -297,16 +296,9 @@ def of_digits(
     torch.manual_seed(0)
     model = ColoredDigits().model()
     chosen = TripletSettings(bias_steps=5, attribute_steps=50, learning_rate=0.1)
-    return estimate_triplet(
-        model,
-        weights_of(model),
-        data,
-        classes=2,
-        settings=chosen,
-        seed=seed,
-        device=CPU,
-        privacy=privacy,
-    )
+    terms = EstimateTerms(settings=chosen, seed=seed, device=CPU)
+    found = estimate_matrix(model, weights_of(model), data, classes=2, terms=terms)
+    return released_triplet(found, privacy)
 
 
 def test_same_seed_same_triplet_whatever_went_before() -> None:
@@ -328,9 +320,7 @@ def test_the_global_generator_is_left_alone() -> None:
         weights_of(model),
         of_client(2),
         classes=2,
-        settings=WELL_TRAINED,
-        seed=0,
-        device=CPU,
+        terms=EstimateTerms(settings=WELL_TRAINED, seed=0, device=CPU),
     )
     assert torch.equal(torch.default_generator.get_state(), before)
 
@@ -346,16 +336,9 @@ def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
     cells = {(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12}
     matrix = estimate(cells).matrix
     model = biased_model(2)
-    released = estimate_triplet(
-        model,
-        weights_of(model),
-        samples(cells, 2),
-        classes=2,
-        settings=WELL_TRAINED,
-        seed=0,
-        device=CPU,
-        privacy=local_privacy(Fraction(1, 5), 3),
-    )
+    terms = EstimateTerms(settings=WELL_TRAINED, seed=0, device=CPU)
+    found = estimate_matrix(model, weights_of(model), samples(cells, 2), classes=2, terms=terms)
+    released = released_triplet(found, local_privacy(Fraction(1, 5), 3))
     noisy = noisy_counts(matrix.ravel().tolist(), **vars(local_privacy(Fraction(1, 5), 3)))
     assert noisy != matrix.ravel().tolist()
     assert released.triplet == triplet(np.maximum(noisy, 0).reshape(2, 2))
@@ -378,14 +361,9 @@ def test_hardly_any_noise_changes_nothing() -> None:
 
 def failing(data: Examples, **changes: Any) -> None:
     model = biased_model(2)
-    arguments: dict[str, Any] = {
-        "weights": weights_of(model),
-        "classes": 2,
-        "settings": WELL_TRAINED,
-        "seed": 0,
-        "device": CPU,
-    }
-    estimate_matrix(model, data=data, **(arguments | changes))
+    weights = changes.pop("weights", None) or weights_of(model)
+    terms = EstimateTerms(settings=WELL_TRAINED, seed=0, device=CPU, **changes)
+    estimate_matrix(model, weights, data, classes=2, terms=terms)
 
 
 def test_a_client_without_samples_is_refused() -> None:
@@ -433,9 +411,11 @@ def test_the_head_has_a_learning_rate_of_its_own() -> None:
             weights_of(model),
             samples(cells, 2),
             classes=2,
-            settings=TripletSettings(attribute_learning_rate=rate, head="zero"),
-            seed=0,
-            device=CPU,
+            terms=EstimateTerms(
+                settings=TripletSettings(attribute_learning_rate=rate, head="zero"),
+                seed=0,
+                device=CPU,
+            ),
         )
         accuracies.append(found.head_accuracy)
     assert accuracies == [0.5, 1.0]

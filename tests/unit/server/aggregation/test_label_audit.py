@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.training.loop import train
+from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.training import training_for
@@ -202,10 +202,12 @@ def federation() -> tuple[NDArray[np.int64], tuple[BiasUpdates, ...]]:
                 samples,
                 CrossEntropy(),
                 settings,
-                classes=CLASSES,
-                seed=number * 100 + row,
-                round_number=number,
-                device=torch.device("cpu"),
+                TrainingContext(
+                    classes=CLASSES,
+                    seed=number * 100 + row,
+                    round=number,
+                    device=torch.device("cpu"),
+                ),
             )
             trained = state_arrays(model)
             changes[row] = trained[bias].astype(np.float64) - weights[bias]

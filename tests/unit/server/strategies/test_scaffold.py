@@ -24,7 +24,7 @@ from potluck.client.training.auxiliary_files import (
     sendable,
     write_kept,
 )
-from potluck.client.training.loop import TrainingResult, train
+from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.scaffold_correction import ScaffoldCorrection
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.common.errors import ConfigurationError, StateLostError
@@ -96,10 +96,7 @@ class Client:
             Examples(inputs=torch.full((1, 1), self._target), labels=torch.zeros(1).long()),
             _Parabola(),
             settings,
-            classes=1,
-            seed=0,
-            round_number=1,
-            device=torch.device("cpu"),
+            TrainingContext(classes=1, seed=0, round=1, device=torch.device("cpu")),
             corrected=corrected(ScaffoldCorrection(), received, LAYOUT),
         )
         assert result.correction is not None
@@ -195,10 +192,7 @@ def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
             Examples(inputs=torch.zeros(1, 1), labels=torch.zeros(1).long()),
             Slope(),
             LocalTraining(learning_rate=0.1, steps=5, momentum=momentum),
-            classes=1,
-            seed=0,
-            round_number=1,
-            device=torch.device("cpu"),
+            TrainingContext(classes=1, seed=0, round=1, device=torch.device("cpu")),
             corrected=_corrected(zeros),
         )
         assert result.correction is not None
@@ -219,10 +213,7 @@ def test_adam_is_refused() -> None:
             Examples(inputs=torch.zeros(1, 1), labels=torch.zeros(1).long()),
             _Parabola(),
             LocalTraining(optimizer="adam"),
-            classes=1,
-            seed=0,
-            round_number=1,
-            device=torch.device("cpu"),
+            TrainingContext(classes=1, seed=0, round=1, device=torch.device("cpu")),
             corrected=_corrected({CONTROL: {"w": torch.zeros(1)}}),
         )
 

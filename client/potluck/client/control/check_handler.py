@@ -1,0 +1,18 @@
+"""The instruction to check whether a training could begin, and whether its update may leave."""
+
+from __future__ import annotations
+
+from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.control.handler_context import HandlerContext
+from potluck.client.control.training_handler import permitted_weighting
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Say that it could. Raises what such a training would fail with."""
+    instruction, work = active.instruction, active.instruction.check
+    permitted_weighting(context.policy, instruction.client_id, work.train)
+    await context.compute(
+        active, work.train.task, lambda device: device.check(work.train, work.layout)
+    )
+    return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())

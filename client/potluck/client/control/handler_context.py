@@ -1,0 +1,98 @@
+"""What the handlers of instructions share: the parts of the host, and the way to use them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.base.worker import Worker
+from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.control.instruction_log import InstructionLog, InstructionStage
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.releases import Discloser
+from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.transfer.download import Downloads
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.saved_states import KeptStates
+from potluck.client.transfer.saved_updates import KeptUpdates
+from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.names import ClientId
+from potluck.common.tensors.layout import Layout
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.training.device import TrainingDevice
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerContext:
+    """The parts of a host that handlers work with. Lives on the event loop; computations run in
+    the worker's threads."""
+
+    clients: frozenset[ClientId]
+    policy: DisclosurePolicy
+    log: InstructionLog
+    link: Link
+    downloads: Downloads
+    updates: KeptUpdates
+    states: KeptStates
+    worker: Worker[TrainingDevice]
+    discloser: Discloser
+    sums: SumSessions
+    metrics: HostMetrics
+
+    async def compute(
+        self,
+        active: ActiveInstruction,
+        task: rpc.Plugin,
+        function: Callable[[TrainingDevice], Result],
+    ) -> Result:
+        """Do an instruction's computation in a worker's thread.
+
+        Raises RoundClosedError where it was cancelled before its turn.
+        """
+
+        def begin(device: TrainingDevice) -> Result:
+            active.started()
+            return function(device)
+
+        return await self.look_up(active, task, begin)
+
+    async def look_up(
+        self,
+        active: ActiveInstruction,
+        task: rpc.Plugin,
+        function: Callable[[TrainingDevice], Result],
+    ) -> Result:
+        """Call a function in a worker's thread; the instruction's stage stays as it is.
+
+        Failures of our own disk are StorageErrors there; other OSErrors come from the task.
+        """
+
+        def blaming(device: TrainingDevice) -> Result:
+            with blamed_on_task(task.name, f"client '{active.instruction.client_id}'"):
+                return function(device)
+
+        return await self.worker.run(blaming)
+
+    @contextlib.asynccontextmanager
+    async def model(
+        self, active: ActiveInstruction, reference: transfer_pb2.ModelReference, task: rpc.Plugin
+    ) -> AsyncIterator[Path]:
+        """The file of a model, fetched if it is not here; it stays while the block runs."""
+
+        async def layout() -> Layout:
+            return await self.look_up(active, task, lambda device: device.layout(task))
+
+        with self.downloads.cache.pinned(reference.blake3):
+            self.log.move(active.instruction.id, InstructionStage.DOWNLOADING)
+            path = await self.downloads.obtain(reference, layout)
+            self.log.move(active.instruction.id, InstructionStage.QUEUED)
+            yield path

@@ -1,0 +1,57 @@
+"""The instruction to answer a question before a selection."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.control.handler_context import HandlerContext
+from potluck.client.disclosure.disclosure_policy import check_question
+from potluck.common.errors import ProtocolVersionError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+log = structlog.get_logger()
+
+_MOST_NUMBERS = 64
+"""In an answer."""
+
+
+async def answer_question(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Answer with the numbers asked for, where the owner's policy allows that."""
+    instruction, work = active.instruction, active.instruction.question
+    check_question(context.policy, instruction.client_id, work.kind)
+    question = await context.look_up(active, work.task, lambda device: device.question(work))
+    async with contextlib.AsyncExitStack() as files:
+        model: Path | None = None
+        if question.needs_model:
+            model = await files.enter_async_context(context.model(active, work.model, work.task))
+        values = await context.compute(
+            active,
+            work.task,
+            lambda device: device.answer(
+                question, instruction, model=model, cancelled=active.cancelled.is_set
+            ),
+        )
+    disclosed = _wanted(work, values)
+    log.info(
+        f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
+        f"federation {context.discloser.asker.federation}, for run {instruction.run_id}",
+        **{f"told_{name}": value for name, value in disclosed.items()},
+    )
+    return rpc.Answer(instruction_id=instruction.id, scalars=rpc.Scalars(values=disclosed))
+
+
+def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that were asked for, and no others."""
+    missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
+    if missing:
+        has = ", ".join(values) or "none"
+        raise ProtocolVersionError(
+            f"question '{work.kind[:40]}' has no number '{missing[0][:40]}' here, it has: {has}; "
+            "install the same release on both sides",
+        )
+    return {name: values[name] for name in work.names[:_MOST_NUMBERS]}

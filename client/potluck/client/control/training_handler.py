@@ -1,0 +1,173 @@
+"""The instruction to train: makes an update and delivers it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.control.handler_context import HandlerContext
+from potluck.client.control.instruction_log import InstructionStage
+from potluck.client.control.update_records import update_record
+from potluck.client.disclosure.disclosure_policy import (
+    DisclosurePolicy,
+    check_updates,
+    check_weighting,
+)
+from potluck.client.disclosure.masked_updates import MASKED, write_masked
+from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.client.transfer.upload import deliver
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import ProtocolError, ProtocolVersionError
+from potluck.common.learning.update_report import UpdateReport
+from potluck.common.secagg import encode
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+    from potluck.client.training.device import TrainingDevice
+    from potluck.client.training.local_update import Trained
+
+_WEIGHTINGS = {
+    rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
+    rpc.WEIGHTING_EXACT: Weighting.EXACT,
+    rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
+    rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
+}
+
+
+async def train(context: HandlerContext, active: ActiveInstruction) -> None:
+    """Deliver the update that is asked for; one that has been made already is sent again."""
+    update_id = active.instruction.id
+    kept = _kept(context, active)
+    fresh = kept is None
+    try:
+        if kept is None:
+            kept = await _make_update(context, active)
+        context.log.move(update_id, InstructionStage.UPLOADING)
+        await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
+    finally:
+        context.sums.missed(update_id)
+
+
+def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
+    """How the number of samples is to be disclosed with an update.
+
+    Raises DisclosureRefusedError where the owner's policy forbids that, or such an update at all.
+    """
+    weighting = _WEIGHTINGS.get(work.weighting)
+    if weighting is None:
+        raise ProtocolVersionError(
+            f"this host's software does not know weighting {work.weighting}; update it"
+        )
+    check_weighting(policy, client, weighting)
+    check_updates(policy, client, masked=work.encoding == MASKED)
+    return weighting
+
+
+def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | None:
+    """The update this instruction asks for, if it has been made already."""
+    kept = context.updates.find(active.instruction.id)
+    if kept is None:
+        return None
+    of_this_sum = not kept.masked_input or kept.coordinator_id == context.log.coordinator_id
+    if kept.work == active.entry.work and of_this_sum:
+        return kept
+    context.updates.drop(active.instruction.id)
+    return None
+
+
+async def _make_update(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate:
+    instruction, work = active.instruction, active.instruction.train
+    weighting = permitted_weighting(context.policy, instruction.client_id, work)
+    async with contextlib.AsyncExitStack() as stack:
+        model = await stack.enter_async_context(context.model(active, work.model, work.task))
+        if work.encoding == MASKED:
+            await context.sums.meet(instruction, model)
+        auxiliaries = await _auxiliaries(context, active, stack)
+
+        def compute(device: TrainingDevice) -> Trained:
+            from potluck.client.training.local_update import TrainingFiles
+
+            files = TrainingFiles(
+                model=model,
+                update=context.updates.path(instruction.id),
+                auxiliaries=auxiliaries,
+                spare=context.updates.spare.take,
+            )
+            cancelled = active.cancelled.is_set
+            trained = device.train(
+                instruction, files, progress=active.progress, cancelled=cancelled
+            )
+            if cancelled():  # nobody will come to know of these files
+                files.update.unlink(missing_ok=True)
+                context.states.path(instruction.id).unlink(missing_ok=True)
+            return trained
+
+        trained = await context.compute(active, work.task, compute)
+    if trained.kept:
+        context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
+    result = trained.result
+    seen = result.steps * trained.settings.batch_size
+    context.metrics.trained(seen, result.seconds, result.loss)
+    report = trained.report(weighting.tell(result.samples), instruction.round)
+    update = (
+        update_record(active, trained.file, report)
+        if trained.file is not None
+        else await _masked(context, active, trained, report)
+    )
+    context.updates.keep(update)
+    return update
+
+
+async def _masked(
+    context: HandlerContext, active: ActiveInstruction, trained: Trained, report: UpdateReport
+) -> KeptUpdate:
+    """Mask an update and write it; only the masked head says anything of its training."""
+    instruction, update = active.instruction, trained.differences
+    assert update is not None  # noqa: S101  # it has no file
+    path = context.updates.path(instruction.id)
+    file, word = await context.sums.mask(
+        instruction.client_id,
+        instruction.id,
+        lambda masking: write_masked(path, update, report, masking),
+    )
+    return update_record(
+        active,
+        file,
+        UpdateReport(),
+        masked_input=encode(word).hex(),
+        coordinator_id=context.log.coordinator_id,
+    )
+
+
+async def _auxiliaries(
+    context: HandlerContext, active: ActiveInstruction, stack: contextlib.AsyncExitStack
+) -> ReceivedAuxiliaries | None:
+    """Fetch what the strategy sends beside the model; it stays until the stack is unwound."""
+    instruction, sent = active.instruction, active.instruction.train.auxiliary
+    task = instruction.train.task
+    if not instruction.train.HasField("auxiliary"):
+        return None
+    kept = context.states.begin(instruction.run_id, instruction.client_id, sent.included_update_id)
+    paths: list[Path | None] = []
+    for reference in (sent.shared, sent.personal):
+        there = bool(reference.blake3)
+        paths.append(
+            await stack.enter_async_context(context.model(active, reference, task))
+            if there
+            else None
+        )
+    shared, personal = paths
+    if shared is None:
+        raise ProtocolError("the strategy's auxiliaries come without a file for all clients")
+    from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+
+    return ReceivedAuxiliaries(
+        names=tuple(sent.names),
+        shared=shared,
+        personal=personal,
+        kept=kept,
+        keep_at=context.states.path(instruction.id),
+    )

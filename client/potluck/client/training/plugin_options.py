@@ -1,0 +1,31 @@
+"""Plug-ins as the coordinator names them in a message: a name, and options as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+def created(group: str, plugin: rpc.Plugin) -> Any:
+    """The plug-in that a message names. Raises PluginError, ConfigurationError."""
+    return plugins.create(group, plugin.name, options_of(plugin))
+
+
+def options_of(plugin: rpc.Plugin) -> dict[str, object]:
+    """A plug-in's options. Raises ConfigurationError where they are not a JSON object."""
+    return json_object(plugin.options_json, f"options of '{plugin.name}'")
+
+
+def json_object(text: str, what: str) -> dict[str, object]:
+    """A JSON object; an empty one for no text. Raises ConfigurationError, naming `what` it is."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{what}: not a JSON object: {text[:80]!r}")
+    return value
