@@ -366,7 +366,7 @@ async def test_work_abandoned_while_its_update_is_written_leaves_no_file(
         assert go_on.wait(PATIENCE_SECONDS)
         return write_update(*arguments, **options)
 
-    monkeypatch.setattr("potluck.client.training.device.write_update", write)
+    monkeypatch.setattr("potluck.client.training.local_update.write_update", write)
     async with scene.host():
         scene.fake.instruct(train_instruction("a", model))
         assert await asyncio.to_thread(writing.wait, PATIENCE_SECONDS)
