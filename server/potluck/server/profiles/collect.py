@@ -185,7 +185,7 @@ class Profiling:
             rows = [cell_counts.get(client, unknown) for client in self._roster]
             columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
-            ids=self._roster.ids,
+            ids=tuple(self._roster.ids),  # clients may join while a selector looks at it
             classes=self._plan.task.classes,
             samples=samples,
             label_totals=label_totals,

@@ -114,6 +114,15 @@ async def test_what_is_stored_is_not_asked_for_again(store: Store) -> None:
     assert session.outbox.empty()
 
 
+async def test_a_population_stays_as_it_is_when_a_client_joins(store: Store) -> None:
+    roster = RunRoster(["a", "b"])
+    found = profiling(store, Attendance(time.monotonic), roster)
+    population = found.population()
+    roster.append(["c"])
+    assert len(population) == len(population.samples) == 2
+    assert list(found.population().ids) == ["a", "b", "c"]
+
+
 async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
     attendance = Attendance(time.monotonic)
     store.put_profile(profile("a", 7))
