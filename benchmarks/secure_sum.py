@@ -178,7 +178,7 @@ async def measure(federation: Federation, processes: int, repeats: int) -> dict[
         ]
         try:
             async with asyncio.timeout(300):
-                while coordinator.attendance.client_count < len(names):  # noqa: ASYNC110
+                while len(coordinator.attendance.clients) < len(names):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             sessions = [
                 await one_sum(coordinator, names, [child.pid for child in children])
@@ -216,7 +216,7 @@ async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -
         stage_seconds=300.0,
     )
     begun, own, theirs = time.perf_counter(), cpu(), sum(map(cpu_of, pids))
-    outcome = await coordinator.sums.sum_counts(terms, names, present=lambda _: True)
+    outcome = await coordinator.runs.sums.sum_counts(terms, names, present=lambda _: True)
     seconds = time.perf_counter() - begun
     if outcome.total is None or len(outcome.record.clients) != len(names):
         raise SystemExit(f"no sum over all clients: {outcome.explain()}")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.pki import make_federation
 
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts import attendance
@@ -30,7 +32,7 @@ async def test_instructions_are_retired_when_their_deadline_has_passed(
     config = CoordinatorConfig(
         state_directory=tmp_path / "state", tls=make_federation(tmp_path / "pki").coordinator
     )
-    async with Coordinator.opened(config) as coordinator:
+    async with Coordinator.opened(config, Instruments(MeasuredParty.COORDINATOR)) as coordinator:
         hosts = coordinator.attendance
         here = HostSession(host_id="here", client_ids=("here",), device="cpu", tasks=frozenset())
         hosts.attach(here)

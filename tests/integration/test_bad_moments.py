@@ -95,7 +95,7 @@ async def test_a_run_stopped_while_its_last_commit_is_tidied_up_after_is_stopped
     await federation.start()
     with held(Journal, "add") as gate:
         row = await coordinator.start_run(RUN_FILE)
-        driver = coordinator.driver(row.run_id)
+        driver = coordinator.runs.driver(row.run_id)
         assert driver is not None
 
         def commits_the_second() -> bool:
@@ -115,7 +115,7 @@ async def test_a_round_stored_amid_a_stop_is_told(federation: SumFederation) -> 
     await federation.start()
     with held(Store, "commit_round") as gate:
         row = await coordinator.start_run(RUN_FILE)
-        driver = coordinator.driver(row.run_id)
+        driver = coordinator.runs.driver(row.run_id)
         assert driver is not None
         watcher = driver.feed.watch()
         await gate.is_reached()
@@ -142,14 +142,14 @@ async def test_a_run_whose_operator_left_while_it_was_stored_begins(
         starting.cancel()
         gate.opened.set()
         await cancelled(starting)
-    [row] = await federation.coordinator.runs()
-    assert federation.coordinator.driver(row.run_id) is not None
+    [row] = await federation.coordinator.archive.runs()
+    assert federation.coordinator.runs.driver(row.run_id) is not None
 
 
 async def test_a_run_is_resumed_as_soon_as_its_end_is_stored(federation: SumFederation) -> None:
     coordinator = federation.coordinator
     row = await coordinator.start_run(RUN_FILE)
-    driver = coordinator.driver(row.run_id)
+    driver = coordinator.runs.driver(row.run_id)
     assert driver is not None
     await driver.inbox()
     with held(Store, "set_run_state") as gate:
@@ -160,7 +160,7 @@ async def test_a_run_is_resumed_as_soon_as_its_end_is_stored(federation: SumFede
         gate.opened.set()
         row = await resuming
     assert row.state is RunState.WAITING
-    assert coordinator.driver(row.run_id) not in (None, driver)
+    assert coordinator.runs.driver(row.run_id) not in (None, driver)
 
 
 async def test_a_host_that_leaves_while_its_coming_is_stored_does_not_attend(
@@ -178,7 +178,7 @@ async def test_a_host_that_leaves_while_its_coming_is_stored_does_not_attend(
     with held(Store, "see_clients") as gate:
         attending = asyncio.create_task(attend())
         await gate.is_reached()
-        assert attendance.client_count == 1
+        assert len(attendance.clients) == 1
         attending.cancel()
         await cancelled(attending)
-        assert attendance.client_count == 0
+        assert len(attendance.clients) == 0

@@ -11,6 +11,8 @@ from support.pki import make_federation
 from support.programs import run_program
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.metrics.instruments import Instruments
+from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.process.folder_lock import FolderLock
 from potluck.deploy.local.demo_files import hold
 from potluck.experiments.grid.results import ResultsFolder
@@ -94,11 +96,12 @@ async def test_a_state_directory_is_one_coordinators_whatever_its_database(tmp_p
         "tls": make_federation(tmp_path / "pki").coordinator,
     }
     other = f"sqlite:///{tmp_path / 'other.sqlite3'}"
-    async with Coordinator.opened(CoordinatorConfig(**values)):
+    instruments = Instruments(MeasuredParty.COORDINATOR)
+    async with Coordinator.opened(CoordinatorConfig(**values), instruments):
         with pytest.raises(ConfigurationError, match="is in use by another coordinator"):
-            async with Coordinator.opened(CoordinatorConfig(**values, database=other)):
+            async with Coordinator.opened(CoordinatorConfig(**values, database=other), instruments):
                 pass
-    async with Coordinator.opened(CoordinatorConfig(**values, database=other)):
+    async with Coordinator.opened(CoordinatorConfig(**values, database=other), instruments):
         pass
 
 

@@ -66,7 +66,7 @@ async def play(federation: SumFederation, disclosure: str, **changes: Any) -> Pl
     values = {"rounds": ROUNDS, "selector": "dc-balanced", **changes}
     row = await federation.finished(RUN_FILE.format(disclosure=disclosure, **values))
     assert row.state is RunState.FINISHED, row.reason
-    rounds = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
+    rounds = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     cohorts = [[member.client_id for member in each.members] for each in rounds if each.members]
     return Played(federation, await Received.by(federation), cohorts)
 

@@ -62,7 +62,7 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
 
 async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[Any]]:
     """The last model of a run."""
-    _, _, blake3 = await federation.coordinator.model_of(run_id, 0)
+    _, _, blake3 = await federation.coordinator.archive.model_of(run_id, 0)
     with federation.coordinator.files.opened(blake3) as file:
         return {name: array.copy() for name, array in file.arrays.items()}
 
@@ -134,7 +134,7 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
     [record] = await sums_of(federation, row.run_id)
     assert record.outcome == "released"
     assert sorted(record.clients) == names
-    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
+    [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     included = [m.client_id for m in committed.members if m.state is MemberState.INCLUDED]
     assert sorted(included) == names
     for member in committed.members:
@@ -163,7 +163,7 @@ async def test_with_too_few_left_the_round_is_tried_again_with_other_keys(
 
 
 def attempt_of(federation: SumFederation, run_id: str) -> int:
-    driver = federation.coordinator.driver(run_id)
+    driver = federation.coordinator.runs.driver(run_id)
     progress = None if driver is None else driver.progress()
     return 0 if progress is None else progress.attempt
 
@@ -214,7 +214,7 @@ async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
     [record] = await sums_of(federation, row.run_id)
     assert record.refusals == {"client-3": "input"}
     assert sorted(record.clients) == [n for n in federation.members.names if n != "client-3"]
-    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
+    [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     [failed] = [m for m in committed.members if m.state is MemberState.FAILED]
     assert failed.client_id == "client-3"
 
@@ -242,7 +242,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
     monkeypatch.setattr("potluck.client.control.training_handler.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
-    [committed] = await federation.coordinator.in_store(lambda store: store.rounds(row.run_id))
+    [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
     troubles = {m.client_id: m.trouble or "" for m in committed.members if m.trouble}
     assert sorted(troubles) == ["client-3", "client-4"]
     assert "does not vouch for its update: signature" in troubles["client-3"]
@@ -251,7 +251,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
 
 async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:
     row = await federation.coordinator.start_run(ONE_ROUND + "masking.clip = 1e-4\n")
-    driver = federation.coordinator.driver(row.run_id)
+    driver = federation.coordinator.runs.driver(row.run_id)
     assert driver is not None
     said: list[str] = []
     watched = driver.feed.watch()

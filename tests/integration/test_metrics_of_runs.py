@@ -81,7 +81,7 @@ async def test_a_finished_run_counts_each_round_and_member_once(scene: Scene) ->
     assert phases["commit"] == phases["reduce"] == phases["select"] == 2
     became = scene.counted("potluck_cohort_members_total")
     assert became == {MemberOutcome.SELECTED: 8, MemberOutcome.ANSWERED: 6, MemberOutcome.SPARED: 2}
-    history = scene.federation.coordinator.committed_rounds(row.run_id)
+    history = scene.federation.coordinator.archive.committed_rounds(row.run_id)
     states = [member.state async for entry in history for member in entry.members]
     assert (states.count(MemberState.INCLUDED), states.count(MemberState.SPARED)) == (6, 2)
     assert scene.counted("potluck_runs_ended_total") == {"finished": 1}
@@ -94,7 +94,7 @@ async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
 
     def over() -> bool:
         seen.add(under_way())
-        return scene.federation.coordinator.driver(row.run_id) is None
+        return scene.federation.coordinator.runs.driver(row.run_id) is None
 
     await until(over)
     row = await scene.federation.ended(row.run_id)

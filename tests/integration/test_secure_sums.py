@@ -239,7 +239,7 @@ async def test_a_coordinator_that_goes_down_begins_anew_with_fresh_keys(
                     lambda: all(before.ledger(name).of(name).uploads for name in members.names)
                 )
         async with sum_federation(members, tmp_path, port=port) as after:
-            [row] = await after.coordinator.in_store(lambda store: store.runs())
+            [row] = await after.coordinator.store.call(lambda store: store.runs())
             row = await after.ended(row.run_id)
             assert row.state is RunState.FINISHED, row.reason
             [stored] = await after.stored()
@@ -276,7 +276,7 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         for each, cell in zip(stored, cells, strict=True):
             assert each.kind == "cells"
             assert each.total == tuple(federation.counts(cell).tolist())
-        assert await federation.coordinator.in_store(lambda store: store.profiles()) == []
+        assert await federation.coordinator.store.call(lambda store: store.profiles()) == []
         for name in members.names:
             assert federation.disclosed(name) == []
             await until(partial(federation.has_released, name))

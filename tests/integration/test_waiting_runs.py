@@ -50,7 +50,7 @@ async def test_a_run_whose_clients_are_silent_asks_again(
 
     monkeypatch.setattr(Discloser, "answer", answer)
     row = await federation.coordinator.start_run(RUN_FILE)
-    driver = federation.coordinator.driver(row.run_id)
+    driver = federation.coordinator.runs.driver(row.run_id)
     assert driver is not None
     feed = driver.feed.watch()
     said: list[str] = []

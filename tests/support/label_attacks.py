@@ -48,7 +48,7 @@ class Received:
     @classmethod
     async def by(cls, federation: SumFederation) -> Received:
         """Everything that is in the coordinator's store about labels, of all runs."""
-        found: Received = await federation.coordinator.in_store(_read)
+        found: Received = await federation.coordinator.store.call(_read)
         return found
 
 

@@ -117,7 +117,7 @@ class SumFederation:
 
     @property
     def sums(self) -> SecureSums:
-        return self.coordinator.sums
+        return self.coordinator.runs.sums
 
     async def start(self, clients: Sequence[str] = (), **changes: Any) -> None:
         """Start the hosts of these clients, by default of all, and wait until they attend."""
@@ -174,9 +174,9 @@ class SumFederation:
 
     async def ended(self, run_id: str) -> RunRow:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.coordinator.driver(run_id) is not None:  # noqa: ASYNC110  # no signal for it
+            while self.coordinator.runs.driver(run_id) is not None:  # noqa: ASYNC110  # no signal for it
                 await asyncio.sleep(0.02)
-        return await self.coordinator.run(run_id)
+        return await self.coordinator.archive.run(run_id)
 
     def has_released(self, client: str) -> bool:
         return bool(self.ledger(client).of(client).releases)
@@ -193,7 +193,7 @@ class SumFederation:
             yield client
 
     async def stored(self) -> list[SecureSum]:
-        return await self.coordinator.in_store(lambda store: store.sums())
+        return await self.coordinator.store.call(lambda store: store.sums())
 
 
 @contextlib.asynccontextmanager

@@ -96,23 +96,13 @@ class Attendance:
     # Hosts ------------------------------------------------------------------------------------
 
     @property
-    def hosts(self) -> list[HostSession]:
-        """Connected hosts."""
-        return list(self._hosts.values())
-
-    @property
     def host_count(self) -> int:
         """How many hosts are connected; may be read by any thread."""
         return len(self._hosts)
 
     @property
-    def client_count(self) -> int:
-        """How many clients attend; may be read by any thread."""
-        return len(self._sessions)
-
-    @property
     def clients(self) -> tuple[str, ...]:
-        """Clients that attend."""
+        """Clients that attend; may be read by any thread."""
         return tuple(self._sessions)
 
     def host(self, host_id: str) -> HostSession | None:
@@ -231,17 +221,14 @@ class Attendance:
                 coordinator_pb2.Instruction(id=f"abandon/{ids[0]}", abandon=work)
             )
 
-    def expire(self) -> None:
-        """Retire instructions whose deadline has passed: their hosts may never come back."""
-        now = self._clock()
-        over = [key for key, pending in self._pending.items() if pending.deadline < now]
-        self.retire(over, abandon=True)
-
     async def watch_deadlines(self) -> None:
-        """Retire instructions as their deadlines pass, until cancelled."""
+        """Retire instructions as their deadlines pass, until cancelled: their hosts may never come
+        back."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.expire()
+            now = self._clock()
+            over = [key for key, pending in self._pending.items() if pending.deadline < now]
+            self.retire(over, abandon=True)
 
     def _send(self, pending: Pending, session: HostSession) -> None:
         if pending.sent_on is session:

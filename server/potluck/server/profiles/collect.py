@@ -8,11 +8,10 @@ discloses anything twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import numpy as np
 import structlog
@@ -39,7 +38,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
-from potluck.server.hosts.held_out_evaluation import gather
+from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.profiles.profile_checks import Floats, read_payload
 from potluck.server.profiles.profile_requests import request_for
@@ -48,14 +47,13 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population
 from potluck.server.store import Store
 from potluck.server.store.records import Participation, Profile
+from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()
 
 
 _ASKED_BY_NAME = 500
 """Up to so many clients a database is asked for by name."""
-
-InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

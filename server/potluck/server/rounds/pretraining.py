@@ -38,10 +38,9 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
     if settings.pretraining_participation == "all":
         count = max(count, run_file.roster, clients)
     digest = hashlib.sha256(f"{run_file.seed}/pre-training".encode()).digest()
-    name = f"{run_file.name[:60]} (pre-training)"
     changed = run_file.model_copy(
         update={
-            "name": name,
+            "name": f"{run_file.name[:60]} (pre-training)",
             "rounds": settings.pretraining_rounds,
             "count": count,
             "seed": int.from_bytes(digest[:8], "big") >> 1,
@@ -50,15 +49,5 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
             "evaluation": Evaluation(every=0),
         }
     )
-    return NewRun(
-        run_id=pretraining_id(run_id),
-        name=name,
-        run_file=tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True)),
-        created_at=at,
-        rounds=changed.rounds,
-        count=changed.count,
-        seed=changed.seed,
-        task=changed.task.name,
-        selector=changed.selector.name,
-        strategy=changed.strategy.name,
-    )
+    text = tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True))
+    return NewRun.of(pretraining_id(run_id), changed, text, at)

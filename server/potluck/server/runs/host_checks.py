@@ -11,7 +11,7 @@ from typing import Final
 
 from potluck.common.errors import is_permanent
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.hosts.held_out_evaluation import gather
+from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import check_instruction
 from potluck.server.runs.run import Run
 

@@ -17,7 +17,7 @@ import numpy as np
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
-from potluck.server.hosts.held_out_evaluation import gather
+from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import told_once

@@ -8,8 +8,9 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import told_once
-from potluck.server.runs.services import InStore, utc
+from potluck.server.runs.services import utc
 from potluck.server.store.records import LeftOutRow
+from potluck.server.store.store_thread import InStore
 
 
 class LeftOutRegister:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from potluck.common.errors import StorageError
-from potluck.server.store import RoundRow, RunRow, Store
+from potluck.server.store import RoundRow, RunRow
 from potluck.server.store.journal import Journal, LostRounds, Noted, losses
+from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()
-
-InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 
 
 class Commits:

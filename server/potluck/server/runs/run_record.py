@@ -6,8 +6,9 @@ import structlog
 
 from potluck.common.errors import PotluckError, StorageError
 from potluck.server.runs.feed import RunFeed
-from potluck.server.runs.services import InStore, utc
+from potluck.server.runs.services import utc
 from potluck.server.store.records import RunRow, RunState
+from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()
 

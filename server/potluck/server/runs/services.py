@@ -6,16 +6,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Trust
 from potluck.server.runs.run_metrics import RunObserver
-from potluck.server.store import RoundRow, Store
+from potluck.server.store import RoundRow
+from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
-
-InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 
 
 def now() -> float:
@@ -35,7 +33,6 @@ class RunServices:
     attendance: Attendance
     files: ModelFiles
     in_store: InStore
-    """Call with the store in its thread."""
     tidy: Callable[[int], Awaitable[None]]
     """Delete model files that no run needs any more, now that this round is committed."""
     note_commit: Callable[[RoundRow], Awaitable[None]]

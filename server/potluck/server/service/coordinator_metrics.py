@@ -66,7 +66,7 @@ class CoordinatorMetrics:
         """What is not counted but looked up. Thread-safe."""
         instruments = self.instruments
         instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
-        instruments.set(metrics.CLIENTS_ATTENDING, self._attendance.client_count)
+        instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))
         instruments.set(metrics.SPOOL_SIZE, _size(self._state / "spool"))
         show_disk(instruments, self._state)
 
@@ -87,7 +87,7 @@ class CoordinatorMetrics:
             disk_free_bytes=usage.free,
             disk_size_bytes=usage.total,
             hosts_attending=self._attendance.host_count,
-            clients_attending=self._attendance.client_count,
+            clients_attending=len(self._attendance.clients),
             runs_under_way=self._under_way,
         )
         described.time.FromDatetime(utc())
@@ -118,15 +118,7 @@ class CoordinatorMetrics:
             if RUN in metric.labels:
                 self.instruments.forget(metric, run=run_id)
 
-    # Hosts and clients ------------------------------------------------------------------------
-
-    def host_joined(self) -> None:
-        """A host has said hello."""
-        self.instruments.count(metrics.HOSTS_JOINED)
-
-    def host_left(self) -> None:
-        """A host's stream has ended."""
-        self.instruments.count(metrics.HOSTS_LEFT)
+    # Clients and calls ------------------------------------------------------------------------
 
     def quarantined(self, clients: int) -> None:
         """So many clients are in quarantine."""

@@ -18,8 +18,8 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
 from potluck.server.runs.services import utc
 from potluck.server.service.coordinator import Coordinator
-from potluck.server.service.downloads import send_file
 from potluck.server.service.guard import Context, check_client, credential_of, identity_of
+from potluck.server.service.transfers import send_file
 from potluck.server.service.uploads import Uploads
 
 
@@ -44,7 +44,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         async with self._coordinator.hosts.attending(session):
             reader = asyncio.create_task(self._listen(session, request_iterator))
             try:
-                yield self._coordinator.welcome()
+                yield self._welcome()
                 while (instruction := await session.outbox.get()) is not None:
                     yield coordinator_pb2.AttendResponse(instruction=instruction)
                 with contextlib.suppress(asyncio.CancelledError):
@@ -52,6 +52,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                         reader.result()
             finally:
                 reader.cancel()
+
+    def _welcome(self) -> coordinator_pb2.AttendResponse:
+        """The answer to a host's hello."""
+        welcome = coordinator_pb2.Welcome(coordinator_id=self._coordinator.id, versions=VERSIONS)
+        seconds = self._coordinator.config.heartbeat_seconds
+        welcome.heartbeat_interval.FromNanoseconds(int(seconds * 1e9))
+        return coordinator_pb2.AttendResponse(welcome=welcome)
 
     def _greet(
         self, first: coordinator_pb2.AttendRequest | None, identity: Identity
@@ -116,7 +123,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 for message in messages:
                     if isinstance(message, bytes):
                         transfer.moved += len(message)
-                        coordinator.count_down(blake3, len(message))
+                        coordinator.runs.count_down(blake3, len(message))
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         transfer.complete()  # a host that has it may end the call at once
                     yield message

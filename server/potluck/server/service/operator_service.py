@@ -12,11 +12,14 @@ from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
 from potluck.server.runs.feed import Event, committed_round_message, run_status
 from potluck.server.service.coordinator import Coordinator
-from potluck.server.service.disclosures import disclosure_messages
-from potluck.server.service.downloads import send_file
 from potluck.server.service.guard import Context
-from potluck.server.service.profile_messages import audit_messages, profile_messages
+from potluck.server.service.operator_messages import (
+    audit_messages,
+    disclosure_messages,
+    profile_messages,
+)
 from potluck.server.service.revocations import Revoking
+from potluck.server.service.transfers import send_file
 from potluck.server.store.records import RunRow
 
 PROGRESS_SECONDS = 0.25
@@ -36,6 +39,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
 
     def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
         self._coordinator = coordinator
+        self._archive = coordinator.archive
+        self._runs = coordinator.runs
         self._revoking = revoking
 
     async def StartRun(
@@ -65,7 +70,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """All runs but for those that only pre-train for others, in pages where asked for."""
         before = None if not request.page_token else _number(request.page_token)
         size = request.page_size or None
-        rows = await self._coordinator.runs(before=before, limit=size)
+        rows = await self._archive.runs(before=before, limit=size)
         shown = [self._status(row) for row in rows if not is_pretraining(row.run_id)]
         more = str(rows[-1].number) if size is not None and len(rows) == size else ""
         return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more)
@@ -76,7 +81,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """All clients the coordinator has met, in pages where asked for."""
         clients: list[operator_pb2.ClientStatus] = []
         size = request.page_size or None
-        rows = await self._coordinator.clients(after=request.page_token, limit=size)
+        rows = await self._archive.clients(after=request.page_token, limit=size)
         for row in rows:
             session = self._coordinator.attendance.session_of(row.client_id)
             status = operator_pb2.ClientStatus(
@@ -88,7 +93,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 included=row.included,
                 quarantined=row.quarantine is not None,
                 quarantine_reason=row.quarantine or "",
-                left_out=self._coordinator.left_out_of(row.client_id),
+                left_out=self._runs.left_out_of(row.client_id),
             )
             last_heard = row.last_seen_at if session is None else session.last_heard
             status.last_seen.FromDatetime(max(row.last_seen_at, last_heard))
@@ -102,19 +107,19 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.WatchRunRequest, context: Context
     ) -> AsyncIterator[operator_pb2.WatchRunResponse]:
         """Everything that happens in a run."""
-        run_id = (await self._coordinator.run(request.run_id)).run_id
-        driver = self._coordinator.driver(run_id)
+        run_id = (await self._archive.run(request.run_id)).run_id
+        driver = self._runs.driver(run_id)
         watcher = driver.feed.watch() if driver is not None else None
         try:
             # Watching first and reading then may tell a round twice, but never not at all.
-            row = await self._coordinator.run(run_id)
+            row = await self._archive.run(run_id)
             status = self._status(row)
             yield Event(status=status)
             waiting = status.waiting
             told = min(request.after_round, row.committed_rounds)
             if request.newest_rounds:
                 told = max(told, row.committed_rounds - request.newest_rounds)
-            async for each in self._coordinator.committed_rounds(run_id, after=told):
+            async for each in self._archive.committed_rounds(run_id, after=told):
                 told = each.key.round
                 yield Event(committed=committed_round_message(each))
             while driver is not None and watcher is not None:
@@ -138,17 +143,17 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 elif event.committed.round > told:
                     told = event.committed.round
                     yield event
-            yield Event(status=self._status(await self._coordinator.run(run_id)))
+            yield Event(status=self._status(await self._archive.run(run_id)))
         finally:
             if driver is not None and watcher is not None:
                 driver.feed.unwatch(watcher)
 
     def _status(self, row: RunRow) -> operator_pb2.RunStatus:
-        driver = self._coordinator.driver(row.run_id)
+        driver = self._runs.driver(row.run_id)
         if driver is None:
             return run_status(row)
         status = driver.status()
-        pretraining = self._coordinator.driver(pretraining_id(row.run_id))
+        pretraining = self._runs.driver(pretraining_id(row.run_id))
         if pretraining is not None:
             status.MergeFrom(operator_pb2.RunStatus(waiting=pretraining.waiting()))
         return status
@@ -166,7 +171,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.FetchProfilesRequest, context: Context
     ) -> AsyncIterator[operator_pb2.FetchProfilesResponse]:
         """What a run's clients have disclosed."""
-        population = await self._coordinator.profiles(request.run_id)
+        population = await self._archive.profiles(request.run_id)
         for message in profile_messages(population):
             yield message
 
@@ -174,7 +179,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.AuditLabelsRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditLabelsResponse]:
         """What a run's clients claim of their labels, held against their updates."""
-        population, audits = await self._coordinator.audit_labels(request.run_id)
+        population, audits = await self._archive.audit_labels(request.run_id)
         for message in audit_messages(population, audits):
             yield message
 
@@ -182,7 +187,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.AuditDisclosuresRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditDisclosuresResponse]:
         """What left the clients of a run."""
-        found = await self._coordinator.audit_disclosures(request.run_id)
+        found = await self._archive.audit_disclosures(request.run_id)
         for message in disclosure_messages(found):
             yield message
 
@@ -191,7 +196,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.DescribeCoordinatorResponse:
         """What the coordinator is and how it fares."""
         described = self._coordinator.metrics.description()
-        described.runs.extend(self._status(row) for row in self._coordinator.runs_under_way())
+        described.runs.extend(self._status(row) for row in self._runs.rows())
         return described
 
     async def InstallRevocations(
@@ -205,7 +210,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
         """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
-        row, number, blake3 = await self._coordinator.model_of(request.run_id, request.round)
+        row, number, blake3 = await self._archive.model_of(request.run_id, request.round)
         origin = operator_pb2.ModelOrigin(
             run_id=row.run_id, name=row.name, round=number, run_file=row.run_file
         )

@@ -9,16 +9,14 @@ that a coordinator finds at its start are looked at once, in the background.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache, partial
-from typing import Any
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.runfile import Retention, parse_run_file
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.store import FileHolder, Store
-
-InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+from potluck.server.store.store_thread import InStore
 
 _AT_ONCE = 500
 """Files looked at in one go, so that rounds get their turn between."""

@@ -49,8 +49,8 @@ async def serving(
         Coordinator.opened(settings, instruments) as coordinator,
     ):
         coordinator.metrics.watch_certificate(lambda: certificate.expires)
-        coordinator.watch_store(readiness.interrupt)
-        coordinator.broken.add_done_callback(lambda done: broken(done.result()))
+        coordinator.store.watch(readiness.interrupt)
+        coordinator.runs.broken.add_done_callback(lambda done: broken(done.result()))
         options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
         revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
         guard = Guard(_limits(settings), revoking.check, coordinator.metrics.refused)

@@ -1,14 +1,27 @@
-"""How many files are on their way at once between the coordinator and its hosts."""
+"""Files on their way: how many at once, and the messages that carry them out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
 
+from google.protobuf.message import Message
+
+from potluck.common.errors import ProtocolError
+from potluck.common.net.frames import file_messages
+from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
+from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 from potluck.server.hosts.limits import Turns
 from potluck.server.service.coordinator_metrics import Transfer
+
+Reply = TypeVar(
+    "Reply",
+    coordinator_pb2.CoordinatorServiceFetchModelResponse,
+    operator_pb2.OperatorServiceFetchModelResponse,
+)
 
 _TURNS: Final = 4
 """So many files move fast at once: more are not faster."""
@@ -36,3 +49,22 @@ class Transfers:
         """Wait until it is this one's turn as well; it lasts while bytes move."""
         async with self._places, self._turns.turn(lambda: transfer.moved):
             yield
+
+
+def send_file(
+    path: Path, blake3: str, offset: int, reply: type[Reply], *, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Message | bytes]:
+    """The messages that carry a model file from an offset; chunks come encoded.
+
+    Raises ProtocolError for an offset beyond the file's end.
+    """
+    size = path.stat().st_size
+    if offset > size:
+        raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes", offset=offset)
+    header = transfer_pb2.FileHeader(
+        version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
+    )
+    yield reply(frame=transfer_pb2.ModelFrame(header=header))
+    yield from file_messages(path, offset, chunk_bytes=chunk_bytes)
+    trailer = transfer_pb2.FileTrailer(blake3=blake3)
+    yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))

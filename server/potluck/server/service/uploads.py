@@ -69,7 +69,7 @@ class Uploads:
     ) -> coordinator_pb2.LocateUploadResponse:
         """How much of an update has arrived."""
         check_client(request.client_id, identity)
-        inbox = await self._coordinator.inbox_of(request.run_id, request.update_id)
+        inbox = await self._coordinator.runs.inbox_of(request.run_id, request.update_id)
         if inbox.has(request.client_id, request.update_id):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         _check_expected(inbox, request.client_id, request.update_id)
@@ -85,7 +85,7 @@ class Uploads:
         header = _header(await anext(frames, None))
         client = header.client_id
         check_client(client, identity)
-        inbox = await self._coordinator.inbox_of(header.run_id, header.update_id)
+        inbox = await self._coordinator.runs.inbox_of(header.run_id, header.update_id)
         if inbox.has(client, header.update_id):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         _check_expected(inbox, client, header.update_id)
@@ -136,7 +136,7 @@ class Uploads:
             blake3=header.blake3,
             size=header.size,
             offset=header.offset,
-            maximum=min(inbox.work.largest_upload(), self._coordinator.maximum_model_bytes),
+            maximum=min(inbox.work.largest_upload(), self._coordinator.config.maximum_model_bytes),
             over=None if header.offset else inbox.spool.take_spare(),
         )
 

@@ -1,16 +1,22 @@
-"""The clients the coordinator has met, and those it must not select."""
+"""The clients the coordinator has met, those it must not select, and those left out of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection, case, delete, func, select
+from sqlalchemy import Connection, bindparam, case, delete, func, select
 
 from potluck.common.errors import NotFoundError
 from potluck.server.store import schema
 from potluck.server.store.part import Part, upsert
-from potluck.server.store.records import ClientRow, ClientSeen, MemberState, QuarantineRow
+from potluck.server.store.records import (
+    ClientRow,
+    ClientSeen,
+    LeftOutRow,
+    MemberState,
+    QuarantineRow,
+)
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,
@@ -24,10 +30,11 @@ _read_client = Reader(
     ClientRow, "clients", ["client_id"], {"first_seen_at": decode_time, "last_seen_at": decode_time}
 )
 _read_quarantine = Reader(QuarantineRow, "quarantine", ["client_id"], {"at": decode_time})
+_read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": decode_time})
 
 
 class Clients(Part):
-    """Who was heard of, when, on which host; who is in quarantine."""
+    """When each was heard of and on which host; quarantine; who is left out of which run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
         """Record that clients were heard of, all in one transaction; later ones win."""
@@ -96,6 +103,40 @@ class Clients(Part):
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(schema.quarantine))
             found = [_read_quarantine(row) for row in rows]
+        return sorted(found, key=lambda client: client.client_id)
+
+    def leave_out(self, run_id: str, clients: Sequence[LeftOutRow]) -> None:
+        """Record that clients can't take part; later reasons win."""
+        rows = [
+            {
+                "run_id": run_id,
+                "client_id": client.client_id,
+                "process_id": encode_text(client.process_id),
+                "trouble": encode_text(client.trouble),
+                "at": encode_time(client.at),
+            }
+            for client in clients
+        ]
+        with self._database.transaction() as connection:
+            upsert(connection, schema.left_out, rows, update=["process_id", "trouble", "at"])
+
+    def let_in(self, run_id: str, clients: Sequence[str] | None = None) -> None:
+        """Record that clients can take part again; without names, all."""
+        table = schema.left_out
+        statement = delete(table).where(table.c.run_id == run_id)
+        with self._database.transaction() as connection:
+            if clients is None:
+                connection.execute(statement)
+            elif clients:
+                named = statement.where(table.c.client_id == bindparam("name"))
+                connection.execute(named, [{"name": client} for client in clients])
+
+    def left_out(self, run_id: str) -> list[LeftOutRow]:
+        """The clients that are left out of a run, by id."""
+        table = schema.left_out
+        with self._database.transaction() as connection:
+            query = select(table).where(table.c.run_id == run_id)
+            found = [_read_left_out(row) for row in read_rows(connection, query)]
         return sorted(found, key=lambda client: client.client_id)
 
 

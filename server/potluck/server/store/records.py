@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from potluck.common.learning.update_report import UpdateReport
+from potluck.common.runfile import RunFile
 from potluck.server.state import Scalar
 
 JsonObject = Mapping[str, object]
@@ -73,6 +74,22 @@ class NewRun:
     task: str
     selector: str
     strategy: str
+
+    @staticmethod
+    def of(run_id: str, run_file: RunFile, text: str, at: datetime) -> NewRun:
+        """The run of a run file, `text` as it was written."""
+        return NewRun(
+            run_id=run_id,
+            name=run_file.name,
+            run_file=text,
+            created_at=at,
+            rounds=run_file.rounds,
+            count=run_file.count,
+            seed=run_file.seed,
+            task=run_file.task.name,
+            selector=run_file.selector.name,
+            strategy=run_file.strategy.name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,8 @@ from potluck.common.secagg.vectors.histograms import decode_counts
 from potluck.common.secagg.wire.messages import SESSION_ID_BYTES
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.store import SecureSum
-from potluck.server.sums.sum_session import COUNTS, InStore, PhaseObserver, SumSession, SumTerms
+from potluck.server.store.store_thread import InStore
+from potluck.server.sums.sum_session import COUNTS, PhaseObserver, SumSession, SumTerms
 
 log = structlog.get_logger()
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import ProtocolError
@@ -31,7 +30,7 @@ from potluck.common.secagg import (
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.store import Store
+from potluck.server.store.store_thread import InStore
 
 COUNTS = "counts"
 """The lane that label counts are in."""
@@ -39,7 +38,6 @@ COUNTS = "counts"
 _PRESENCE_SECONDS = 0.5
 """How often is looked whether clients that have not answered may still come back."""
 
-InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 Event = tuple[str, coordinator_pb2.Answer]
 PhaseObserver = Callable[[str, float, int], None]
 """Told of a phase: its name, its seconds, how many clients dropped out in it."""

@@ -26,7 +26,8 @@ from potluck.common.secagg.coordinator.coordinator_session import Advertising, U
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.sums.sum_session import InStore, PhaseObserver, SumSession, SumTerms, without
+from potluck.server.store.store_thread import InStore
+from potluck.server.sums.sum_session import PhaseObserver, SumSession, SumTerms, without
 
 Left: TypeAlias = Callable[[str, str], None]
 """Told of a client that takes no part any more, and why."""

@@ -1,37 +1,37 @@
-"""Hosts that come and go: who may attend, and when they were heard of last."""
+"""Hosts that come and go: which may attend, and when they were heard of last."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import structlog
 
 from potluck.common.errors import PotluckError
+from potluck.common.metrics import definitions as metrics
+from potluck.common.metrics.instruments import Instruments
 from potluck.server.hosts.attendance import Attendance, HostSession
-from potluck.server.service.coordinator_metrics import CoordinatorMetrics
-from potluck.server.service.rivals import Rivals
-from potluck.server.store import Store
+from potluck.server.hosts.rivals import Rivals
 from potluck.server.store.records import ClientSeen
+from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()
 
 
-class Hosts:
-    """The hosts of a coordinator. Lives on the event loop."""
+class HostRegistry:
+    """Lets hosts in and sees them leave. Lives on the event loop."""
 
     def __init__(
         self,
         attendance: Attendance,
-        metrics: CoordinatorMetrics,
-        in_store: Callable[[Callable[[Store], Any]], Awaitable[Any]],
+        instruments: Instruments,
+        in_store: InStore,
         *,
         heartbeat_seconds: float,
     ) -> None:
         self._attendance = attendance
-        self._metrics = metrics
+        self._instruments = instruments
         self._in_store = in_store
         self._rivals = Rivals(attendance, heartbeat_seconds=heartbeat_seconds)
         self._noting: set[asyncio.Task[None]] = set()
@@ -44,7 +44,7 @@ class Hosts:
         """
         await self._rivals.make_way(session)
         self._attendance.attach(session)
-        self._metrics.host_joined()
+        self._instruments.count(metrics.HOSTS_JOINED)
         log.info(
             "host attends",
             host=session.host_id,
@@ -60,7 +60,7 @@ class Hosts:
 
     def _left(self, session: HostSession) -> None:
         if self._attendance.detach(session):
-            self._metrics.host_left()
+            self._instruments.count(metrics.HOSTS_LEFT)
             log.warning("host left", host=session.host_id, clients=len(session.client_ids))
             noting = asyncio.create_task(self._note(session))
             self._noting.add(noting)

@@ -1,4 +1,4 @@
-"""What a run's clients have disclosed, and what is to be thought of it, as operators fetch it."""
+"""The messages in which operators are sent profiles and audits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.disclosure import parse_parameters
+from potluck.common.secagg import SessionRecord
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.selection import Population
+from potluck.server.service.archive import Disclosures
+from potluck.server.store import Profile
 
 _ENTRIES_PER_MESSAGE = 100_000
 _AUDITS_PER_MESSAGE = 1000
+_PROFILES_PER_MESSAGE = 1000
 _VERDICTS: Mapping[LabelVerdict, operator_pb2.LabelVerdict.ValueType] = {
     LabelVerdict.CONSISTENT: operator_pb2.LABEL_VERDICT_CONSISTENT,
     LabelVerdict.SUSPICIOUS: operator_pb2.LABEL_VERDICT_SUSPICIOUS,
@@ -74,4 +79,51 @@ def _audit(client: str, audit: ClientAudit) -> operator_pb2.LabelAudit:
             )
             for each in audit.suspicions
         ],
+    )
+
+
+def disclosure_messages(found: Disclosures) -> Iterator[operator_pb2.AuditDisclosuresResponse]:
+    """One message for each sum, then the profiles, some in each; at least one message."""
+    independent = found.independent
+    for record in found.sums:
+        yield operator_pb2.AuditDisclosuresResponse(
+            sums=[_audited_sum(record)], independent_root=independent
+        )
+    for start in range(0, max(1, len(found.profiles)), _PROFILES_PER_MESSAGE):
+        some = found.profiles[start : start + _PROFILES_PER_MESSAGE]
+        yield operator_pb2.AuditDisclosuresResponse(
+            profiles=[_audited_profile(each) for each in some], independent_root=independent
+        )
+
+
+def _audited_sum(record: SessionRecord) -> operator_pb2.AuditedSum:
+    return operator_pb2.AuditedSum(
+        session_id=record.session_id,
+        run_id=record.run,
+        disclosure=record.disclosure,
+        subject=record.subject,
+        released=record.outcome == "released",
+        hosts=record.clients,
+        least_hosts=record.least_hosts,
+        colluding_hosts=record.colluding_hosts,
+        quorum=record.quorum,
+        epsilon=record.epsilon or 0.0,
+        refusals=record.refusals,
+        stage=record.stage,
+        rule=record.rule,
+        have=record.have,
+        need=record.need,
+        at=record.at.isoformat(),
+        attempt=record.attempt,
+        round=record.round,
+    )
+
+
+def _audited_profile(profile: Profile) -> operator_pb2.AuditedProfile:
+    return operator_pb2.AuditedProfile(
+        client_id=profile.client_id,
+        signal=profile.signal,
+        data_epoch=profile.data_epoch,
+        epsilon=parse_parameters(profile.parameters_json).epsilon or 0.0,
+        at=profile.received_at.isoformat(),
     )

@@ -1,0 +1,57 @@
+"""Asking many hosts at once, and waiting for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.hosts.attendance import Attendance
+
+_PRESENCE_SECONDS = 0.5
+"""How often is looked whether clients that have not answered may still come back."""
+
+
+async def gather(
+    attendance: Attendance,
+    instructions: Sequence[coordinator_pb2.Instruction],
+    *,
+    seconds: float,
+    present: Callable[[str], bool] = lambda _: True,
+) -> dict[str, coordinator_pb2.Answer]:
+    """Have hosts carry out instructions; their answers by client.
+
+    Waits for every client that is `present` (its host may be away for a moment), but not longer
+    than so many seconds. Clients that do not answer in time are absent.
+    """
+    answers: dict[str, coordinator_pb2.Answer] = {}
+    changed = asyncio.Event()
+
+    def take(client: str, answer: coordinator_pb2.Answer) -> None:
+        answers.setdefault(client, answer)
+        attendance.retire([answer.instruction_id])
+        changed.set()
+
+    for instruction in instructions:
+        client = instruction.client_id
+        attendance.instruct(
+            instruction,
+            deadline=time.monotonic() + seconds,
+            on_answer=partial(take, client),
+        )
+    waiting = [instruction.client_id for instruction in instructions]
+    try:
+        async with asyncio.timeout(seconds):
+            while waiting := [c for c in waiting if c not in answers and present(c)]:
+                changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PRESENCE_SECONDS):
+                        await changed.wait()
+    except TimeoutError:
+        pass
+    finally:
+        attendance.retire([instruction.id for instruction in instructions], abandon=True)
+    return answers

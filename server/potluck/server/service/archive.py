@@ -1,0 +1,175 @@
+"""What is stored of runs and clients, as operators ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import ValidationError
+
+from potluck.common.disclosure import LABEL_COUNTS
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.secagg import SessionRecord
+from potluck.server.aggregation.audit_records import BiasRecords, audit_run, check_auditable
+from potluck.server.aggregation.label_audit import ClientAudit
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.config import CoordinatorConfig
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.collect import Profiling, Trust, stored_profiles
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.selection import Population
+from potluck.server.store import Profile, SecureSum, Store
+from potluck.server.store.records import ClientRow, RoundRow, RunRow
+from potluck.server.store.store_thread import InStore
+
+_ROUNDS_AT_ONCE = 100
+"""Read from the store in one go, so that rounds under way get their turn between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disclosures:
+    """What left the clients of a run, as far as the coordinator saw it.
+
+    sums: secure sums that clients of the run were asked for, in any run, oldest first. profiles:
+    those of its clients. independent: whether somebody else than the coordinator keeps the root.
+    """
+
+    sums: tuple[SessionRecord, ...]
+    profiles: tuple[Profile, ...]
+    independent: bool
+
+
+class Archive:
+    """Runs, clients, rounds, models and disclosures. Lives on the event loop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        in_store: InStore,
+        files: ModelFiles,
+        attendance: Attendance,
+        trust: Trust,
+    ) -> None:
+        self._config = config
+        self._in_store = in_store
+        self._files = files
+        self._attendance = attendance
+        self._trust = trust
+
+    async def run(self, run_id: str) -> RunRow:
+        """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
+        row: RunRow = await self._in_store(lambda store: store.run(run_id))
+        return row
+
+    async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
+        """All runs, newest first, those included that only pre-train for others; or a page."""
+        rows: list[RunRow] = await self._in_store(partial(Store.runs, before=before, limit=limit))
+        return rows
+
+    async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
+        """All clients ever met, or a page of them."""
+        rows: list[ClientRow] = await self._in_store(
+            partial(Store.clients, after=after, limit=limit)
+        )
+        return rows
+
+    async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
+        """A run's rounds with numbers above `after`, in order, as many as there are by then."""
+        while True:
+            page: list[RoundRow] = await self._in_store(
+                partial(Store.rounds, run_id=run_id, after=after, limit=_ROUNDS_AT_ONCE)
+            )
+            for row in page:
+                yield row
+            if len(page) < _ROUNDS_AT_ONCE:
+                return
+            after = page[-1].key.round
+
+    async def model_of(self, run_id: str, round_number: int) -> tuple[RunRow, int, str]:
+        """A run, the number of its round and the digest of that round's model.
+
+        Round 0 means the last one; it is answered by 0 where none is committed yet, with the model
+        before round 1. Raises NotFoundError.
+        """
+        row = await self.run(run_id)
+        if round_number == 0:
+            round_number, blake3 = row.committed_rounds, row.model_blake3
+        else:
+            committed: RoundRow | None = await self._in_store(
+                lambda store: store.round(row.run_id, round_number)
+            )
+            blake3 = None if committed is None else committed.model_blake3
+        if blake3 is None:
+            which = f"round {round_number}" if round_number else "any round"
+            raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
+        try:
+            self._files.existing(blake3)
+        except NotFoundError:
+            raise NotFoundError(
+                f"the model of round {round_number} of run {row.run_id} is not kept any more; "
+                "[retention] in a run file says which are",
+                run=row.run_id,
+            ) from None
+        return row, round_number, blake3
+
+    async def profiles(self, run_id: str) -> Population:
+        """What a run's clients have disclosed. Raises NotFoundError."""
+        row = await self.run(run_id)
+        return (await self._stored_profiles(row, self._plan(row))).population()
+
+    async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
+        """The labels that a run's clients claim, held against how their updates moved the output
+        bias. Raises NotFoundError, RunError where the run has nothing to audit."""
+        row = await self.run(run_id)
+        plan = self._plan(row)
+        check_auditable(plan)
+        profiling = await self._stored_profiles(row, plan)
+        population, rates = profiling.population(), profiling.noise_rates(LABEL_COUNTS)
+        rounds = [each async for each in self.committed_rounds(row.run_id)]
+        records = bias_records(self._config, row.run_id)
+        audits = await asyncio.to_thread(audit_run, plan, population, rates, rounds, records)
+        return population, audits
+
+    async def audit_disclosures(self, run_id: str) -> Disclosures:
+        """What left a run's clients. Raises NotFoundError."""
+        row = await self.run(run_id)
+        found: Disclosures = await self._in_store(
+            partial(_read_disclosures, run_id=row.run_id, independent=self._trust.independent)
+        )
+        return found
+
+    async def _stored_profiles(self, row: RunRow, plan: RunPlan) -> Profiling:
+        return await stored_profiles(
+            row.run_id, plan, self._attendance, self._in_store, self._trust
+        )
+
+    def _plan(self, row: RunRow) -> RunPlan:
+        source = f"run file of {row.run_id}"
+        return draw_up(row.run_file, source=source, model_modules=self._config.model_modules)
+
+
+def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
+    """How the updates of a run moved the output bias."""
+    return BiasRecords(config.state_directory / "bias-updates" / run_id)
+
+
+def _read_disclosures(store: Store, *, run_id: str, independent: bool) -> Disclosures:
+    """Raises StorageError for a record that can't be understood."""
+    roster = frozenset(store.roster(run_id))
+    records = [_record(stored) for stored in store.sums()]
+    return Disclosures(
+        sums=tuple(each for each in records if not roster.isdisjoint(each.clients)),
+        profiles=tuple(store.profiles(run_id=run_id)),
+        independent=independent,
+    )
+
+
+def _record(stored: SecureSum) -> SessionRecord:
+    try:
+        return SessionRecord.model_validate(stored.record)
+    except ValidationError as error:
+        raise StorageError(
+            f"the record of secure sum {stored.session_id} can't be read; restore the database"
+        ) from error

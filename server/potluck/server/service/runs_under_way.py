@@ -1,0 +1,237 @@
+"""The runs that are under way: who drives them, which files they use, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+import structlog
+
+from potluck.common.errors import (
+    NotFoundError,
+    PotluckError,
+    RoundClosedError,
+    RunError,
+    StorageError,
+    disk_error,
+)
+from potluck.server.aggregation.audit_records import why_not_audited
+from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.aggregation.model_work import ModelWork
+from potluck.server.aggregation.spool import Spool
+from potluck.server.config import CoordinatorConfig
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.collect import Trust
+from potluck.server.rounds.events import StopRequested
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
+from potluck.server.runs.driver import RunDriver
+from potluck.server.runs.recorded_commits import Commits
+from potluck.server.runs.services import RunServices, utc
+from potluck.server.runs.update_inbox import UpdateInbox
+from potluck.server.service.archive import bias_records
+from potluck.server.service.coordinator_metrics import CoordinatorMetrics
+from potluck.server.service.retention import Tidying
+from potluck.server.store import Store
+from potluck.server.store.records import NewRun, RunRow, RunState
+from potluck.server.store.store_thread import InStore
+from potluck.server.sums.counts import SecureSums
+
+log = structlog.get_logger()
+
+
+class RunsUnderWay:
+    """Runs by id, those that pre-train for others among them. Lives on the event loop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        in_store: InStore,
+        attendance: Attendance,
+        files: ModelFiles,
+        metrics: CoordinatorMetrics,
+        trust: Trust,
+        offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
+    ) -> None:
+        """`offended`: see `Offences.add`."""
+        self._config = config
+        self._in_store = in_store
+        self._attendance = attendance
+        self._files = files
+        self._metrics = metrics
+        self._trust = trust
+        self._offended = offended
+        self._drivers: dict[str, RunDriver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tidying = Tidying(files, in_store, self._files_in_use)
+        self.commits = Commits(config.state_directory / "journal", in_store)
+        self.sums = SecureSums(attendance, in_store, trust.root)
+        self.sums.observe = metrics.secure_phase
+        self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
+        """Done when the coordinator can't go on: the store takes no more."""
+
+    # Beginning and ending ---------------------------------------------------------------------
+
+    async def check_start(self, plan: RunPlan) -> None:
+        """Raise ConfigurationError or PluginError where a run can't begin."""
+        await asyncio.to_thread(self._work(plan).check_start)
+
+    def begin(self, row: RunRow, plan: RunPlan) -> None:
+        """Drive a run from here on, from where the store says it is."""
+        run_id = row.run_id
+        observer = self._metrics.observer(run_id)
+        services = RunServices(
+            attendance=self._attendance,
+            files=self._files,
+            in_store=self._in_store,
+            tidy=partial(self._tidying.after_commit, run_id, plan.run_file.retention),
+            note_commit=self.commits.note,
+            pretrain=partial(self._pretrain, run_id, plan),
+            offended=self._offended,
+            trust=self._trust,
+            sums=self.sums,
+            observer=observer,
+        )
+        observer.began(row)
+        self._tidying.begin(run_id, row.committed_rounds)
+        spool = Spool(self._config.state_directory / "spool" / run_id)
+        driver = RunDriver(row, plan, self._work(plan, audited_as=run_id), spool, services)
+        self._drivers[run_id] = driver
+        self._metrics.under_way(self._drivers)
+        self._tasks[run_id] = asyncio.create_task(driver.drive(), name=f"run {run_id}")
+        self._tasks[run_id].add_done_callback(partial(self._forget, run_id))
+
+    async def stop(self, row: RunRow) -> None:
+        """Stop a run, and return when it has ended. Raises RunError where it is not under way."""
+        task = self._tasks.get(row.run_id)
+        if task is None:
+            raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
+        for run_id in (row.run_id, pretraining_id(row.run_id)):
+            if run_id in self._drivers:
+                self._drivers[run_id].post(StopRequested())
+        await asyncio.wait([task])
+
+    async def ended(self, run_id: str) -> None:
+        """Return when a run is over whose end is stored: some of it may still be under way."""
+        if run_id in self._tasks:
+            await asyncio.wait([self._tasks[run_id]])
+
+    async def close(self) -> None:
+        """Leave all runs where they are; the next coordinator resumes them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self.commits.close()
+
+    def _work(self, plan: RunPlan, *, audited_as: str = "") -> ModelWork:
+        config = self._config
+        audited = audited_as and not why_not_audited(plan)
+        records = bias_records(config, audited_as) if audited else None
+        return ModelWork(plan, self._files, config.data_directory, config.threads, records)
+
+    async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
+        """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.
+
+        None where the operator stops it. Raises RunError where it fails.
+        """
+        clients = len(self._attendance.clients)
+        wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
+        row: RunRow = await self._in_store(partial(_find_or_add, run=wanted, initial=initial))
+        if row.state is not RunState.FINISHED:
+            modules = self._config.model_modules
+            self.begin(row, draw_up(row.run_file, source="pre-training", model_modules=modules))
+            await asyncio.wait([self._tasks[row.run_id]])
+            row = await self._in_store(lambda store: store.run(wanted.run_id))
+        if row.state is RunState.FAILED:
+            raise RunError(f"pre-training failed: {row.reason}", run=run_id)
+        return row.model_blake3 if row.state is RunState.FINISHED else None
+
+    def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
+        self._files.let_go(self._drivers.pop(run_id).files_in_use())
+        del self._tasks[run_id]
+        self._metrics.under_way(self._drivers)
+        error = None if task.cancelled() else task.exception()
+        if error is None or self.broken.done():
+            return
+        # Not even the run's end could be recorded: a restart resumes it.
+        if isinstance(error, OSError):
+            error = disk_error(error, self._config.state_directory)
+        cause = error.message if isinstance(error, PotluckError) else repr(error)
+        again = "then start the coordinator again: its runs go on by themselves"
+        self.broken.set_result(
+            StorageError(f"run {run_id} can't be ended: {cause}; {again}", run=run_id)
+        )
+
+    # Asking about them ------------------------------------------------------------------------
+
+    def driver(self, run_id: str) -> RunDriver | None:
+        """The run, if it is under way."""
+        return self._drivers.get(run_id)
+
+    async def inbox_of(self, run_id: str, update_id: str) -> UpdateInbox:
+        """Where the run takes an update that says it is for it. Raises RoundClosedError.
+
+        After a restart hosts may come before the run knows where it stood: they wait for it.
+        """
+        driver = self._drivers.get(run_id)
+        inbox = None if driver is None else await driver.inbox()
+        if inbox is None:
+            raise RoundClosedError(
+                f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
+                update=update_id[:200],
+            )
+        return inbox
+
+    def rows(self) -> list[RunRow]:
+        """Runs that are waiting or running, oldest first; not those that pre-train for others."""
+        drivers = self._drivers.items()
+        rows = [driver.row for run_id, driver in drivers if not is_pretraining(run_id)]
+        return sorted(rows, key=lambda row: row.number)
+
+    def left_out_of(self, client_id: str) -> dict[str, str]:
+        """The runs that a client can't take part in, and why."""
+        whys = {run_id: each.why_left_out(client_id) for run_id, each in self._drivers.items()}
+        return {run_id: why for run_id, why in whys.items() if why}
+
+    def count_down(self, blake3: str, sent: int) -> None:
+        """Bytes of a model file went out: to the account of the run that uses it."""
+        for driver in self._drivers.values():
+            if driver.serves(blake3):
+                driver.count_down(blake3, sent)
+                return
+
+    async def quarantine_changed(self) -> None:
+        """Clients were put into quarantine or readmitted."""
+        for driver in list(self._drivers.values()):
+            await driver.quarantine_changed()
+
+    # Their files ------------------------------------------------------------------------------
+
+    async def tidy_up(self, found: set[str]) -> None:
+        """Delete what earlier coordinators left, once the runs know what they use."""
+        for driver in list(self._drivers.values()):
+            await driver.inbox()
+        try:
+            await self._tidying.look_at(found - self.commits.spared)
+        except (PotluckError, OSError) as error:
+            log.warning("model files of earlier rounds were not tidied up", reason=str(error))
+
+    def _files_in_use(self) -> set[str]:
+        return set[str]().union(*(driver.files_in_use() for driver in self._drivers.values()))
+
+
+def _find_or_add(store: Store, *, run: NewRun, initial: str) -> RunRow:
+    """The row of a pre-training run, made if it is missing, ready to go on if it had ended."""
+    try:
+        row = store.run(run.run_id)
+    except NotFoundError:
+        store.add_run(run)
+        row = store.run(run.run_id)
+    if row.model_blake3 is None:
+        store.set_initial_model(run.run_id, initial, utc())
+    if row.state in (RunState.STOPPED, RunState.FAILED):
+        store.set_run_state(run.run_id, RunState.WAITING, "", utc())
+    return store.run(run.run_id)

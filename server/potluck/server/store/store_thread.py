@@ -1,0 +1,72 @@
+"""The store in a thread of its own, for callers on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from potluck.server.store.store import Store
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
+"""See `StoreThread.call`."""
+
+
+class StoreThread:
+    """An open store and the only thread that calls it."""
+
+    def __init__(self, store: Store, thread: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._thread = thread
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, url: str) -> AsyncIterator[StoreThread]:
+        """A store, closed at the end. Raises what `Store.open` raises."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
+            store = await loop.run_in_executor(thread, Store.open, url)
+            try:
+                yield cls(store, thread)
+            finally:
+                await loop.run_in_executor(thread, store.close)
+
+    @property
+    def name(self) -> str:
+        """The database as shown to people."""
+        return self._store.name
+
+    async def call(self, call: Callable[[Store], T]) -> T:
+        """Call with the store in its thread; a call that has begun is always finished.
+
+        Where the database is away, this waits for it. See `Store.patiently` for what that asks of
+        a call.
+        """
+        loop = asyncio.get_running_loop()
+        patiently = partial(self._store.patiently, call)
+        return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
+
+    def watch(self, tell_away: Callable[[str], None]) -> None:
+        """Call on the event loop with the reason why the database is away; "" when it is back."""
+        loop = asyncio.get_running_loop()
+
+        def tell(why: str) -> None:
+            if why:
+                log.warning("waiting for the database", reason=why)
+            else:
+                log.info("the database is back")
+            loop.call_soon_threadsafe(tell_away, why)
+
+        self._store.watch(tell)
+
+    def give_up(self) -> None:
+        """Wait no more for a database that is away."""
+        self._store.give_up()
