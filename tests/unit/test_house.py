@@ -9,7 +9,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -273,6 +273,8 @@ def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
     while pending:
         requirement, extras = pending.pop()
         name = canonicalize_name(requirement.name)
+        if name == "potluck":  # some extras of its own, all of which are asked about
+            continue
         if requirement.marker and not any(
             requirement.marker.evaluate({"extra": extra}) for extra in extras
         ):
@@ -304,12 +306,51 @@ def test_constraints_pin_everything() -> None:
     assert sorted(set(unpinned(declared, names))) == []
 
 
+def required_name(text: str) -> str:
+    """Name of a library that is required whatever the extra; empty where an extra wants it."""
+    requirement = Requirement(text)
+    return "" if requirement.marker and "extra" in str(requirement.marker) else requirement.name
+
+
+EXTRAS = {
+    "client": ("gpu",),
+    "common": (),
+    "deploy": ("operator",),
+    "experiments": ("experiments",),
+    "server": ("postgresql", "server"),
+}
+"""Of each package the extras that bring what only its machines import."""
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_package_imports_what_is_installed_for_it(package: str) -> None:
+    project = pyproject()["project"]
+    extras = [project["optional-dependencies"][extra] for extra in EXTRAS[package]]
+    named = [Requirement(text).name for text in chain(project["dependencies"], *extras)]
+    brought = chain.from_iterable(distribution(name).requires or () for name in named)
+    declared = {canonicalize_name(name) for name in (*named, *map(required_name, brought))}
+    provided_by = packages_distributions()
+    modules = package_folder(package).rglob("*.py")
+    libraries = {
+        name.partition(".")[0]
+        for module in modules
+        for name in imported_names(module.read_text(), f"potluck.{package}.any")
+    } - {"potluck", *sys.stdlib_module_names}
+    undeclared = [
+        library
+        for library in libraries
+        if declared.isdisjoint(map(canonicalize_name, provided_by.get(library, ())))
+    ]
+    assert libraries
+    assert undeclared == []
+
+
 def source_files(parent: Path, package: str) -> set[Path]:
     """What a package consists of, as paths beginning with its name."""
     return {
         path.relative_to(parent)
         for path in (parent / package).rglob("*")
-        if path.is_file() and path.suffix in {".py", ".pyi", ".sbatch", ".typed"}
+        if path.is_file() and path.suffix in {".gz", ".py", ".pyi", ".sbatch", ".typed"}
     }
 
 

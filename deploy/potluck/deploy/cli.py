@@ -12,7 +12,6 @@ from potluck.common.process.command_line import run_command_line, version_option
 from potluck.common.runfile import example_run_file
 from potluck.deploy.commands.client_commands import app as clients_app
 from potluck.deploy.commands.demo_command import demo
-from potluck.deploy.commands.deploy_commands import app as deploy_app
 from potluck.deploy.commands.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS
 from potluck.deploy.commands.doctor_command import doctor
 from potluck.deploy.commands.installed_commands import InstalledCommands
@@ -96,7 +95,6 @@ app.command("doctor")(doctor)
 _add(COMMANDS, PROFILE_COMMANDS, AUDIT_COMMANDS, REPORT_COMMANDS, DISCLOSURE_AUDIT_COMMANDS)
 app.command("select")(select)
 app.add_typer(clients_app, name="clients")
-app.add_typer(deploy_app, name="deploy")
 app.add_typer(pki_app, name="pki")
 
 

@@ -26,6 +26,7 @@ from potluck.common.errors import PotluckError
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.plain_text import plain, without_passwords
 from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
+from potluck.common.settings.extras import missing_library
 from potluck.common.settings.old_spelling import OldSpellingWarning
 
 FAILED = 1
@@ -119,6 +120,8 @@ def _explain(error: Exception, program: str) -> int:
         traceback.print_exception(error)
     if isinstance(cause, PotluckError):
         _say(program, cause.message)
+    elif remedy := missing_library(cause):
+        _say(program, remedy)
     elif isinstance(cause, OSError) and cause.strerror:
         where = "" if cause.filename is None else f" ({cause.filename})"
         _say(program, f"{cause.strerror}{where}")

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.settings.extras import missing_library
 
 SELECTORS = "potluck.selectors"
 STRATEGIES = "potluck.strategies"
@@ -92,8 +93,9 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
     try:
         found = point.load()
     except (ImportError, AttributeError) as error:
+        cause = missing_library(error) or error
         raise PluginError(
-            f"{group}: '{name}' can't be loaded from {point.value}: {error}", group=group, name=name
+            f"{group}: '{name}' can't be loaded from {point.value}: {cause}", group=group, name=name
         ) from error
     if not callable(found):
         raise PluginError(f"{group}: '{name}' ({point.value}) can't be called", name=name)

@@ -1,4 +1,7 @@
-"""Handwritten digits: the 1,797 images of 8 × 8 pixels that come with scikit-learn.
+"""Handwritten digits: 1,797 images of 8 × 8 pixels, which come with Potluck.
+
+They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI
+Machine Learning Repository 1998 (CC BY 4.0), in the file that scikit-learn has as well.
 
 `Digits` is plain recognition with label skew. `ColoredDigits` tells small digits (0–4) from large
 ones (5–9) where colour goes with size for most clients, but for none of the test set.
@@ -10,7 +13,6 @@ import gzip
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,14 +43,7 @@ _LEAST_SAMPLES = 10
 @lru_cache(maxsize=1)
 def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """All images (1797 × 8 × 8, float32 in [0, 1]) and their digits (1797, int64)."""
-    package = find_spec("sklearn")  # finds it without the seconds that importing it takes
-    if package is None or not package.submodule_search_locations:
-        raise ConfigurationError(
-            "the tasks digits and colored-digits read scikit-learn's images, and scikit-learn is "
-            "not installed; pip install scikit-learn"
-        )
-    folder = Path(package.submodule_search_locations[0])
-    with gzip.open(folder / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+    with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     return (table[:, :-1] / 16.0).reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
@@ -104,7 +99,7 @@ class Digits(LabelNoise):
         """A perceptron with one hidden layer of 64."""
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with scikit-learn
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="digits")
         parts, _ = _split_digits(self)
@@ -175,7 +170,7 @@ class ColoredDigits:
             nn.Flatten(), nn.Linear(3 * 16 * 16, 128), nn.ReLU(), nn.Linear(128, 2)
         )
 
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with scikit-learn
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="colored-digits")
         parts, _, colors = _split_colored(self)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from potluck.common.settings.extras import missing_library
 from potluck.deploy.commands.run_commands import Assignments
 from potluck.deploy.local.demo import run_demo
 from potluck.deploy.local.demo_files import (
@@ -36,34 +37,46 @@ from potluck.deploy.view.run_summary import RunSummary, summarise
 _FOLDERS = Path("potluck-demo")
 
 
+Task = Annotated[str, typer.Option(help="What is learned.")]
+Clients = Annotated[int, typer.Option(min=1, help="Clients of the federation.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Client processes that hold them.")]
+Count = Annotated[int, typer.Option(min=1, help="Clients selected in each round.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds to commit.")]
+Selector = Annotated[str, typer.Option(help="Who trains.")]
+Strategy = Annotated[str, typer.Option(help="How updates combine.")]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same cohorts, same model.")]
+Device = Annotated[
+    str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where certificates, configurations, logs and results go; a new folder under "
+        "potluck-demo if left out.",
+        show_default=False,
+    ),
+]
+JsonSummary = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print the summary as the last line on standard output, nothing else."
+    ),
+]
+
+
 def demo(
-    task: Annotated[str, typer.Option(help="What is learned.")] = "colored-digits",
-    clients: Annotated[int, typer.Option(min=1, help="Clients of the federation.")] = 24,
-    hosts: Annotated[int, typer.Option(min=1, help="Client processes that hold them.")] = 4,
-    count: Annotated[int, typer.Option(min=1, help="Clients selected in each round.")] = 9,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to commit.")] = 30,
-    selector: Annotated[str, typer.Option(help="Who trains.")] = "uniform",
-    strategy: Annotated[str, typer.Option(help="How updates combine.")] = "fedavg",
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same cohorts, same model.")] = 7,
-    device: Annotated[
-        str,
-        typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N."),
-    ] = "cpu",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where certificates, configurations, logs and results go; a new folder under "
-            "potluck-demo if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    task: Task = "colored-digits",
+    clients: Clients = 24,
+    hosts: Hosts = 4,
+    count: Count = 9,
+    rounds: Rounds = 30,
+    selector: Selector = "uniform",
+    strategy: Strategy = "fedavg",
+    seed: Seed = 7,
+    device: Device = "cpu",
+    folder: Folder = None,
     assignments: Assignments = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the summary as the last line on standard output, nothing else."
-        ),
-    ] = False,
+    as_json: JsonSummary = False,
 ) -> None:
     """Make a throwaway federation on this machine, run it, show it live.
 
@@ -91,11 +104,18 @@ def demo(
     )
     console = terminal(stderr=as_json)
     check_demo(options)
-    place = folder or new_folder(_FOLDERS, datetime.now())
+    files, summary = _run(options, folder or new_folder(_FOLDERS, datetime.now()), console)
+    files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
+    print_summary(console, summary, files, plot=_plot(summary, files))
+    if as_json:
+        typer.echo(summary.model_dump_json())
+
+
+def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles, RunSummary]:
     with (
         hold(place),
         reserved_port() as port,
-        reserved_ports(1 + hosts) as metrics_ports,
+        reserved_ports(1 + options.hosts) as metrics_ports,
     ):
         files = write_demo_files(place, options, port)
         prometheus = serve_metrics(files, metrics_ports)
@@ -109,22 +129,24 @@ def demo(
             style="dim", highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
         view = run_interruptibly(run_demo(files, console))
-    summary = summarise(view, clients=options.clients)
-    files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
-    _plot(summary, files)
-    print_summary(console, summary, files)
-    if as_json:
-        typer.echo(summary.model_dump_json())
+    return files, summarise(view, clients=options.clients)
 
 
-def _plot(summary: RunSummary, files: DemoFiles) -> None:
-    from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
-
+def _plot(summary: RunSummary, files: DemoFiles) -> str:
+    """Draw the plot where matplotlib is installed; where it is, or why there is none."""
+    try:
+        from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
+    except ModuleNotFoundError as error:
+        remedy = missing_library(error)
+        if remedy is None:
+            raise
+        return f"none: {remedy}"
     plot_run(summary, files.plot)
+    return str(files.plot)
 
 
-def print_summary(console: Console, summary: RunSummary, files: DemoFiles) -> None:
-    """What the run came to, for people."""
+def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, plot: str) -> None:
+    """What the run came to, for people. plot: where it is, or why there is none."""
     first, last = summary.history[0], summary.history[-1]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -140,7 +162,7 @@ def print_summary(console: Console, summary: RunSummary, files: DemoFiles) -> No
     table.add_row("loss", f"{readable_number(first.loss)} → {readable_number(last.loss)}")
     moved = f"{readable_bytes(summary.bytes_down)} down, {readable_bytes(summary.bytes_up)} up"
     table.add_row("models moved", moved)
-    for name, path in (("model", files.model), ("summary", files.summary), ("plot", files.plot)):
+    for name, path in (("model", files.model), ("summary", files.summary), ("plot", plot)):
         table.add_row(name, Text(str(path)))
     console.print()
     console.print(table)

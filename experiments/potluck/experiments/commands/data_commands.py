@@ -1,10 +1,10 @@
-"""`potluck data describe`: how heterogeneous a task's partition is."""
+"""`potluck data`: describe a task's partition, prepare a paper's data set."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from potluck.deploy.commands.run_commands import print_line, table_console
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.offline_selection import parse_options
 from potluck.deploy.view.pictures import check_picture
+
+if TYPE_CHECKING:
+    from potluck.experiments.reports.partition_description import Description
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,30 +29,35 @@ def data() -> None:
     """Prepare the papers' data sets; look at how data are split over clients."""
 
 
+TaskName = Annotated[
+    str, typer.Argument(metavar="TASK", help="An installed task.", show_default=False)
+]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="An option of the task, for example -o clients=6; repeatable.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="FOLDER", help="Where the task finds its data.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw who holds what, too.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
 @app.command()
 def describe(
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="An installed task.", show_default=False)
-    ],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
-            metavar="KEY=VALUE",
-            help="An option of the task, for example -o clients=6; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    data_directory: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="FOLDER", help="Where the task finds its data."),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw who holds what, too."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    task: TaskName,
+    assignments: TaskOptions = None,
+    data_directory: Data = None,
+    plot: Plot = None,
+    as_json: Json = False,
 ) -> None:
     """Describe how a task's data are spread over its clients: matrices and six metrics.
 
@@ -75,9 +83,13 @@ def describe(
     if as_json:
         values = asdict(description)
         print_line(to_line({**values.pop("metrics"), **values}))
-        return
+    else:
+        _print_description(description)
+
+
+def _print_description(description: Description) -> None:
     print_line(
-        f"{task}: {len(description.clients)} clients, "
+        f"{description.task}: {len(description.clients)} clients, "
         f"{sum(client.samples for client in description.clients)} samples, "
         f"{description.classes} classes"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.errors import RunError
 from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
@@ -17,56 +17,66 @@ from potluck.deploy.view.readable import readable_count
 if TYPE_CHECKING:
     from potluck.experiments.grid.definition import ExperimentFile
     from potluck.experiments.grid.grid_cells import Cell
-    from potluck.experiments.grid.results import CellResult, ResultsFolder
+    from potluck.experiments.grid.results import ResultsFolder
     from potluck.experiments.grid.running import GridOutcome
 
 _FOLDERS = Path("potluck-experiments")
 _DATA = Path("data")
 
 
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller, sooner done.")
+]
+Hosts = Annotated[
+    int | None,
+    typer.Option(min=1, help="Client processes of each federation, instead of the file's."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Cells side by side; left out: as many as processors and memory carry."
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where the tasks find their data; ./data if left out.",
+        show_default=False,
+    ),
+]
+Device = Annotated[
+    str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where results go, and are found again; potluck-experiments/NAME if left out.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List the cells, and which are finished; run none.")
+]
+ReportOnly = Annotated[
+    bool, typer.Option("--report-only", help="Report what is finished; run nothing.")
+]
+
+
 def experiment(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)
-    ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller, sooner done.")
-    ] = False,
-    hosts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Client processes of each federation, instead of the file's."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Cells side by side; left out: as many as processors and memory carry."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where the tasks find their data; ./data if left out.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N."),
-    ] = "cpu",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where results go, and are found again; potluck-experiments/NAME if left out.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells, and which are finished; run none.")
-    ] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Report what is finished; run nothing.")
-    ] = False,
+    file: File,
+    quick: Quick = False,
+    hosts: Hosts = None,
+    jobs: Jobs = None,
+    data: Data = None,
+    device: Device = "cpu",
+    output: Output = None,
+    dry_run: DryRun = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """Run a grid of settings × seeds and write a report.
 
@@ -92,26 +102,33 @@ def experiment(
     name = f"{plan.name}-quick" if quick else plan.name
     folder = ResultsFolder(output or _FOLDERS / name)
     console = terminal(stderr=True)
-    for each in plan.assumptions():
-        console.print(
-            f"ours, not the paper's: {each.key}: {each.reason}", style="dim", markup=False,
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+    _show_assumptions(plan, console)
     if dry_run:
         _list(cells, folder)
         return
+    # Here, so that a library that is missing is missed before the work.
+    from potluck.experiments.reports.report_files import write_report_files
+
     if report_only:
         outcome = GridOutcome(results=folder.finished(cells), failures={})
     else:
         with folder.opened():
             outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
-    _write(plan, cells, outcome.results, folder)
+    print_line(write_report_files(plan, cells, outcome.results, folder.folder))
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
         raise RunError(
             f"{readable_count(len(outcome.failures), 'cell')} failed, the first because "
             f"{first.message}; the same command tries them again"
         )
+
+
+def _show_assumptions(plan: ExperimentFile, console: Console) -> None:
+    for each in plan.assumptions():
+        console.print(
+            f"ours, not the paper's: {each.key}: {each.reason}", style="dim", markup=False,
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _data_folder(named: Path | None) -> Path | None:
@@ -156,33 +173,3 @@ def _run(
     place = Place(device=device, data=data, jobs=most)
     with Board(console) as board:
         return run_interruptibly(run_missing(cells, folder, place, board))
-
-
-def _write(
-    plan: ExperimentFile, cells: list[Cell], results: dict[str, CellResult], folder: ResultsFolder
-) -> None:
-    from potluck.experiments.reports.experiment_summary import summarise
-    from potluck.experiments.reports.html_report import write_report
-    from potluck.experiments.reports.tables import markdown, write_tables
-
-    done = [
-        results[cell.digest].model_copy(update={"labels": dict(cell.labels)})
-        for cell in cells
-        if cell.digest in results
-    ]
-    if not done:
-        raise ConfigurationError(
-            f"no cell is finished in {folder.folder}; there is nothing to report"
-        )
-    named = [
-        result.model_copy(update={"labels": dict(cell.labels)})
-        for cell, result in zip((c for c in cells if c.digest in results), done, strict=True)
-    ]
-    summary = summarise(plan, named, len(cells) - len(done))
-    write_tables(named, folder.folder)
-    text = markdown(summary)
-    (folder.folder / "report.md").write_text(text, encoding="utf-8")
-    write_report(summary, folder.folder / "report.html")
-    print_line(text.rstrip())
-    print_line("")
-    print_line(f"{folder.folder / 'report.html'}")

@@ -186,7 +186,7 @@ def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: 
     files = write_demo_files(tmp_path / "demo", options(), 7443)
     console = Console(file=io.StringIO(), width=300)
     with console.capture() as capture:
-        print_summary(console, summary_of_two_rounds(), files)
+        print_summary(console, summary_of_two_rounds(), files, plot=str(files.plot))
     text = capture.get()
     assert "50.0 % → 75.0 %" in text
     assert "25.0 % → 37.5 %" in text

@@ -1,0 +1,43 @@
+"""Which extra of Potluck brings a library that is not installed.
+
+`pip install potluck` brings what every machine needs. What only some need comes with an extra:
+`potluck[server]`, `potluck[operator]`, `potluck[experiments]`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+_EXTRAS: Final = {
+    "server": "potluck[server]",
+    "client": "potluck[client]",
+    "deploy": "potluck[operator]",
+    "experiments": "potluck[experiments]",
+}
+"""What is installed for each package of the product, beside what all need."""
+
+
+def missing_library(error: BaseException | None) -> str | None:
+    """One line that names the library and the extra that brings it.
+
+    None where `error` is anything but a library that a module of Potluck imports and lacks.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    importer = _importer(error.__traceback__).split(".")
+    if importer[0] != "potluck" or error.name.startswith("potluck."):
+        return None
+    library, wanted = error.name.partition(".")[0], _EXTRAS.get(importer[1], "potluck")
+    return f"{library} is not installed; pip install '{wanted}'"
+
+
+def _importer(trace: TracebackType | None) -> str:
+    """Name of the module whose import failed."""
+    name = ""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not module.startswith("importlib"):
+            name = module
+        trace = trace.tb_next
+    return name

@@ -1,0 +1,36 @@
+"""The files that an experiment's folder gets: a page, its text, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from potluck.common.errors import ConfigurationError
+from potluck.experiments.grid.definition import ExperimentFile
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.results import CellResult
+from potluck.experiments.reports.experiment_summary import summarise
+from potluck.experiments.reports.html_report import write_report
+from potluck.experiments.reports.tables import markdown, write_tables
+
+
+def write_report_files(
+    plan: ExperimentFile, cells: Sequence[Cell], results: Mapping[str, CellResult], folder: Path
+) -> str:
+    """Write them; the report as text, with the page's path as its last line.
+
+    results: by digest of their cells. Raises ConfigurationError where there are none.
+    """
+    done = [
+        results[cell.digest].model_copy(update={"labels": dict(cell.labels)})
+        for cell in cells
+        if cell.digest in results
+    ]
+    if not done:
+        raise ConfigurationError(f"no cell is finished in {folder}; there is nothing to report")
+    summary = summarise(plan, done, len(cells) - len(done))
+    write_tables(done, folder)
+    text, page = markdown(summary), folder / "report.html"
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    write_report(summary, page)
+    return f"{text.rstrip()}\n\n{page}"

@@ -1,0 +1,55 @@
+"""A library that is not installed is named in one line, with the extra that brings it."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.common.process.command_line import exit_code_of
+from potluck.common.settings.extras import missing_library
+
+
+def import_from(module: str, statement: str) -> BaseException:
+    """What a module of that name raises when it imports."""
+    try:
+        exec(statement, {"__name__": module})  # noqa: S102  # as a module of that name would
+    except ImportError as error:
+        return error
+    raise AssertionError("it is installed")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("potluck.server.selectors.parts.linear_thompson", "potluck[server]"),
+        ("potluck.client.training.loop", "potluck[client]"),
+        ("potluck.deploy.machines.docker_engine", "potluck[operator]"),
+        ("potluck.experiments.reports.tables", "potluck[experiments]"),
+        ("potluck.common.tensors.compression", "potluck"),
+    ],
+)
+def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:
+    error = import_from(module, "import absent_library.part")
+    assert missing_library(error) == f"absent_library is not installed; pip install '{extra}'"
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("docker.api.client", "import absent_library"),  # a broken library, not a missing one
+        ("somebodys_plugin", "import absent_library"),
+        ("potluck.deploy.cli", "import potluck.absent"),
+        ("potluck.deploy.cli", "from json import absent"),
+    ],
+)
+def test_other_failures_to_import_are_no_matter_of_extras(module: str, statement: str) -> None:
+    assert missing_library(import_from(module, statement)) is None
+
+
+def test_a_program_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def draw() -> None:
+        raise import_from("potluck.deploy.view.run_plot", "import absent_library")
+
+    assert exit_code_of(draw, program="potluck") == 1
+    assert capsys.readouterr().err == (
+        "potluck: absent_library is not installed; pip install 'potluck[operator]'\n"
+    )

@@ -1,0 +1,77 @@
+"""Commands of `potluck` that other packages bring."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from potluck.common.errors import PluginError
+from potluck.deploy.cli import app
+
+MODULE = '''
+import typer
+
+def hello(name: str, loud: bool = False) -> None:
+    """Greet somebody."""
+    typer.echo(f"hello {name}{'!' * loud}")
+
+app = typer.Typer(help="Count in several ways.")
+
+@app.command()
+def up(to: int) -> None:
+    """Count upwards."""
+    typer.echo(" ".join(str(number) for number in range(1, to + 1)))
+
+@app.command()
+def down(to: int) -> None:
+    """Count downwards."""
+'''
+ENTRY_POINTS = """[potluck.commands]
+hello = brought_commands:hello
+count = brought_commands:app
+lacking = lacking_commands:hello
+demo = brought_commands:hello
+"""
+
+
+@pytest.fixture(autouse=True)
+def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brought_commands.py").write_text(MODULE)
+    (tmp_path / "lacking_commands.py").write_text("import absent_library\n")
+    information = tmp_path / "brought_commands-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [(["hello", "Ann", "--loud"], "hello Ann!\n"), (["count", "up", "3"], "1 2 3\n")],
+)
+def test_a_function_and_an_app_are_called_by_their_names(
+    arguments: list[str], printed: str
+) -> None:
+    assert CliRunner().invoke(app, arguments).stdout == printed
+
+
+def test_help_lists_all_even_those_that_do_not_load() -> None:
+    text = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--help"]).stdout.split())
+    assert "hello Greet somebody." in text
+    assert "count Count in several ways." in text
+    assert "experiment Run a grid of settings" in text
+    assert "lacking Not usable here: potluck.commands: 'lacking' can't be loaded" in text
+
+
+def test_one_that_does_not_load_says_why_when_it_is_called() -> None:
+    result = CliRunner().invoke(app, ["lacking"])
+    assert isinstance(result.exception, PluginError)
+    assert "No module named 'absent_library'" in result.exception.message
+
+
+def test_a_command_of_potlucks_own_keeps_its_name() -> None:
+    text = CliRunner().invoke(app, ["demo", "--help"]).stdout
+    assert "throwaway federation" in text
