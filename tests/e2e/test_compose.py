@@ -249,7 +249,7 @@ class TestImages:
         )
         assert found.splitlines() == [
             "[True, True, False, False]",
-            "['client', 'common', 'rpc'] ['potluck-client']",
+            "['client', 'common', 'experiments', 'rpc'] ['potluck-client']",
         ]
 
     @pytest.mark.parametrize("image", ["coordinator", "client", "operator"])
