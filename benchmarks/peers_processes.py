@@ -14,7 +14,8 @@ from pathlib import Path
 from peers_memory import pids, read
 
 from potluck.common.errors import RunError
-from potluck.deploy.local.processes import GRACE_SECONDS, TetheredProcess, stop_all
+from potluck.deploy.local.fork_server import GRACE_SECONDS
+from potluck.deploy.local.processes import TetheredProcess, stop_all
 
 MARK = "POTLUCK_PEERS"
 """Environment variable by which the processes of one measurement are told from all others."""

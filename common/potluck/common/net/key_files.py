@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -55,8 +55,21 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
         raise
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key as it stands in a file."""
+def write_file(path: Path, data: bytes, mode: int, *, remedy: str = "") -> None:
+    """Write a file as `write_whole` does, in a folder that is made where there is none.
+
+    `remedy`: what to do where that fails. Raises StorageError.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, data, mode)
+    except OSError as error:
+        text = f"{error.filename or path.parent} can't be written ({error.strerror})"
+        raise StorageError(f"{text}; {remedy}" if remedy else text) from error
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
+    """A private key in PEM form, unencrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

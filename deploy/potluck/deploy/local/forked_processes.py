@@ -14,56 +14,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from potluck.common.errors import RunError
+from typing_extensions import override
+
 from potluck.deploy.local.fork_server import GRACE_SECONDS
-from potluck.deploy.local.processes import exit_reason
+from potluck.deploy.local.processes import LocalProcess, exit_reason
 
 AVAILABLE = sys.platform == "linux"
 """Elsewhere libraries that the system brings may not be used after a fork."""
 
 
-class ForkedProcess:
+class ForkedProcess(LocalProcess):
     """A program in a process group of its own; ends with its fork server, and that with this
     process."""
 
     def __init__(self, name: str, log: Path, pid: int) -> None:
-        self._name = name
-        self._log = log
-        self._pid = pid
+        super().__init__(name, log, pid)
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return self._name
+    @override
+    def exit_code(self) -> int | None:
+        return self._code.result() if self._code.done() else None
 
-    @property
-    def group(self) -> int:
-        """Its process group, which is its process id."""
-        return self._pid
-
-    def has_ended(self, code: int) -> None:
-        """Its fork server says so."""
+    def set_ended(self, code: int) -> None:
+        """Take the exit code that the fork server reports."""
         if not self._code.done():
             self._code.set_result(code)
 
+    @override
     async def ended(self) -> int:
-        """Wait until it ends; its exit code."""
         return await asyncio.shield(self._code)
 
-    def exit_reason(self) -> RunError:
-        """Why it ended, as far as its log tells."""
-        return exit_reason(
-            self._name, self._code.result() if self._code.done() else None, self._log
-        )
-
+    @override
     async def stop(self) -> None:
-        """End it, by force if need be. May be called more than once."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._code.done():
                 return
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                os.kill(self.group, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE_SECONDS):
                     await self.ended()
@@ -129,7 +117,7 @@ class ForkedProcesses:
             raise exit_reason("the fork server", code, self._log) from None
         process = self._processes[pid] = ForkedProcess(name, log, pid)
         if pid in self._ended:
-            process.has_ended(self._ended.pop(pid))
+            process.set_ended(self._ended.pop(pid))
         return process
 
     async def close(self) -> None:
@@ -154,7 +142,7 @@ class ForkedProcesses:
             if not self._writer.is_closing():  # the server is gone, and nobody ends what is left
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.group, signal.SIGKILL)
-            process.has_ended(128 + signal.SIGKILL)
+            process.set_ended(128 + signal.SIGKILL)
 
     def _hear(self, reply: dict[str, int]) -> None:
         if "begun" in reply:
@@ -164,6 +152,6 @@ class ForkedProcesses:
             return
         pid = reply["ended"]
         if pid in self._processes:
-            self._processes.pop(pid).has_ended(reply["code"])
+            self._processes.pop(pid).set_ended(reply["code"])
         else:
             self._ended[pid] = reply["code"]

@@ -7,51 +7,54 @@ import contextlib
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
+
+from typing_extensions import override
 
 from potluck.common.errors import RunError
 from potluck.deploy.local import tether
-
-GRACE_SECONDS = 5.0
-"""How long a process may take to end by itself once it has been told to."""
+from potluck.deploy.local.fork_server import GRACE_SECONDS
 
 _LOG_LINES = 5
 
 
-class LocalProcess(Protocol):
-    """A process on this machine, in a process group of its own."""
+class LocalProcess(ABC):
+    """A process on this machine, in a process group of its own.
+
+    name: for messages. group: the process group's id. log: path of its output.
+    """
+
+    def __init__(self, name: str, log: Path, group: int) -> None:
+        self.name = name
+        self.group = group
+        self._log = log
 
     @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        ...
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """Its exit code; None while it runs."""
 
-    @property
-    def group(self) -> int:
-        """Its process group."""
-        ...
-
+    @abstractmethod
     async def ended(self) -> int:
         """Wait until it ends; its exit code."""
-        ...
 
-    def exit_reason(self) -> RunError:
-        """Why it ended, as far as its log tells."""
-        ...
-
+    @abstractmethod
     async def stop(self) -> None:
         """End it, by force if need be. May be called more than once."""
-        ...
+
+    def exit_reason(self) -> RunError:
+        """The error for its end, with the last lines of its log."""
+        return exit_reason(self.name, self.exit_code, self._log)
 
 
-class TetheredProcess:
+class TetheredProcess(LocalProcess):
     """A command running in a process group of its own, behind `tether.py`."""
 
     def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process) -> None:
-        self._name = name
-        self._log = log
+        super().__init__(name, log, process.pid)
         self._process = process
 
     @classmethod
@@ -70,25 +73,16 @@ class TetheredProcess:
         return cls(name, log, process)
 
     @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return self._name
+    @override
+    def exit_code(self) -> int | None:
+        return self._process.returncode
 
-    @property
-    def group(self) -> int:
-        """Its process group."""
-        return self._process.pid
-
+    @override
     async def ended(self) -> int:
-        """Wait until it ends; its exit code."""
         return await self._process.wait()
 
-    def exit_reason(self) -> RunError:
-        """Why it ended, as far as its log tells."""
-        return exit_reason(self._name, self._process.returncode, self._log)
-
+    @override
     async def stop(self) -> None:
-        """End it, by force if need be. May be called more than once."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -105,7 +99,7 @@ async def stop_all(processes: Sequence[LocalProcess]) -> None:
 
 
 def exit_reason(name: str, code: int | None, log: Path) -> RunError:
-    """Why a process ended, as far as its log tells."""
+    """The error for the end of a process, with the last lines of its log."""
     lines = _last_lines(log)
     said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"
     return RunError(f"{name} ended with exit code {code}{said}; its log is {log}", log=log)

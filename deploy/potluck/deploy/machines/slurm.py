@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from potluck.common.errors import ConfigurationError, RunError, StorageError
-from potluck.common.net.key_files import write_whole
+from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.deploy.machines.desired_state import PartyFiles, host_configuration
 from potluck.deploy.machines.inventory import (
     HostSettings,
@@ -188,11 +188,5 @@ class SlurmMachine:
         return path
 
     def _put(self, path: Path, data: bytes) -> None:
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, data, 0o600)
-        except OSError as error:
-            raise StorageError(
-                f"{error.filename or path} can't be written ({error.strerror}); "
-                "`slurm.directory` must be a folder that this machine shares with the cluster"
-            ) from error
+        remedy = "`slurm.directory` must be a folder that this machine shares with the cluster"
+        write_file(path, data, KEY_MODE, remedy=remedy)

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.errors import ConfigurationError
 from potluck.common.names import is_name
 from potluck.common.net.identity import MAXIMUM_URI_BYTES, Identity, Role, parse_claims
-from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_whole
+from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_file
 from potluck.deploy.pki.certificates import federation_of, is_authority, read_certificate
 from potluck.deploy.pki.revocation_list import sign_revocations
 
@@ -44,7 +44,7 @@ _HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IssuedFiles:
-    """Where a certificate, its private key and the authority's certificate lie."""
+    """Paths of a certificate, its private key and the authority's certificate."""
 
     certificate: Path
     key: Path
@@ -74,11 +74,7 @@ def create_authority(
     Raises ConfigurationError for a bad name or period, or when there is one already and `force` is
     not set (every certificate it issued would stop working); StorageError when the disk refuses.
     """
-    if not is_name(federation):
-        raise ConfigurationError(
-            f"federation name {federation[:80]!r} is not allowed: use lower-case letters, digits, "
-            "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
-        )
+    check_federation_name(federation)
     files = _files(folder, AUTHORITY)
     _refuse_existing(files, force=force)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -100,8 +96,17 @@ def create_authority(
     since = (now or datetime.now(UTC)).replace(microsecond=0)
     revocations = sign_revocations(certificate, key, {}, number=0, now=since)
     _write_pair(files, key, certificate)
-    _write(folder / REVOKED, revocations, PUBLIC_MODE)
+    write_file(folder / REVOKED, revocations, PUBLIC_MODE)
     return files
+
+
+def check_federation_name(name: str) -> None:
+    """Raise ConfigurationError for a name that no federation may have."""
+    if not is_name(name):
+        raise ConfigurationError(
+            f"federation name {name[:80]!r} is not allowed: use lower-case letters, digits, "
+            "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
+        )
 
 
 def issue(
@@ -137,8 +142,36 @@ def issue(
 
 def load_authority(folder: Path) -> Authority:
     """The authority in a folder, with its key. Raises ConfigurationError, IdentityError."""
-    certificate, key, federation = _load_authority(folder)
+    files = _files(folder, AUTHORITY)
+    check_authority(folder)
+    certificate = read_certificate(files.certificate)
+    if not is_authority(certificate):
+        raise ConfigurationError(f"{files.certificate} is no authority's certificate")
+    try:
+        key = load_pem_private_key(files.key.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the authority's key {files.key} can't be read ({error.strerror}); issue certificates "
+            "where the authority was made",
+            path=files.key,
+        ) from error
+    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{files.key} is no private key in PEM form") from error
+    matches = key.public_key() == certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
+        raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
+    federation = federation_of(files.certificate, certificate)
     return Authority(folder=folder, certificate=certificate, key=key, federation=federation)
+
+
+def check_authority(folder: Path) -> None:
+    """Raise ConfigurationError unless there is an authority in a folder."""
+    if not _files(folder, AUTHORITY).certificate.exists():
+        raise ConfigurationError(
+            f"there is no authority in {folder}; make one with "
+            f"`potluck pki init {folder} --federation NAME`",
+            folder=folder,
+        )
 
 
 def certify(
@@ -204,7 +237,7 @@ def _leaf_builder(
 
 def _enter(folder: Path, certificate: x509.Certificate) -> None:
     path = folder / REGISTER / f"{certificate.serial_number:x}.pem"
-    _write(path, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+    write_file(path, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
 
 
 def check_request(identity: Identity, hosts: Sequence[str]) -> None:
@@ -284,33 +317,6 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, str]:
-    files = _files(folder, AUTHORITY)
-    if not files.certificate.exists():
-        raise ConfigurationError(
-            f"there is no authority in {folder}; make one with "
-            f"`potluck pki init {folder} --federation NAME`",
-            folder=folder,
-        )
-    certificate = read_certificate(files.certificate)
-    if not is_authority(certificate):
-        raise ConfigurationError(f"{files.certificate} is no authority's certificate")
-    try:
-        key = load_pem_private_key(files.key.read_bytes(), password=None)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the authority's key {files.key} can't be read ({error.strerror}); issue certificates "
-            "where the authority was made",
-            path=files.key,
-        ) from error
-    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{files.key} is no private key in PEM form") from error
-    matches = key.public_key() == certificate.public_key()
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
-        raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
-    return certificate, key, federation_of(files.certificate, certificate)
-
-
 def _files(folder: Path, name: str) -> IssuedFiles:
     return IssuedFiles(
         certificate=folder / f"{name}.pem",
@@ -330,15 +336,5 @@ def _refuse_existing(files: IssuedFiles, *, force: bool) -> None:
 def _write_pair(
     files: IssuedFiles, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
-    _write(files.key, private_pem(key), KEY_MODE)
-    _write(files.certificate, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, data, mode)
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or path.parent} can't be written ({error.strerror})"
-        ) from error
+    write_file(files.key, private_pem(key), KEY_MODE)
+    write_file(files.certificate, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)

@@ -1,4 +1,4 @@
-"""What an authority has issued, and what became of it: listing, renewing, revoking, signing.
+"""The register of an authority: listing, renewing, revoking and signing certificates.
 
 issued/SERIAL.pem   every certificate it issued
 revoked.pem         the revocation list, for the coordinator
@@ -14,14 +14,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.errors import ConfigurationError
 from potluck.common.net.identity import ClientClaim, Identity, Role, exceeding, parse_claims
 from potluck.common.net.key_files import (
     KEY_MODE,
     PUBLIC_MODE,
     private_pem,
     read_request,
-    write_whole,
+    write_file,
 )
 from potluck.common.net.revocation import RevocationList, read_revocations
 from potluck.deploy.pki.authority import (
@@ -30,6 +30,7 @@ from potluck.deploy.pki.authority import (
     REGISTER,
     REVOKED,
     certify,
+    check_authority,
     check_request,
     load_authority,
 )
@@ -124,15 +125,15 @@ def renew(
     key = _key_of(old.summary.path) if made is None else made.public_key()
     certificate = certify(authority, old.identity, key, hosts=old.summary.hosts, days=days, now=now)
     if made is not None:
-        _write(target.with_suffix(".key"), private_pem(made), KEY_MODE)
-    _write(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+        write_file(target.with_suffix(".key"), private_pem(made), KEY_MODE)
+    write_file(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
     return target, old
 
 
 def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) -> Identity:
-    """Whom a signing request makes whom: as what, and for which clients, the operator says.
+    """The identity granted to a signing request: its name with the given role and clients.
 
-    Without `clients`, it is granted what the party's newest certificate says. Raises
+    Without `clients`, those of the party's newest certificate. Raises
     ConfigurationError or IdentityError for a request that asks for more, for another role or
     federation, or that is malformed.
     """
@@ -160,7 +161,7 @@ def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) 
 
 
 def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
-    """What a party's newest certificate lets it speak for; nothing if it was revoked."""
+    """The claims of a party's newest certificate; none if it was revoked."""
     for newest in [one for one in issued(folder) if one.identity.name == asked.name][-1:]:
         if newest.identity.role is asked.role and newest.revoked is None:
             return newest.identity.claims
@@ -191,7 +192,7 @@ def sign(
         raise ConfigurationError(f"{target} exists; add --force to replace it", path=target)
     key = read_request(request).public_key
     certificate = certify(authority, identity, key, hosts=hosts, days=days, now=now)
-    _write(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
+    write_file(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
     return target
 
 
@@ -214,24 +215,19 @@ def revoke(
         made = sign_revocations(
             authority.certificate, authority.key, revoked, number=before.number + 1, now=since
         )
-        _write(folder / REVOKED, made, PUBLIC_MODE)
+        write_file(folder / REVOKED, made, PUBLIC_MODE)
     return new
 
 
 def _revocations(folder: Path) -> RevocationList:
     path = folder / REVOKED
     authority = folder / f"{AUTHORITY}.pem"
-    if not authority.exists():
-        raise ConfigurationError(
-            f"there is no authority in {folder}; make one with "
-            f"`potluck pki init {folder} --federation NAME`",
-            folder=folder,
-        )
+    check_authority(folder)
     return read_revocations(path, authority) if path.exists() else RevocationList()
 
 
 def expires_in(folder: Path, now: datetime) -> dict[str, timedelta]:
-    """How long each party's newest certificate still lasts, by name; negative if it is over.
+    """Time left to each party's newest certificate, by name; negative once it has expired.
 
     Revoked ones are left out. Raises what `issued` raises.
     """
@@ -244,10 +240,3 @@ def _key_of(path: Path) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigurationError(f"{path} is no P-256 certificate, the only kind grpcio takes")
     return key
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    try:
-        write_whole(path, data, mode)
-    except OSError as error:
-        raise StorageError(f"{path} can't be written ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""What a certificate file says."""
+"""Content of certificate files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.common.net.identity import Identity, identity_from_certificate, par
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateSummary:
-    """What a certificate file says. `identity` is None for an authority."""
+    """Content of a certificate file. `identity` is None for an authority."""
 
     path: Path
     federation: str
@@ -30,7 +30,7 @@ class CertificateSummary:
 
 
 def inspect(path: Path) -> CertificateSummary:
-    """What the certificate at `path` says; ConfigurationError or IdentityError if not ours."""
+    """Read the certificate at `path`. Raises ConfigurationError or IdentityError if not ours."""
     certificate = read_certificate(path)
     authority = is_authority(certificate)
     identity = None if authority else identity_from_certificate(certificate)
@@ -64,7 +64,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether it may issue others."""
+    """Return whether a certificate may issue others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:

@@ -1,9 +1,9 @@
-"""The federation root: the Ed25519 key that says who is a member, and the records it signs.
+"""The federation root: the Ed25519 key that signs the records of a federation's members.
 
 root.key            the root; stays with the operator, away from the coordinator
 root.pub            its public half; for the coordinator
 members.json        the signed records; for the coordinator
-members/CLIENT.key  a member's own key; for the host that holds the client, nobody else
+members/CLIENT.key  a member's own key; for the host that holds the client alone
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.errors import ConfigurationError
 from potluck.common.names import is_name
 from potluck.common.net.identity import expand_clients
-from potluck.common.net.key_files import write_whole
+from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_file
 from potluck.common.net.membership import (
     MemberFile,
     MemberRecord,
@@ -31,7 +26,7 @@ from potluck.common.net.membership import (
     load_private_key,
     read_member_file,
 )
-from potluck.deploy.pki.authority import BACKDATED
+from potluck.deploy.pki.authority import BACKDATED, check_federation_name
 
 MEMBER_DAYS = 3650
 
@@ -42,11 +37,7 @@ def create_root(folder: Path, federation: str, *, force: bool = False) -> list[P
     Raises ConfigurationError for a bad name, or where there is a root and `force` is not set: its
     records would stop counting.
     """
-    if not is_name(federation):
-        raise ConfigurationError(
-            f"federation name {federation[:80]!r} is not allowed: use lower-case letters, digits, "
-            "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
-        )
+    check_federation_name(federation)
     secret, public, members = _paths(folder)
     if secret.exists() and not force:
         raise ConfigurationError(
@@ -54,8 +45,9 @@ def create_root(folder: Path, federation: str, *, force: bool = False) -> list[P
         )
     key = Ed25519PrivateKey.generate()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    file = MemberFile(federation=federation)
-    _write_all([(secret, _secret(key), 0o600), (public, pem, 0o644), (members, _text(file), 0o644)])
+    write_file(secret, private_pem(key), KEY_MODE)
+    write_file(public, pem, PUBLIC_MODE)
+    write_file(members, _text(MemberFile(federation=federation)), PUBLIC_MODE)
     return [secret, public, members]
 
 
@@ -80,7 +72,7 @@ def add_members(
     for client in expand_clients(clients):
         key_path = folder / "members" / f"{client}.key"
         if not key_path.exists():
-            _write_all([(key_path, _secret(Ed25519PrivateKey.generate()), 0o600)])
+            write_file(key_path, private_pem(Ed25519PrivateKey.generate()), KEY_MODE)
         record = MemberRecord(
             federation=file.federation,
             client=client,
@@ -91,7 +83,7 @@ def add_members(
         )
         file = file.with_member(SignedRecord.make(root, record))
         keys.append(key_path)
-    _write_all([(path, _text(file), 0o644)])
+    write_file(path, _text(file), PUBLIC_MODE)
     return keys
 
 
@@ -99,20 +91,5 @@ def _paths(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "root.key", folder / "root.pub", folder / "members.json"
 
 
-def _secret(key: Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
 def _text(file: MemberFile) -> bytes:
     return file.model_dump_json(indent=1).encode() + b"\n"
-
-
-def _write_all(files: Sequence[tuple[Path, bytes, int]]) -> None:
-    try:
-        for path, data, mode in files:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, data, mode)
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or files[0][0]} can't be written ({error.strerror})"
-        ) from error
