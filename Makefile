@@ -62,7 +62,7 @@ test: $(INSTALLED)
 
 .PHONY: test-federation
 test-federation: $(INSTALLED)
-	$(VENV)/bin/pytest tests/integration tests/e2e -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary -m "not slow" $(ARGS)
 
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow

@@ -125,6 +125,7 @@ class Federation:
             "weight_bound": 1000 if update else 0,
             "metric_bound": 1.0 if update else 0.0,
             "model_digest": bytes(32) if update else b"",
+            "training_sha256": bytes(32) if update else b"",
             "least_hosts": self.policy.least_hosts,
             "colluding_hosts": assumed_colluding_hosts(len(set(self.hosts.values()))),
             "degree": thresholds.degree,
@@ -142,6 +143,7 @@ class Federation:
             "input_id": "input",
             "lengths": {lane.name: lane.length for lane in header.lanes},
             "model_digest": header.model_digest,
+            "training_sha256": header.training_sha256,
             "metrics": header.metrics,
         }
         return Expectation(**(values | changes))

@@ -119,10 +119,15 @@ class SumFederation:
     def sums(self) -> SecureSums:
         return self.coordinator.runs.sums
 
-    async def start(self, clients: Sequence[str] = (), **changes: Any) -> None:
-        """Start the hosts of these clients, by default of all, and wait until they attend."""
+    async def start(
+        self, clients: Sequence[str] = (), *, port: int | None = None, **changes: Any
+    ) -> None:
+        """Start the hosts of these clients, by default of all, and wait until they attend.
+
+        port: where they attend; by default the coordinator's own.
+        """
         for name in clients or self.members.names:
-            host = self.members.host(name, self.port, self.folder, **changes)
+            host = self.members.host(name, port or self.port, self.folder, **changes)
             self.agents[name] = await self.stack.enter_async_context(host)
         attendance, changed = self.coordinator.attendance, asyncio.Event()
         stop = attendance.listen(lambda *_: changed.set())

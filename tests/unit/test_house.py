@@ -36,7 +36,7 @@ ROOMS = {
         "plain_text errors interruptible names task settings models tasks learning disclosure "
         "tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
-        "secagg.coordinator secagg masking runfile process metrics"
+        "secagg.coordinator secagg masking training_agreement runfile process metrics"
     ),
     "server": (
         "config state store.sql store selection strategy strategies selectors.parts selectors "

@@ -32,6 +32,7 @@ from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
+from potluck.common.training_agreement import check_alike, training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -81,8 +82,12 @@ def _future() -> asyncio.Future[Any]:
 
 
 def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
-    """What a client knows of the sum for an instruction to train, from the model's file. Blocks."""
+    """What a client knows of the sum for an instruction to train, from the model's file. Blocks.
+
+    Raises ProtocolError where the training is for this client alone.
+    """
     work = instruction.train
+    check_alike(instruction)
     with open_tensors(model) as file:
         parameters = file.layout.parameters
     metrics = metric_names(normalized=work.normalized)
@@ -91,6 +96,7 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         input_id=f"update {_same_training(work)}/epoch {data_epoch}",
         lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
         model_digest=bytes.fromhex(work.model.blake3),
+        training_sha256=training_sha256(work),
         metrics=metrics,
         header_fields={"run": instruction.run_id, "round": instruction.round},
     )

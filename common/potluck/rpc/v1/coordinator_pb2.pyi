@@ -717,6 +717,7 @@ class Train(_message.Message):
     PACE_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
     NORMALIZED_FIELD_NUMBER: _builtins.int
+    RUN_SEED_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -735,6 +736,8 @@ class Train(_message.Message):
     """
     normalized: _builtins.bool
     """Of a masked update: whether it is divided by what the client's steps amount to."""
+    run_seed: _builtins.int
+    """The run's seed, which the seed above follows from with the round and the client."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model to begin with."""
@@ -778,10 +781,11 @@ class Train(_message.Message):
         pace: _builtins.float = ...,
         quotas: _abc.Iterable[_builtins.float] | None = ...,
         normalized: _builtins.bool = ...,
+        run_seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

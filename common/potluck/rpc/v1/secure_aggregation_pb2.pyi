@@ -325,8 +325,9 @@ class SecureHeader(_message.Message):
     LOG_HEAD_FIELD_NUMBER: _builtins.int
     ISSUED_AT_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    TRAINING_SHA256_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version of the protocol; 1."""
+    """Version of the protocol; 2."""
     federation: _builtins.str
     """Name of the federation."""
     session_id: _builtins.bytes
@@ -369,6 +370,8 @@ class SecureHeader(_message.Message):
     """When the session began, in seconds since 1970."""
     expires_at: _builtins.int
     """When everybody forgets its keys, in seconds since 1970."""
+    training_sha256: _builtins.bytes
+    """Digest of what all clients compute alike for an update, 32 bytes; empty for other purposes."""
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureLane]:
         """The vectors; at least one."""
@@ -409,10 +412,11 @@ class SecureHeader(_message.Message):
         log_head: _builtins.bytes = ...,
         issued_at: _builtins.int = ...,
         expires_at: _builtins.int = ...,
+        training_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "training_sha256", b"training_sha256", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

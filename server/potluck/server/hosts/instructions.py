@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.runfile import PluginTable, RunFile
 from potluck.common.tensors.encoding import Encoding
+from potluck.common.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.rounds.plan import RunPlan
@@ -88,7 +89,8 @@ def train_instruction(
             task=task_plugin(run_file),
             objective=plugin(run_file.objective),
             training_json=plan.training.model_dump_json(),
-            seed=plan.client_seed(round_number, client),
+            seed=client_seed(run_file.seed, round_number, client),
+            run_seed=run_file.seed,
             encoding=MASKED if masked else ENCODINGS[up.encoding],
             delta=masked or up.delta,
             compressed=up.compress,

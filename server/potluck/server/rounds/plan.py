@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,11 +63,6 @@ class RunPlan:
         if not clock.enabled:
             return 0.0
         return pace(clock, seed=self.run_file.seed, client=client, round_number=round_number)
-
-    def client_seed(self, round_number: int, client: str) -> int:
-        """Seed of a client's training in a round: 63 bits of SHA-256(seed / round / client)."""
-        text = f"{self.run_file.seed}/{round_number}/{client}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def draw_up(

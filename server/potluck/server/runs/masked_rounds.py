@@ -79,8 +79,11 @@ class MaskedRounds:
 
     # An attempt -------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Invite the cohort of the attempt under way; again, nothing."""
+    async def begin(self, training: bytes) -> None:
+        """Invite the cohort of the attempt under way; again, nothing.
+
+        training: digest of what all its clients are told to do alike, 32 bytes.
+        """
         run, key = self._run, self._run.key
         if self._sum is not None and self._sum.key == key:
             return
@@ -92,7 +95,7 @@ class MaskedRounds:
                 "updates can't be masked: the federation has no root; set federation_root and "
                 "members of the coordinator"
             )
-        header = self._header(root, invited, key)
+        header = self._header(root, invited, key, training)
         current = _Sum(key=key, header=header, session=self._session(header, invited))
         self._sum = current
         try:
@@ -195,7 +198,13 @@ class MaskedRounds:
 
     # Its session ------------------------------------------------------------------------------
 
-    def _header(self, root: FederationRoot, invited: Mapping[str, str], key: AttemptKey) -> Header:
+    def _header(
+        self,
+        root: FederationRoot,
+        invited: Mapping[str, str],
+        key: AttemptKey,
+        training: bytes,
+    ) -> Header:
         run, plan = self._run, self._run.plan
         run_file, masking = plan.run_file, plan.run_file.masking
         hosts = list(invited.values())
@@ -225,6 +234,7 @@ class MaskedRounds:
             threshold=thresholds.threshold,
             quorum=thresholds.quorum,
             model_digest=bytes.fromhex(run.model.blake3),
+            training_sha256=training,
             issued_at=issued_at,
             expires_at=issued_at + int(session_seconds(run_file)),
         )

@@ -8,6 +8,7 @@ from functools import partial
 
 from potluck.common.errors import is_permanent
 from potluck.common.plain_text import plain
+from potluck.common.training_agreement import training_sha256
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import (
@@ -48,8 +49,6 @@ class Collecting:
     async def train(self, client: str) -> None:
         """Tell a client to train."""
         run = self._run
-        if self._masking is not None:
-            await self._masking.begin()
         auxiliary = await self.auxiliaries.message(client)
         machine, policy = run.machine, run.plan.run_file.round
         run.intake.instructed[client] = now()
@@ -63,6 +62,8 @@ class Collecting:
             auxiliary,
             quotas=run.attempt.cohort[client].quotas,
         )
+        if self._masking is not None:
+            await self._masking.begin(training_sha256(instruction.train))
         run.services.attendance.instruct(
             instruction,
             deadline=now() + policy.deadline_seconds,

@@ -89,7 +89,7 @@ def invitation(run: Run, **changes: Any) -> Envelope:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"version": 2}, Rule.VERSION),
+        ({"version": 1}, Rule.VERSION),
         ({"federation": "g"}, Rule.VERSION),
         ({"least_hosts": 3}, Rule.POLICY),
         ({"disclosure": "protocol"}, Rule.POLICY),
@@ -105,6 +105,7 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"lanes": (replace(COUNTS, clip=float("nan")),)}, Rule.MALFORMED),
         ({"purpose": Purpose.METRIC}, Rule.HEADER),
         ({"model_digest": bytes(32)}, Rule.HEADER),
+        ({"training_sha256": bytes(32)}, Rule.HEADER),
         ({"metrics": ("loss",)}, Rule.HEADER),
         ({"issued_at": ISSUED + 600, "expires_at": ISSUED + 900}, Rule.CLOCKS),
         ({"issued_at": ISSUED - 600, "expires_at": ISSUED - 1}, Rule.EXPIRED),

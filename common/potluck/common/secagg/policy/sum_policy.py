@@ -81,15 +81,16 @@ class Expectation:
 
     input_id: the client's own name for the vector it will send, the same whenever it would send the
     same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
-    by name. model_digest: of the model an update starts from. header_fields: further fields of the
-    header that must have these values. within: the only clients that it may be summed with; None
-    for any.
+    by name. model_digest: of the model an update starts from. training_sha256: of what all clients
+    of the sum compute alike. header_fields: further fields of the header that must have these
+    values. within: the only clients that it may be summed with; None for any.
     """
 
     purpose: Purpose
     input_id: str
     lengths: Mapping[str, int]
     model_digest: bytes = b""
+    training_sha256: bytes = b""
     metrics: tuple[str, ...] = ()
     header_fields: Mapping[str, object] = field(default_factory=dict)
     within: frozenset[str] | None = None
@@ -180,6 +181,11 @@ def _check_expectation(header: Header, expected: Expectation) -> None:
     require(header.purpose is expected.purpose, Rule.HEADER, "the sum is for another purpose")
     require(found == dict(expected.lengths), Rule.INPUT, "the lanes have other names or lengths")
     require(header.model_digest == expected.model_digest, Rule.HEADER, "another model is named")
+    require(
+        header.training_sha256 == expected.training_sha256,
+        Rule.HEADER,
+        "the sum is bound to another training than this client was told to do",
+    )
     require(header.metrics == expected.metrics, Rule.HEADER, "other metrics are named")
     for name, value in expected.header_fields.items():
         require(getattr(header, name) == value, Rule.HEADER, f"the header has another {name}")
@@ -226,6 +232,11 @@ def _check_form(header: Header, policy: ClientPolicy) -> None:
         header.purpose is not Purpose.UPDATE or len(header.model_digest) == DIGEST_BYTES,
         Rule.MALFORMED,
         "an update names no model",
+    )
+    require(
+        header.purpose is not Purpose.UPDATE or len(header.training_sha256) == DIGEST_BYTES,
+        Rule.MALFORMED,
+        "an update names no training",
     )
     for lane in header.lanes:
         check_lane(lane, header, 1)

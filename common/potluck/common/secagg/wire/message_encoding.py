@@ -48,6 +48,7 @@ _LENGTHS: Final = {
     "session_id": (messages.SESSION_ID_BYTES,),
     "signature": (0, messages.SIGNATURE_BYTES),
     "model_digest": (0, messages.DIGEST_BYTES),
+    "training_sha256": (0, messages.DIGEST_BYTES),
     "upload_digest": (messages.DIGEST_BYTES,),
     "log_head": (messages.DIGEST_BYTES,),
     "commitment": (messages.DIGEST_BYTES,),

@@ -141,6 +141,7 @@ class Header:
     quorum: int
     noise: Noise | None = None
     model_digest: bytes = b""
+    training_sha256: bytes = b""
     log_length: int = 0
     log_head: bytes = bytes(DIGEST_BYTES)
     issued_at: int

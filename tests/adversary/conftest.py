@@ -1,0 +1,40 @@
+"""A federation whose hosts attend a coordinator that lies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from adversary.proxy import LyingCoordinator, Script, lying_coordinator
+from support.sum_federation import Members, SumFederation, sum_federation
+
+CLIENTS = 6
+
+
+@dataclass
+class Scene:
+    """The federation, and the liar between its hosts and its coordinator."""
+
+    federation: SumFederation
+    liar: LyingCoordinator
+
+
+@pytest.fixture(scope="session")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+@pytest_asyncio.fixture
+async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with (
+        sum_federation(members, tmp_path) as federation,
+        lying_coordinator(
+            members.tls.coordinator, members.tls.hosts, federation.port, Script()
+        ) as liar,
+    ):
+        await federation.start(port=liar.port)
+        yield Scene(federation, liar)
+        await federation.stack.aclose()

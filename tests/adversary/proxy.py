@@ -1,0 +1,203 @@
+"""A coordinator that lies: a proxy on the wire between hosts and a real coordinator.
+
+It holds the coordinator's certificate, so hosts take it for the coordinator. Each host's calls go
+on to the real one with that host's own certificate. In between a script sees every message as
+protobuf, and may rewrite, drop, duplicate, delay or forge it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from potluck.common.net.identity import identity_from_certificate, parse_certificates
+from potluck.common.net.tls import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    TlsFiles,
+    channel_credentials,
+    server_credentials,
+)
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+
+class Script:
+    """What is done to messages on their way; by default each goes on as it came.
+
+    A method returns the messages that go on in place of the one it is given, which it may change.
+    `host` is the host's id.
+    """
+
+    def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+        """A message of the coordinator's on a host's control stream."""
+        return [message]
+
+    def from_host(self, host: str, message: rpc.AttendRequest) -> Iterable[rpc.AttendRequest]:
+        """A message of a host's on its control stream."""
+        return [message]
+
+    def model(
+        self, host: str, frame: rpc.CoordinatorServiceFetchModelResponse
+    ) -> Iterable[rpc.CoordinatorServiceFetchModelResponse]:
+        """A frame of a file on its way to a host."""
+        return [frame]
+
+    def upload(
+        self, host: str, frame: rpc.SubmitUpdateRequest
+    ) -> Iterable[rpc.SubmitUpdateRequest]:
+        """A frame of a host's update."""
+        return [frame]
+
+
+@dataclass
+class _Attending:
+    """One host's control stream: what is to go to either side."""
+
+    to_host: asyncio.Queue[rpc.AttendResponse | BaseException | None] = field(
+        default_factory=asyncio.Queue
+    )
+    to_coordinator: asyncio.Queue[rpc.AttendRequest | None] = field(default_factory=asyncio.Queue)
+
+
+class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Serves hosts under the coordinator's name. `script` may be changed at any time.
+
+    said: by host, the messages of its control stream, as it sent them.
+    """
+
+    def __init__(self, hosts: Mapping[str, TlsFiles], upstream: int, script: Script) -> None:
+        """hosts: certificates by host id. upstream: the port of the real coordinator."""
+        self.script = script
+        self.port = 0
+        self.said: list[tuple[str, rpc.AttendRequest]] = []
+        self._hosts = hosts
+        self._upstream = upstream
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._attending: dict[str, _Attending] = {}
+
+    def tell(self, host: str, instruction: rpc.Instruction) -> None:
+        """Send a host an instruction of our own making."""
+        self._attending[host].to_host.put_nowait(rpc.AttendResponse(instruction=instruction))
+
+    def say(self, host: str, answer: rpc.Answer) -> None:
+        """Send the coordinator an answer in the name of a host."""
+        self._attending[host].to_coordinator.put_nowait(rpc.AttendRequest(answer=answer))
+
+    async def Attend(self, requests: Any, context: Any) -> AsyncIterator[rpc.AttendResponse]:
+        """Both directions of a control stream."""
+        host = _host_of(context)
+        streams = self._attending[host] = _Attending()
+        upward = asyncio.create_task(self._read_host(host, requests, streams))
+        downward = asyncio.create_task(self._read_coordinator(host, streams))
+        try:
+            while (message := await streams.to_host.get()) is not None:
+                if isinstance(message, BaseException):
+                    await _refuse(context, message)
+                    return
+                yield message
+        finally:
+            for task in (upward, downward):
+                task.cancel()
+            await asyncio.gather(upward, downward, return_exceptions=True)
+
+    async def _read_host(self, host: str, requests: Any, streams: _Attending) -> None:
+        async for message in requests:
+            self.said.append((host, message))
+            for each in self.script.from_host(host, message):
+                streams.to_coordinator.put_nowait(each)
+        streams.to_coordinator.put_nowait(None)
+
+    async def _read_coordinator(self, host: str, streams: _Attending) -> None:
+        async def requests() -> AsyncIterator[rpc.AttendRequest]:
+            while (message := await streams.to_coordinator.get()) is not None:
+                yield message
+
+        try:
+            async for message in self._stub(host).Attend(requests()):
+                for each in self.script.to_host(host, message):
+                    streams.to_host.put_nowait(each)
+        except grpc.aio.AioRpcError as error:
+            streams.to_host.put_nowait(error)
+        else:
+            streams.to_host.put_nowait(None)
+
+    async def FetchModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """A file on its way down."""
+        host = _host_of(context)
+        try:
+            async for frame in self._stub(host).FetchModel(request):
+                for each in self.script.model(host, frame):
+                    yield each
+        except grpc.aio.AioRpcError as error:
+            await _refuse(context, error)
+
+    async def SubmitUpdate(self, requests: Any, context: Any) -> Any:
+        """An update on its way up."""
+        host = _host_of(context)
+
+        async def frames() -> AsyncIterator[Message]:
+            async for frame in requests:
+                for each in self.script.upload(host, frame):
+                    yield each
+
+        return await self._unary(context, self._stub(host).SubmitUpdate(frames()))
+
+    async def LocateUpload(self, request: Any, context: Any) -> Any:
+        """How much of an update is there."""
+        return await self._unary(context, self._stub(_host_of(context)).LocateUpload(request))
+
+    async def _unary(self, context: Any, call: Any) -> Any:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            await _refuse(context, error)
+
+    def _stub(self, host: str) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
+        if host not in self._channels:
+            self._channels[host] = grpc.aio.secure_channel(
+                f"127.0.0.1:{self._upstream}",
+                channel_credentials(self._hosts[host]),
+                options=CHANNEL_OPTIONS,
+            )
+        return coordinator_pb2_grpc.CoordinatorServiceStub(self._channels[host])
+
+    async def close(self) -> None:
+        """End all calls to the real coordinator."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+@contextlib.asynccontextmanager
+async def lying_coordinator(
+    certificate: TlsFiles, hosts: Mapping[str, TlsFiles], upstream: int, script: Script
+) -> AsyncIterator[LyingCoordinator]:
+    """A proxy that serves on a port of its own. certificate: the coordinator's."""
+    proxy = LyingCoordinator(hosts, upstream, script)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(proxy, server)
+    proxy.port = server.add_secure_port("127.0.0.1:0", server_credentials(certificate))
+    await server.start()
+    try:
+        yield proxy
+    finally:
+        await server.stop(1.0)
+        await proxy.close()
+
+
+def _host_of(context: Any) -> str:
+    [pem] = context.auth_context()["x509_pem_cert"]
+    return identity_from_certificate(parse_certificates(pem)[0]).name
+
+
+async def _refuse(context: Any, error: BaseException) -> None:
+    """Answer as the real coordinator did, with the details that say why."""
+    assert isinstance(error, grpc.aio.AioRpcError)
+    context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+    await context.abort(error.code(), error.details() or "")

@@ -1,0 +1,159 @@
+"""Different instructions to the clients of one masked round.
+
+Before the sum was bound to what all clients compute, a coordinator that had all clients but one
+stand still got that one's update as the sum over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from adversary.conftest import CLIENTS, Scene
+from adversary.proxy import Script
+
+from potluck.common.secagg import Envelope, MessageType, decode, encode
+from potluck.common.secagg.wire.messages import Header, Invitation
+from potluck.common.training_agreement import training_sha256
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.server.store import RunState
+
+MASKED = f"""
+secure_aggregation = true
+rounds = 1
+count = {CLIENTS}
+roster = {CLIENTS}
+task = {{name = "digits", clients = {CLIENTS}}}
+training = {{steps = 5}}
+masking = {{stage_seconds = 3.0}}
+round = {{deadline_seconds = 6.0, attempts = 1}}
+"""
+VICTIM = "host-0"
+ANOTHER_SUM = "bound to another training than this client was told to do"
+ALIKE = "all clients of a masked round train alike"
+Edit = Callable[[rpc.Train], None]
+
+
+class OthersTold(Script):
+    """All hosts but the victim's are told to train otherwise."""
+
+    def __init__(self, edit: Edit, *, headers: bool = False) -> None:
+        """headers: whether their invitations are bound to what they are told."""
+        self._edit = edit
+        self._headers = headers
+        self._digests: dict[str, bytes] = {}
+
+    def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+        instruction = message.instruction
+        if host == VICTIM:
+            return [message]
+        if instruction.WhichOneof("work") == "train":
+            self._edit(instruction.train)
+            if self._headers:
+                self._digests[host] = training_sha256(instruction.train)
+        elif self._headers and instruction.WhichOneof("work") == "secure":
+            _bind(instruction.secure, self._digests.get(host, bytes(32)))
+        return [message]
+
+
+def _bind(step: rpc.SecureStep, digest: bytes) -> None:
+    envelope = decode(Envelope, step.envelope.SerializeToString(deterministic=True))
+    if envelope.type is not MessageType.INVITATION:
+        return
+    invitation = decode(Invitation, envelope.payload)
+    header = replace(decode(Header, invitation.header), training_sha256=digest)
+    forged = replace(envelope, payload=encode(replace(invitation, header=encode(header))))
+    step.envelope.CopyFrom(wire.SecureEnvelope.FromString(encode(forged)))
+
+
+def settings(**changes: Any) -> Edit:
+    def edit(work: rpc.Train) -> None:
+        work.training_json = json.dumps(json.loads(work.training_json) | changes)
+
+    return edit
+
+
+def still(work: rpc.Train) -> None:
+    """Steps of no length, and the weight of one sample."""
+    settings(learning_rate=1e-30)(work)
+    work.weighting = rpc.WEIGHTING_EQUAL
+
+
+def left_open(work: rpc.Train) -> None:
+    given = json.loads(work.training_json)
+    del given["learning_rate"]
+    work.training_json = json.dumps(given)
+
+
+def attribute(name: str, value: Any) -> Edit:
+    def edit(work: rpc.Train) -> None:
+        if isinstance(value, list):
+            getattr(work, name)[:] = value
+        else:
+            setattr(work, name, value)
+
+    return edit
+
+
+def options(name: str, **changes: Any) -> Edit:
+    def edit(work: rpc.Train) -> None:
+        plugin = getattr(work, name)
+        plugin.options_json = json.dumps(json.loads(plugin.options_json) | changes)
+
+    return edit
+
+
+def another_objective(work: rpc.Train) -> None:
+    work.objective.name, work.objective.options_json = "fedprox", '{"mu": 1e9}'
+
+
+async def refused(scene: Scene, script: Script) -> list[str]:
+    """The failures that hosts told, where the round has no sum and no client is in one."""
+    scene.liar.script = script
+    row = await scene.federation.finished(MASKED)
+    assert row.state is RunState.FAILED
+    assert not any(map(scene.federation.has_released, scene.federation.members.names))
+    return [row.reason, *(message.answer.failure.message for _, message in scene.liar.said)]
+
+
+async def test_an_honest_round_passes_through_the_proxy(scene: Scene) -> None:
+    row = await scene.federation.finished(MASKED)
+    assert row.state is RunState.FINISHED, row.reason
+
+
+async def test_a_text_that_means_the_same_changes_nothing(scene: Scene) -> None:
+    def spaced(work: rpc.Train) -> None:
+        work.training_json = work.training_json.replace(",", " ,\n")
+
+    scene.liar.script = OthersTold(spaced)
+    row = await scene.federation.finished(MASKED)
+    assert row.state is RunState.FINISHED, row.reason
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        pytest.param(still, ANOTHER_SUM, id="others stand still"),
+        pytest.param(settings(steps=1), ANOTHER_SUM, id="others take one step"),
+        pytest.param(attribute("weighting", rpc.WEIGHTING_EQUAL), ANOTHER_SUM, id="weighting"),
+        pytest.param(another_objective, ANOTHER_SUM, id="objective"),
+        pytest.param(options("task", clients=1000), ANOTHER_SUM, id="others have few samples"),
+        pytest.param(left_open, "leave learning_rate open", id="settings left to the client"),
+        pytest.param(attribute("quotas", [0.0] * 10), ALIKE, id="quotas"),
+        pytest.param(attribute("seed", 7), ALIKE, id="seed"),
+        pytest.param(attribute("pace", 1.0), ALIKE, id="pace"),
+        pytest.param(attribute("reports", ["root_mean_square"]), ALIKE, id="reports"),
+    ],
+)
+async def test_other_instructions_for_all_but_one_client_give_no_sum(
+    scene: Scene, edit: Edit, why: str
+) -> None:
+    assert any(why in text for text in await refused(scene, OthersTold(edit)))
+
+
+async def test_clients_bound_to_different_trainings_form_no_sum(scene: Scene) -> None:
+    await refused(scene, OthersTold(still, headers=True))
