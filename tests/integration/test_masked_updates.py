@@ -294,3 +294,12 @@ async def test_owners_and_operators_see_which_rounds_a_client_was_in(
         f"hosts in all, for rounds 1 to 2 of run {row.run_id}" in line
         for line in lines
     ), lines
+
+
+async def test_a_selector_that_limits_single_clients_does_not_go_with_masks(
+    federation: SumFederation,
+) -> None:
+    selector = 'selector = {name = "kl", truncate = true}\n'
+    row = await federation.finished(MASKED + selector + RUN_FILE)
+    assert row.state is RunState.FAILED
+    assert "selector kl limits the samples that each client trains on" in row.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from potluck.common.errors import RunError
 from potluck.common.runfile import MissingProfiles
 from potluck.server.aggregation.model_work import States
 from potluck.server.rounds import events as rounds
@@ -79,6 +80,17 @@ class Selecting:
         await self._in_store(lambda store: store.set_cohort(key, stored, limited))
         run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
         run.post(rounds.Selected(cohort))
+
+    def _check_quotas(self) -> None:
+        """Raise RunError where clients may not be told different things."""
+        run_file = self._run.plan.run_file
+        if run_file.secure_aggregation:
+            raise RunError(
+                f"selector {run_file.selector.name} limits the samples that each client trains on, "
+                "and all clients of a masked round train alike; choose another selector or "
+                "option, or unmasked updates",
+                selector=run_file.selector.name,
+            )
 
     async def _context(self, action: rounds.Select, key: AttemptKey) -> SelectionContext:
         """What the selector may look at; the available set is in the store before it does."""

@@ -1,0 +1,111 @@
+"""The digest of what all clients of a masked round compute alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from potluck.common.errors import ConfigurationError, ProtocolError
+from potluck.common.learning.training import LocalTraining
+from potluck.common.training_agreement import check_alike, client_seed, training_sha256
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+Edit = Callable[[rpc.Train], None]
+
+
+def training() -> rpc.Train:
+    return rpc.Train(
+        task=rpc.Plugin(name="digits", options_json='{"clients": 6, "alpha": 0.5}'),
+        objective=rpc.Plugin(name="cross-entropy"),
+        training_json=LocalTraining(steps=5).model_dump_json(),
+        run_seed=7,
+        seed=client_seed(7, 2, "client-0"),
+    )
+
+
+def instruction(work: rpc.Train) -> rpc.Instruction:
+    return rpc.Instruction(client_id="client-0", round=2, train=work)
+
+
+def test_seeds_follow_from_run_round_and_client() -> None:
+    seeds = {client_seed(*of) for of in ((7, 2, "a"), (7, 2, "b"), (7, 3, "a"), (8, 2, "a"))}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda work: setattr(work.task, "options_json", '{"alpha":0.50 ,"clients":6}'),
+        lambda work: setattr(work.objective, "options_json", "{}"),
+        lambda work: setattr(work, "training_json", work.training_json.replace(":5,", ": 5 ,")),
+        lambda work: setattr(work, "weighting", rpc.WEIGHTING_EXACT),
+        lambda work: setattr(work, "seed", 1),  # of this client
+    ],
+)
+def test_texts_that_mean_the_same_have_one_digest(edit: Edit) -> None:
+    other = training()
+    edit(other)
+    assert training_sha256(other) == training_sha256(training())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda work: setattr(work.task, "name", "colored-digits"),
+        lambda work: setattr(work.task, "options_json", '{"clients": 7, "alpha": 0.5}'),
+        lambda work: setattr(work.task, "model_json", '{"name": "perceptron"}'),
+        lambda work: setattr(work.objective, "name", "fedprox"),
+        lambda work: setattr(work, "training_json", LocalTraining(steps=6).model_dump_json()),
+        lambda work: setattr(work, "run_seed", 8),
+        lambda work: setattr(work, "weighting", rpc.WEIGHTING_EQUAL),
+        lambda work: setattr(work, "normalized", True),
+        lambda work: setattr(work.auxiliary.correction, "name", "scaffold"),
+        lambda work: work.auxiliary.names.append("control"),
+        lambda work: setattr(work.auxiliary.shared, "blake3", "0" * 64),
+    ],
+)
+def test_what_decides_the_update_is_in_the_digest(edit: Edit) -> None:
+    other = training()
+    edit(other)
+    assert training_sha256(other) != training_sha256(training())
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", ProtocolError),
+        ("[]", ProtocolError),
+        ("{}", ProtocolError),
+        (json.dumps({**LocalTraining().model_dump(), "learning_rate": -1.0}), ConfigurationError),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(text: str, error: type[Exception]) -> None:
+    work = training()
+    work.training_json = text
+    with pytest.raises(error):
+        training_sha256(work)
+
+
+def test_one_training_for_all_is_allowed() -> None:
+    check_alike(instruction(training()))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda work: setattr(work, "seed", 1),
+        lambda work: setattr(work, "run_seed", 8),
+        lambda work: setattr(work, "pace", 0.5),
+        lambda work: work.quotas.append(1.0),
+        lambda work: work.reports.append("root_mean_square"),
+        lambda work: setattr(work.auxiliary.personal, "blake3", "0" * 64),
+    ],
+)
+def test_what_is_for_one_client_alone_is_refused(edit: Edit) -> None:
+    work = training()
+    edit(work)
+    with pytest.raises(ProtocolError, match=r"client 'client-0' .* train alike"):
+        check_alike(instruction(work))
