@@ -69,6 +69,8 @@ class Selecting:
                 "without them"
             )
         cohort = run.roster.clients(selection.rows)
+        if selection.quotas is not None:
+            self._check_quotas()
         quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
         members = {
             client: CohortMember(host=run.machine.host_of(client), reason=reason, quotas=most)
