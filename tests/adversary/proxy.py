@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from potluck.common.net.identity import identity_from_certificate, parse_certificates
 from potluck.common.net.tls import (
@@ -142,7 +141,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """An update on its way up."""
         host = _host_of(context)
 
-        async def frames() -> AsyncIterator[Message]:
+        async def frames() -> AsyncIterator[rpc.SubmitUpdateRequest]:
             async for frame in requests:
                 for each in self.script.upload(host, frame):
                     yield each
