@@ -1,4 +1,4 @@
-"""What is wrong with a machine or a federation, and what to do about it.
+"""Checks of a machine or a federation, with a remedy for each fault.
 
 Imports `operator` and `view`. A configuration comes in; findings come out.
 """

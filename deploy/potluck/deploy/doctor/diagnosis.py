@@ -1,4 +1,4 @@
-"""What `potluck doctor` looks at, one finding each: what is so, whether it will do, what to do."""
+"""The checks of `potluck doctor`. Each gives a finding: a fact, a verdict and a remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEAST_PYTHON = (3, 11)
 
 
 class Verdict(StrEnum):
-    """Whether something will do."""
+    """Verdict of a check."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. remedy: what to do; empty where all is well."""
+    """Result of one check. remedy: what to do; empty where all is well."""
 
     about: str
     verdict: Verdict
@@ -61,7 +61,7 @@ class Finding:
 
 
 def software() -> list[Finding]:
-    """This Python, and whether what Potluck needs is installed beside it."""
+    """Check this Python and the packages that Potluck needs."""
     found = f"Potluck {SOFTWARE_VERSION} on Python {platform.python_version()}"
     if sys.version_info < LEAST_PYTHON:
         wanted = ".".join(map(str, LEAST_PYTHON))
@@ -86,7 +86,7 @@ def _why_unmet(text: str) -> str:
 
 
 def certificates(tls: TlsFiles, now: datetime) -> Finding:
-    """Whether a party's certificate, key and authority can be used, and for how long."""
+    """Check that a party's certificate, key and authority can be used, and for how long."""
     try:
         material = tls.load(now=now)
     except PotluckError as error:
@@ -105,7 +105,7 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
 
 
 def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
-    """A coordinator's certificate, held against the lists that it goes by itself."""
+    """Check a coordinator's certificate against the revocation lists that it uses."""
     if good.verdict is Verdict.BAD:
         return good
     revocations = Revocations()
@@ -129,7 +129,7 @@ def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding
 
 
 def disk(about: str, free: int, size: int) -> Finding:
-    """Whether there is room on the disk of a state directory."""
+    """Check the room on the disk of a state directory."""
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
     if size and free < min(FULL_BYTES, FULL_SHARE * size):
         remedy = "make room, then `potluck resume` what has failed for want of it"
@@ -141,7 +141,7 @@ def disk(about: str, free: int, size: int) -> Finding:
 
 
 def state_directory(folder: Path) -> Finding:
-    """Whether there is room where a process keeps its state, and a file can be written there."""
+    """Check the room in a process's state directory, and that a file can be written there."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         usage = shutil.disk_usage(nearest)
@@ -156,7 +156,7 @@ def state_directory(folder: Path) -> Finding:
 
 
 def _write_a_little(folder: Path) -> None:
-    """Write a file that has no name: what is free may be for others, of a quota, or no inode."""
+    """Write a nameless file, since free space may be reserved, over quota or without inodes."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()
@@ -164,7 +164,7 @@ def _write_a_little(folder: Path) -> None:
 
 
 def port(about: str, host: str, number: int, setting: str) -> Finding:
-    """Whether a port can be listened on, or somebody does already."""
+    """Check that a port can be listened on."""
     address = f"{host}:{number}"
     try:
         with socket.create_server((host, number)):
@@ -176,7 +176,7 @@ def port(about: str, host: str, number: int, setting: str) -> Finding:
 
 
 def device(wanted: str) -> Finding:
-    """Whether there is what a host is to train on."""
+    """Check the device that a host is to train on."""
     from potluck.client.training.device import resolve_device  # imports torch, which takes seconds
 
     try:
@@ -194,7 +194,7 @@ def device(wanted: str) -> Finding:
 
 
 def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
-    """A coordinator's machine."""
+    """Findings on a coordinator's machine."""
     yield _unless_revoked(certificates(config.tls, now), config)
     yield state_directory(config.state_directory)
     host, _, number = config.listen.rpartition(":")
@@ -204,7 +204,7 @@ def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Find
 
 
 def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
-    """A host's machine."""
+    """Findings on a host's machine."""
     yield certificates(config.tls, now)
     yield state_directory(config.state_directory)
     yield device(config.device)
@@ -215,7 +215,7 @@ def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
 def federation(
     described: operator_pb2.DescribeCoordinatorResponse, seconds: float, now: datetime
 ) -> Iterable[Finding]:
-    """A coordinator that answered, after so many seconds, at `now`."""
+    """Findings on a coordinator that answered after `seconds`, at `now`."""
     yield Finding("coordinator", Verdict.GOOD, f"answered within {readable_seconds(seconds)}")
     yield _versions(described)
     yield _clock(described.time.ToDatetime(tzinfo=now.tzinfo), now, seconds)

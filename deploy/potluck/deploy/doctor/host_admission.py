@@ -1,6 +1,6 @@
-"""Whether a coordinator would let a host in: asked with the host's own certificate.
+"""The check that a coordinator admits a host, asked with the host's own certificate.
 
-A certificate can be flawless by itself and revoked all the same, or not allow a client that the
+A certificate can be valid by itself and revoked all the same, or not allow a client that the
 configuration names; only the coordinator knows.
 """
 
@@ -19,11 +19,11 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
-"""No run has it: a coordinator that gets so far as to say so has let the host in."""
+"""An id that no update has: a coordinator that answers so has admitted the host."""
 
 
 def admission(config: ClientConfig) -> Finding:
-    """Ask the coordinator about an update that there is not. Blocks."""
+    """Ask the coordinator about an update that does not exist. Blocks."""
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:

@@ -55,9 +55,9 @@ async def follow_processes(
 ) -> RunView:
     """Follow the run while its processes live.
 
-    The coordinator's end is an error, and so is a host's before round 1, and the last host's; one
-    that ends later is only told, and the run goes on without it, unless `need_all`: then it is an
-    error, too.
+    The coordinator's end is an error, and so is a host's before round 1, and the last host's. A
+    host that ends later is shown as a notice and the run goes on without it, unless `need_all`:
+    then it is an error, too.
     """
     witness = _Witness(display)
     following = asyncio.create_task(follow(client, run_id, witness))
@@ -80,7 +80,7 @@ async def follow_processes(
 
 
 class _Witness:
-    """A display that remembers what it has shown last."""
+    """A display that keeps the view shown last."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -88,7 +88,7 @@ class _Witness:
 
     @property
     def under_way(self) -> bool:
-        """Whether round 1 has begun."""
+        """True once round 1 has begun."""
         return self.view.progress is not None or bool(self.view.committed)
 
     def __enter__(self) -> _Witness:

@@ -1,4 +1,4 @@
-"""The files of a throwaway federation: what an operator would write by hand for a real one."""
+"""The files of a throwaway federation, such as an operator writes by hand for a real one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPLITTABLE = {"digits", "colored-digits"}
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What the demo is to be."""
+    """Options of a demo."""
 
     task: str
     selector: str
@@ -51,12 +51,12 @@ class DemoOptions:
     device: str
     assignments: Sequence[str] = ()
     root: bool = False
-    """Whether the federation gets a root, so that its clients can sum securely."""
+    """True for a federation with a root, whose clients can sum securely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoFiles:
-    """Where everything of a demo lies."""
+    """Paths of a demo's files."""
 
     folder: Path
     coordinator: Path
@@ -85,7 +85,7 @@ class DemoFiles:
         return self.folder / "run.png"
 
     def log(self, name: str) -> Path:
-        """Where the output of the process called `name` goes."""
+        """Path of the output of the process called `name`."""
         return self.folder / f"{name}.log"
 
 
@@ -136,18 +136,18 @@ def demo_run_file(options: DemoOptions) -> str:
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
-    """The built-in tasks split their images over as many clients as they are told."""
+    """The option of built-in tasks for the number of clients."""
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
 def check_demo(options: DemoOptions) -> None:
-    """Raises ConfigurationError for options of which no demo can be made."""
+    """Raise ConfigurationError for options of which no demo can be made."""
     demo_run_file(options)
     client_ranges(options.clients, options.hosts)
 
 
 def new_folder(parent: Path, now: datetime) -> Path:
-    """Make a folder named by the time, which nobody else gets, in the same second or not.
+    """Make a folder named by the time, a new one even within the same second.
 
     Raises StorageError.
     """
@@ -200,7 +200,7 @@ class Machines:
 
     data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
     table of that name; None for the default policy. root: whether there is a federation root; it
-    then lies beside everything else, so that it proves nothing against whoever has the folder.
+    then lies beside everything else, so that it proves nothing against the folder's owner.
     """
 
     clients: int
@@ -336,7 +336,7 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port of the loopback interface that nobody else is given meanwhile.
+    """A port of the loopback interface, reserved meanwhile.
 
     So the hosts know the coordinator's address before it listens, and all can start at once. On
     Linux a socket that is bound but does not listen keeps the port from others without being in

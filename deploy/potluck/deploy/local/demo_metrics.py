@@ -1,4 +1,4 @@
-"""Metrics of a federation on this machine: a port for each process, and a Prometheus's file."""
+"""Metrics of a federation on this machine: a port for each process, and a file for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ scrape_configs:
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """So many ports of the loopback interface that nobody else is given meanwhile."""
+    """Ports of the loopback interface, reserved meanwhile."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(reserved_port()) for _ in range(count)]
 

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 GRACE_SECONDS = 5.0
-"""How long a process may take to end by itself once it has been told to."""
+"""Seconds for a process to end by itself once it has been asked to."""
 
 PROGRAMS: Mapping[str, str] = {
     "potluck-client": "potluck.client.cli",
     "potluck-server": "potluck.server.cli",
 }
-"""What can be forked, and the module with its `main`."""
+"""Programs that can be forked, and the module with the `main` of each."""
 
 _IMPORTED = (
     "potluck.client.agent",
@@ -64,7 +64,7 @@ class ForkServer:
         signal.set_wakeup_fd(waker)
 
     def serve(self) -> None:
-        """Fork what is asked for until the other end is closed."""
+        """Fork the programs asked for until the other end is closed."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
@@ -76,7 +76,7 @@ class ForkServer:
                     self._reap()
 
     def end_all(self) -> None:
-        """End what was forked, by force if need be."""
+        """End all forked processes, by force if need be."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._children and time.monotonic() < deadline:
@@ -120,7 +120,7 @@ class ForkServer:
             self._control.sendall(json.dumps(reply).encode() + b"\n")
 
     def _leave(self) -> None:
-        """In a forked process: nothing of the server is left."""
+        """Let go of the server's resources, in a forked process."""
         self._children.clear()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -140,7 +140,7 @@ class Forked(BaseException):
 
 
 def run(request: dict[str, Any]) -> None:
-    """Be the program that was asked for; ends with SystemExit."""
+    """Run the program that was asked for; ends with SystemExit."""
     os.setsid()
     with Path(request["log"]).open("wb") as log:
         os.dup2(log.fileno(), 1)

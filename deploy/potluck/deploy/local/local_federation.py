@@ -17,16 +17,16 @@ from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_a
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 
 START_SECONDS = 120.0
-"""How long the coordinator may take to serve; importing torch is most of it."""
+"""Seconds for the coordinator to serve; importing torch takes most of them."""
 
 LOOK_SECONDS = 0.03
-"""How often is looked whether it does."""
+"""Seconds between two looks at the ready file."""
 
 
 class LocalFederation:
     """The processes of a federation, one coordinator and some hosts; leaves none behind.
 
-    Use it as an asynchronous context manager; nothing is started before you say so.
+    Use it as an asynchronous context manager; it starts nothing by itself.
     """
 
     def __init__(self, files: DemoFiles) -> None:

@@ -1,4 +1,4 @@
-"""What containers say, from many machines at once."""
+"""Logs of containers on many machines at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _print(container: Container, *, tail: int, follow: bool) -> None:
 
 
 def _write(party: str, line: bytes) -> None:
-    # Whoever wrote the line runs elsewhere: nothing in it may steer this terminal.
+    # The line comes from another machine: nothing in it may steer this terminal.
     text = "".join(
         c if c.isprintable() or c == "\t" else "�" for c in line.decode(errors="replace")
     )

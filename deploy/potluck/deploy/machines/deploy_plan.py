@@ -1,4 +1,4 @@
-"""From what is to be and what is, to what must be done. Pure: nothing here talks to an engine."""
+"""The steps from the observed state of a machine to the desired one. Pure: no engine is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.deploy.machines.desired_state import DesiredContainer
 
 
 class StepKind(StrEnum):
-    """What a step does."""
+    """Kinds of steps."""
 
     PUT_IMAGE = "put image"
     CREATE = "create"
@@ -23,7 +23,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A thing to do. subject: an image, or a container's name. why: for people."""
+    """One step of a plan. subject: an image, or a container's name. why: for people."""
 
     kind: StepKind
     subject: str

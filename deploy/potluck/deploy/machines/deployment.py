@@ -1,4 +1,4 @@
-"""An inventory brought about: what the commands of `potluck deploy` do, on each machine."""
+"""The commands of `potluck deploy`, carried out on each machine."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class Deployment:
         return cls(inventory=inventory, files=files, images=images, to_issue=tuple(sorted(lacking)))
 
     def desired(self, machine: MachineSettings) -> dict[str, DesiredContainer]:
-        """What is to be on a machine, by container."""
+        """The containers that are to be on a machine, by name."""
         return {one.name: one for one in desired_on(machine, self.inventory, self.files)}
 
     def plan(self, machine: MachineSettings, say: Say) -> list[Step]:
-        """What `up` would do on a machine."""
+        """The steps that `up` would take on a machine."""
         say("looking")
         with self._working(machine, say) as work:
             return self._plan(work)
 
     def up(self, machine: MachineSettings, say: Say) -> list[Step]:
-        """Bring a machine to what it is to be; what was done."""
+        """Bring a machine to its desired state. Returns the steps taken."""
         say("looking")
         with self._working(machine, say) as work:
             steps = self._plan(work)
@@ -93,7 +93,7 @@ class Deployment:
             return steps
 
     def status(self, machine: MachineSettings, say: Say) -> list[ContainerStatus]:
-        """How a machine's containers are."""
+        """The state of each of a machine's containers."""
         say("looking")
         with self._working(machine, say) as work:
             pending = {step.subject: str(step) for step in self._plan(work)}
@@ -120,7 +120,7 @@ class Deployment:
             return lines
 
     def restart(self, machine: MachineSettings, parties: Sequence[str], say: Say) -> list[str]:
-        """Restart containers of these parties, of all without any; the names of those."""
+        """Restart the containers of these parties, or of all. Returns their names."""
         done: list[str] = []
         with self._working(machine, say) as work:
             for name, one in self.desired(machine).items():
@@ -151,7 +151,7 @@ class Deployment:
 def take_down(
     machine: MachineSettings, inventory: Inventory, say: Say, *, keep_state: bool
 ) -> list[str]:
-    """Remove from a machine what this federation made; what was removed."""
+    """Remove from a machine what this federation made. Returns the names removed."""
     with connected(machine) as client:
         work = MachineWork(
             machine=machine, federation=inventory.federation, client=client, source=None, say=say

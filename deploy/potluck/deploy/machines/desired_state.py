@@ -1,4 +1,4 @@
-"""What an inventory asks for: containers with all their options, and the files in each. Pure.
+"""The containers that an inventory asks for, with their options and files. Pure.
 
 A container has two volumes of its own: CONFIGURATION, with its configuration file and certificates,
 which belong to root and which its user may only read, and STATE, with a folder that belongs to its
@@ -28,7 +28,7 @@ PORT = 7443
 """The coordinator's port inside its container."""
 
 METRICS_PORT = 9464
-"""Where a container serves metrics."""
+"""The port of a container's metrics."""
 
 FEDERATION_LABEL = "potluck.federation"
 PARTY_LABEL = "potluck.party"
@@ -54,7 +54,7 @@ class PartyFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesiredContainer:
-    """A container as it is to be. options: what the engine is told, without its image."""
+    """A container as it is to be. options: for the engine, without its image."""
 
     party: str
     name: str
@@ -66,22 +66,22 @@ class DesiredContainer:
 
     @property
     def digest(self) -> str:
-        """Changes with whatever can only be changed by making the container anew."""
+        """Digest of all that can only be changed by making the container anew."""
         return _digest(json.dumps([self.options, self.user], sort_keys=True).encode())
 
     @property
     def configuration_digest(self) -> str:
-        """Changes with the files that are read once, at the start."""
+        """Digest of the files that are read once, at the start."""
         return _digest_files(self.files.others)
 
     @property
     def tls_digest(self) -> str:
-        """Changes with the certificates, which are read again while it runs."""
+        """Digest of the certificates, which are read again while it runs."""
         return _digest_files(self.files.tls)
 
     @property
     def file_labels(self) -> dict[str, str]:
-        """What the marker volume says of the files once they are written."""
+        """Labels of the marker volume once the files are written."""
         return {CONFIGURATION_LABEL: self.configuration_digest, TLS_LABEL: self.tls_digest}
 
     @property
@@ -96,7 +96,7 @@ class DesiredContainer:
 
 
 def container_name(federation: str, party: str) -> str:
-    """What a party's container is called."""
+    """Name of a party's container."""
     return f"potluck-{federation}-{party}"
 
 
@@ -247,8 +247,11 @@ def _options(
 
 
 def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
-    """Where metrics are served. Images serve them, for their health check, at a port that is the
-    container's own; where containers share the machine's, none is taken unasked."""
+    """Environment, health check and port of a container's metrics.
+
+    Images serve them, for their health check, at a port of the container's own. Where containers
+    share the machine's ports, none is taken unless the inventory names it.
+    """
     variable = f"{prefix}_METRICS_ADDRESS"
     if machine.network == "host":
         address = "" if port is None else f"0.0.0.0:{port}"  # asked for

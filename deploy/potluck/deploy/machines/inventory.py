@@ -1,4 +1,4 @@
-"""federation.toml: which machines there are, and what is to run on each of them.
+"""federation.toml: the machines of a federation, and what is to run on each of them.
 
 A *machine* is a Docker engine (or a Slurm partition); a *host* is a client process on it.
 """
@@ -87,7 +87,7 @@ MetricsPort = Annotated[
 
 
 class ImageSettings(Settings):
-    """Where the images come from."""
+    """Images and their source."""
 
     coordinator: Image = Field(
         default=f"potluck/coordinator:{SOFTWARE_VERSION}",
@@ -110,7 +110,7 @@ class ImageSettings(Settings):
 
 
 class CoordinatorSettings(Settings):
-    """Where the coordinator runs."""
+    """The coordinator's container."""
 
     machine: str = Field(description="The machine it runs on.")
     port: Port = Field(default=7443, description="The machine's port it gets.")
@@ -131,7 +131,7 @@ class CoordinatorSettings(Settings):
 
 
 class EngineTls(Settings):
-    """What a tcp:// engine asks for."""
+    """TLS files for a tcp:// engine."""
 
     authority: Path = Field(description="ca.pem of the engine.")
     certificate: Path = Field(description="The operator's certificate for the engine.")
@@ -180,7 +180,7 @@ class HostSettings(Settings):
 
 
 class SlurmSettings(Settings):
-    """How jobs are submitted to a cluster."""
+    """Submission of jobs to a cluster."""
 
     directory: AbsolutePath = Field(
         description="Folder that this machine and the cluster's nodes share; configuration,\n"
@@ -303,8 +303,10 @@ class Inventory(Settings):
         return host.member_keys
 
     def member_settings(self, host: HostSettings | None, folder: str) -> dict[str, str]:
-        """What a host's configuration says of membership, its files being in `folder` there; the
-        coordinator's for None."""
+        """Settings of membership for a host, or for the coordinator (None).
+
+        folder: path of its files on the machine.
+        """
         values = {}
         if self.federation_root is not None:
             values = {"federation_root": f"{folder}/root.pub", "members": f"{folder}/members.json"}

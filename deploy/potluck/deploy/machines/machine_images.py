@@ -1,4 +1,4 @@
-"""Images: what tells two apart, and how one gets onto a machine."""
+"""Images: their fingerprints, and their way onto a machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fingerprint(attributes: dict[str, Any]) -> str:
 
 
 def find_image(client: docker.DockerClient, name: str) -> dict[str, Any] | None:
-    """What an engine says of an image; None if it does not have it. Raises DockerException."""
+    """Attributes of an image on an engine; None if it is not there. Raises DockerException."""
     try:
         return dict(client.images.get(name).attrs)
     except ImageNotFound:

@@ -1,4 +1,4 @@
-"""One machine's engine, looked at and brought to what it is to be. Blocking; each in a thread."""
+"""Observation and change of one machine's containers. Blocking; each machine in a thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SSH_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class MachineWork:
-    """What is done on one machine. source: the engine here, where images are streamed from."""
+    """Work on one machine's engine. source: the engine here that images are streamed from."""
 
     machine: MachineSettings
     federation: str
@@ -69,7 +69,7 @@ class MachineWork:
         return containers_of(self.client, self.federation)
 
     def observe(self, desired: Sequence[DesiredContainer]) -> Observed:
-        """What is there. Raises ConfigurationError where a name that is wanted is taken."""
+        """Observe the machine. Raises ConfigurationError where a name that is wanted is taken."""
         ours = {str(container.name): container for container in self.containers()}
         for one in desired:
             if one.name not in ours and self._exists(one.name):
@@ -157,7 +157,7 @@ class MachineWork:
             raise
 
     def _write_files(self, container: Container, one: DesiredContainer) -> None:
-        self._remove_volume(one.marker)  # until they are whole, nobody knows what is there
+        self._remove_volume(one.marker)  # until they are whole, none counts as written
         write_files(container, one)
         ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
         self._make_volume(one.marker, ours | one.file_labels)

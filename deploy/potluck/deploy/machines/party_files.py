@@ -18,7 +18,7 @@ from potluck.deploy.pki.certificates import inspect
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Party:
-    """Somebody who needs a certificate. names: by which a coordinator is dialled."""
+    """A coordinator or host that needs a certificate. names: by which a coordinator is dialled."""
 
     name: str
     role: Role

@@ -30,7 +30,7 @@ def side_by_side(
     work: Callable[[MachineSettings, Say], Result],
     console: Console,
 ) -> dict[str, Result | PotluckError]:
-    """What came of `work` on each machine, by name: its result, or why it failed.
+    """Run `work` on each machine. Returns its results or errors, by machine.
 
     `work` runs in a thread for each and says how it goes. On a terminal every machine has a line;
     elsewhere what it says is printed, a changing count at most every few seconds.
@@ -80,7 +80,7 @@ def raise_failures(results: Mapping[str, object], console: Console) -> None:
 
 
 class _Line:
-    """What one machine shows."""
+    """The line of progress of one machine."""
 
     def __init__(
         self, machine: str, progress: Progress, row: TaskID, console: Console | None

@@ -32,7 +32,7 @@ Run = Callable[[Sequence[str], Mapping[str, str]], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What was submitted for a machine entry. state: Slurm's word, or "gone"."""
+    """The job of a machine entry. state: Slurm's word, or "gone"."""
 
     machine: str
     job_id: str
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether it waits or runs."""
+        """True while it waits or runs."""
         return self.state not in ("", "gone") and not self.state.startswith(_OVER)
 
 
@@ -85,7 +85,7 @@ class SlurmMachine:
         self.folder = Path(self._settings.directory) / inventory.federation / machine.name
 
     def up(self, files: Mapping[str, PartyFiles]) -> tuple[Job, str]:
-        """Have the job run as the inventory asks; the job, and what was done."""
+        """Have the job run as the inventory asks. Returns the job, and a word on what was done."""
         configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
         command = self._submission()
         digest = self._digest(command, files)

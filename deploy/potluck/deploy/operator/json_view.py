@@ -1,4 +1,4 @@
-"""What `--json` prints: plain values with the protocol's own names; null where nothing is known."""
+"""The values that `--json` prints, with the protocol's own names; null for unknown ones."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def _receive(
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
-    """Whether this frame ends the file."""
+    """Take a frame. Returns whether it ends the file."""
     match frame.WhichOneof("part"):
         case "chunk":
             receiver.write(frame.chunk)
@@ -143,7 +143,7 @@ def _hidden(path: Path, blake3: str) -> Path:
 
 
 def _partial_files(path: Path) -> dict[str, Path]:
-    """The files of which a part is here, by BLAKE3 digest, the latest first."""
+    """Files that have arrived in part, by BLAKE3 digest, the latest first."""
     start, end = f".{path.name}.", ".part"
     parts = [
         part

@@ -1,7 +1,7 @@
-"""What a model file says of itself: the run, the task, the round.
+"""Metadata of model files: the run, the task, the round.
 
-It stands in the file's safetensors header under `__metadata__`, where programs that load the file
-leave it alone. The coordinator's own files have none: they are named by their digests, and equal
+They stand in the file's safetensors header under `__metadata__`, where programs that load the file
+leave them alone. The coordinator's own files have none: they are named by their digests, and equal
 models shall have equal names.
 """
 

@@ -1,4 +1,4 @@
-"""Rounds of selection without a federation: whom a selector would choose from given profiles."""
+"""Selection without a federation: the clients that a selector chooses from given profiles."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def select_offline(
 
 
 def _asks(selecting: Interview) -> str:
-    """Why a selector that asks can't select offline."""
+    """The line for a selector that can't select offline because it asks clients."""
     try:
         question = next(selecting)
     except StopIteration:  # it has nothing to ask where nobody trains

@@ -45,11 +45,11 @@ class OperatorClient:
 
     @property
     def address(self) -> str:
-        """Where the coordinator listens, HOST:PORT."""
+        """The coordinator's address, HOST:PORT."""
         return self._address
 
     async def start_run(self, run_file: str) -> str:
-        """Start a run from the text of a run file; its id."""
+        """Start a run from the text of a run file. Returns its id."""
         request = operator_pb2.StartRunRequest(run_file=run_file)
         return (await self._call(self._stub.StartRun(request, timeout=CALL_SECONDS))).run_id
 
@@ -85,7 +85,7 @@ class OperatorClient:
                 return sorted(clients, key=lambda client: client.client_id)
 
     async def describe_coordinator(self) -> operator_pb2.DescribeCoordinatorResponse:
-        """What the coordinator is and how it fares."""
+        """The coordinator's version, disk, attendance and runs."""
         request = operator_pb2.DescribeCoordinatorRequest()
         return await self._call(self._stub.DescribeCoordinator(request, timeout=CALL_SECONDS))
 
@@ -97,7 +97,7 @@ class OperatorClient:
         await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
 
     async def install_revocations(self, revocation_list: bytes) -> tuple[int, int]:
-        """Send the authority's revocation list; how many it revokes, and how many were new."""
+        """Send a revocation list. Returns how many it revokes, and how many are new."""
         request = operator_pb2.InstallRevocationsRequest(revocation_list=revocation_list)
         call = self._stub.InstallRevocations(request, timeout=CALL_SECONDS)
         answer = await self._call(call)
@@ -111,30 +111,30 @@ class OperatorClient:
         return classes, [client for answer in answers for client in answer.clients]
 
     async def audit_labels(self, run_id: str) -> list[operator_pb2.LabelAudit]:
-        """What a run's clients claim of their labels, held against their updates."""
+        """The labels that a run's clients claim, compared with their updates."""
         call = self._stub.AuditLabels(operator_pb2.AuditLabelsRequest(run_id=run_id))
         answers = await self._all(call, "audits")
         return [audit for answer in answers for audit in answer.audits]
 
     async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
-        """What left a run's clients, in several parts."""
+        """The disclosures of a run's clients, in several parts."""
         request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
         return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
 
     async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Stop a run; where it stands then."""
+        """Stop a run. Returns its status."""
         request = operator_pb2.StopRunRequest(run_id=run_id)
         return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
 
     async def resume_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Go on with a stopped or failed run; where it stands then."""
+        """Resume a stopped or failed run. Returns its status."""
         request = operator_pb2.ResumeRunRequest(run_id=run_id)
         return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
 
     async def watch_run(
         self, run_id: str, *, after_round: int = 0, newest_rounds: int = 0
     ) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
-        """What happens in a run: its committed rounds first, then events until it ends.
+        """The events of a run: its committed rounds first, then news until it ends.
 
         Of those rounds only the ones after `after_round`, and of these the newest so many where
         `newest_rounds` is not 0.
@@ -152,7 +152,7 @@ class OperatorClient:
             call.cancel()
 
     async def find_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Where a run stands; `run_id` as everywhere an id, a beginning of one, or a name."""
+        """Status of a run; `run_id` is an id, a beginning of one, or a name, as everywhere."""
         async with aclosing(self.watch_run(run_id)) as events:
             async for event in events:
                 return event.status  # which comes first
@@ -233,7 +233,7 @@ class OperatorClient:
 
 
 def _plain(answer: Answer) -> Answer:
-    """What a coordinator says ends on the operator's terminal."""
+    """Make an answer's texts plain, since they end on the operator's terminal."""
     make_plain(answer)
     return answer
 

@@ -1,4 +1,4 @@
-"""Where the `potluck` command finds its coordinator: flags, environment, operator.toml."""
+"""The coordinator of the `potluck` command, from flags, environment or operator.toml."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OperatorConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorFlags:
-    """What the command line says; None where it says nothing."""
+    """Flags of the command line; None for those not given."""
 
     coordinator: str | None = None
     server_name: str | None = None
@@ -59,7 +59,7 @@ class OperatorFlags:
 
 
 def default_files() -> list[Path]:
-    """Where operator.toml is looked for, in this order."""
+    """Places where operator.toml is looked for, in this order."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [Path(FILE_NAME), base / "potluck" / FILE_NAME]
 

@@ -1,4 +1,4 @@
-"""What a watcher knows of a run: the events of `WatchRun`, folded into one picture.
+"""A watcher's view of a run: the events of `WatchRun`, folded into one value.
 
 Events repeat after a reconnect, so folding is idempotent. A run may have tens of thousands of
 rounds: the views of one run share them, and a later view never has fewer.
@@ -25,7 +25,7 @@ TROUBLED = frozenset(
 _SHORT = timedelta(minutes=2)
 _AWAY_NAMED = 5
 LEFT_OUT = TROUBLED | {MemberState.MEMBER_STATE_SPARED}
-"""Whose update is no part of the model, or won't be."""
+"""States of members whose update does not become part of the model."""
 METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
 
@@ -45,7 +45,7 @@ class RunView:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen in the run."""
+        """True once nothing more will happen in the run."""
         return self.status is not None and self.status.state in ENDED
 
     @property
@@ -73,7 +73,7 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
 
 
 def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
-    """Whether an event tells anything that `view` does not hold yet."""
+    """Return whether an event adds to `view`."""
     match event.WhichOneof("event"):
         case "status":
             return event.status != view.status or (view.ended and view.progress is not None)
@@ -95,13 +95,13 @@ def _is_over(
 
 
 def falls_short(status: operator_pb2.RunStatus) -> bool:
-    """Whether a run waits for more clients or hosts, and not only for a moment."""
+    """Return whether a run waits for more clients or hosts than attend."""
     waiting = status.waiting
     return waiting.clients < waiting.clients_needed or waiting.hosts < waiting.hosts_needed
 
 
 def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
-    """What a run waits for and until when, by the clock of this machine."""
+    """The reason for which a run waits, and until when by this machine's clock."""
     text = waiting.what
     if waiting.HasField("until"):
         until = waiting.until.ToDatetime(tzinfo=UTC)
@@ -131,7 +131,7 @@ def metric_values(metrics: operator_pb2.Metrics) -> dict[str, float | None]:
 
 
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:
-    """How much of a round's training is behind, in [0, 1]; a lost client has nothing left to do."""
+    """Share of a round's training that is done, in [0, 1]; a lost client counts as done."""
     if not progress.members:
         return 0.0
     done = [

@@ -1,4 +1,4 @@
-"""What people see: tables, live views, reports and plots.
+"""Output for people: tables, live views, reports and plots.
 
 Imports `operator`. Values come in; text and pictures go out.
 """

@@ -84,7 +84,7 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
 
 
 def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Iterator[str]:
-    """The same as plain lines, for so many clients that nobody waits for a table."""
+    """The same as plain lines, for more clients than a table can show in time."""
     rows = [[cell.plain for cell in cells] for cells in _client_rows(clients, now)]
     rows.insert(0, list(_CLIENT_COLUMNS))
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -119,7 +119,7 @@ def _client_rows(
 
 
 def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
-    """How many hosts and clients attend, as the dashboards count them, and who does not."""
+    """Numbers of hosts and clients that attend, as dashboards count them, and those that don't."""
     attending = [client for client in clients if client.attending]
     hosts = len({client.host_id for client in attending})
     away = len(clients) - len(attending)

@@ -1,4 +1,4 @@
-"""Pictures, written exactly where they are asked for."""
+"""Pictures, written to exactly the path given."""
 
 from __future__ import annotations
 

@@ -54,6 +54,6 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 def readable_age(moment: datetime, now: datetime) -> str:
-    """How long before `now` something happened: just now, 12 s ago."""
+    """The time between an event and `now`: just now, 12 s ago."""
     seconds = (now - moment).total_seconds()
     return "just now" if seconds < 1.5 else f"{readable_seconds(seconds)} ago"

@@ -1,4 +1,4 @@
-"""What became of a run's selections: whom it chose, and whose updates became part of the model.
+"""The report of a run's selections: cohorts as planned, and as realised in the model.
 
 A cohort is chosen for what its clients hold together; one that is lost breaks that. So each round
 is measured twice, as it was planned and as it was realised (ALGORITHMS §1.19). Pure.
@@ -26,8 +26,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """A run's committed rounds. planned: whom the selector chose; realised: who was included; both
-    rows of the population by round. accuracies: shares in [0, 1], by name and round."""
+    """A run's committed rounds.
+
+    planned: clients that the selector chose; realised: those included; both as rows of the
+    population, by round. accuracies: shares in [0, 1], by name and round.
+    """
 
     population: Population
     planned: Mapping[int, Rows]

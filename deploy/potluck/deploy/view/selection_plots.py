@@ -1,4 +1,4 @@
-"""A picture of selection: who was chosen when, how even the cohorts' labels were, what came of it.
+"""A picture of selection: cohorts by round, evenness of their labels, accuracies.
 
 A selection that was only planned and one that was carried out are drawn alike; of the latter it
 also shows what was left of it where clients were lost.
@@ -40,7 +40,7 @@ _LABEL_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00",
 )  # fmt: skip
 HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
-"""What `dominant_heterogeneity` numbers."""
+"""Names of the numbers that `dominant_heterogeneity` gives."""
 
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
-"""Where pure class imbalance, attribute imbalance and spurious correlation lie."""
+"""Corners of pure class imbalance, attribute imbalance and spurious correlation."""
 
 _NAMES = ("class\nimbalance", "attribute\nimbalance", "spurious correlation")
 _GRID = "#d0d0d0"

@@ -112,14 +112,14 @@ class LiveDisplay:
 
 
 def display_for(console: Console, *, as_json: bool) -> Display:
-    """The display that suits where `console` writes to."""
+    """The display for a console: live on a terminal, else lines; or JSON."""
     if as_json:
         return JsonDisplay(console.file)
     return LiveDisplay(console) if console.is_terminal else LinesDisplay(console.file)
 
 
 def pause_seconds(attempt: int) -> float:
-    """How long to wait before reconnecting for the `attempt`-th time, from 1."""
+    """Seconds to wait before reconnecting for the `attempt`-th time, from 1."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 
@@ -162,5 +162,5 @@ async def follow(
 
 
 def is_finished(view: RunView) -> bool:
-    """Whether the run committed all its rounds."""
+    """Return whether the run committed all its rounds."""
     return view.status is not None and view.status.state == RunState.RUN_STATE_FINISHED

@@ -24,7 +24,7 @@ _STATE_TEXT = {
 
 
 def status_line(status: operator_pb2.RunStatus) -> str:
-    """Where a run stands, in one line."""
+    """A run's status, in one line."""
     state = _STATE_TEXT.get(status.state, f"is {run_state_name(status.state)}")
     reason = f": {status.reason}" if status.reason else ""
     if status.HasField("waiting"):
@@ -52,7 +52,7 @@ def round_line(committed: operator_pb2.CommittedRound, rounds: int) -> str:
 
 
 def cohort_text(committed: operator_pb2.CommittedRound) -> str:
-    """How many clients a cohort had; `included/selected` where some dropped out."""
+    """Size of a cohort; `included/selected` where some dropped out."""
     selected = len(committed.members)
     left_out = sum(member.state in LEFT_OUT for member in committed.members)
     return f"{selected - left_out}/{selected}" if left_out else str(selected)

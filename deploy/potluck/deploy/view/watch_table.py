@@ -91,7 +91,7 @@ class RunScreen:
 
 
 def run_header(view: RunView) -> Text:
-    """What the run is and where it stands, in one line."""
+    """The run's name, parts and status, in one line."""
     status = view.status
     if status is None:
         return Text("waiting for the coordinator's first word", style="dim")
@@ -139,7 +139,7 @@ def rounds_table(rounds: list[operator_pb2.CommittedRound], room: int) -> Table:
 
 
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:
-    """What a round is doing, and what has become of its cohort."""
+    """The phase of a round, and the states of its cohort."""
     text = Text(_PHASES.get(progress.phase, progress.phase))
     counts = Counter(member.state for member in progress.members)
     order = sorted(counts, key=lambda state: (state in TROUBLED, state))
