@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from potluck.common.learning.heterogeneity import triplets
-from potluck.common.settings.plugins import SELECTORS, create
+from potluck.common.settings.plugins import create
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext, Selector
 
 CLASSES = 10
@@ -88,7 +88,7 @@ def measure(clients: int, count: int, names: Sequence[str]) -> dict[str, float]:
     result = {}
     for name in names:
         options = {"added": round(ADDED * count)} if name.startswith("dc-") else {}
-        selector: Selector = create(SELECTORS, name, options)
+        selector = create(Selector, name, options)
         result[name] = seconds_per_round(selector, population, count, rounds)
     return result
 

@@ -25,7 +25,7 @@ from potluck.common.learning.training import training_for
 assert {"circle", "digits"} <= set(installed(TASKS))
 torch.set_num_threads(1)
 torch.manual_seed(0)
-task = create(TASKS, "circle", {"clients": 4})
+task = create(Task, "circle", {"clients": 4})
 assert isinstance(task, Task)
 settings = training_for(task, {}, source="test")
 model, cpu = task.model(), torch.device("cpu")
@@ -92,10 +92,22 @@ def test_the_package_on_the_page_installs_and_learns(installed_package: Path) ->
     assert float(run_python(PROGRAM, installed_package)) > 0.9
 
 
+def test_its_options_are_checked(installed_package: Path) -> None:
+    program = (
+        "from potluck.common.settings.plugins import create\n"
+        "from potluck.common.task import Task\n"
+        "try:\n    create(Task, 'circle', {'samples': 2.5})\n"
+        "except Exception as error:\n    print(error)\n"
+    )
+    [line] = run_python(program, installed_package).splitlines()
+    assert line == "task circle: option 'samples' is 2.5; it must be a whole number"
+
+
 def test_without_the_package_the_look_up_lists_what_is_installed(tmp_path: Path) -> None:
     program = (
-        "from potluck.common.settings.plugins import TASKS, create\n"
-        "try:\n    create(TASKS, 'circle', {})\n"
+        "from potluck.common.settings.plugins import create\n"
+        "from potluck.common.task import Task\n"
+        "try:\n    create(Task, 'circle', {})\n"
         "except Exception as error:\n    print(error)\n"
     )
     printed = run_python(program, tmp_path)

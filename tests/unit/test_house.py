@@ -33,7 +33,7 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names task settings models tasks learning disclosure "
+        "plain_text errors interruptible names settings task models tasks learning disclosure "
         "tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg masking training_agreement runfile process metrics"

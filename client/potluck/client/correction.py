@@ -1,11 +1,13 @@
 """The seam for corrections: the client's half of a strategy that sends tensors beside the model.
 
-A correction is a plug-in of the group `potluck.corrections`; the strategy names it. Its
-constructor takes the options that the strategy sends and only stores them.
+A correction is a plug-in of the group `potluck.corrections`, derived from `LocalCorrection`; the
+strategy names it. Its constructor takes the options that the strategy sends and only stores them;
+their annotations say what they may be.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.plugins import CORRECTIONS, Plugin
 
 Tensors = Mapping[str, Tensor]
 """By the name of the model's tensor."""
@@ -60,9 +63,11 @@ class RunningCorrection(Protocol):
         ...
 
 
-class LocalCorrection(Protocol):
+class LocalCorrection(Plugin):
     """The plug-in. Raises ConfigurationError where it can't go with the settings."""
 
+    group = CORRECTIONS
+
+    @abstractmethod
     def begin(self, context: CorrectionContext) -> RunningCorrection:
-        """Before the first step."""
-        ...
+        """Called before the first step."""

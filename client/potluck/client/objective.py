@@ -1,15 +1,18 @@
 """The seam for objectives: a client's local loss.
 
-An objective is a pure object: its constructor takes its options (from the run file's
-`[objective]` table) as keyword arguments and only stores them.
+An objective derives from `Objective`. It is a pure object: its constructor takes its options (from
+the run file's `[objective]` table) as keyword arguments and only stores them; their annotations say
+what they may be.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
+
+from potluck.common.settings.plugins import OBJECTIVES, Plugin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,30 +45,20 @@ class LocalContext:
     predictions: Tensor | None = None
 
 
-class Objective(Protocol):
-    """A local loss. Called from a worker thread at each step; must not wait for the device.
+class Objective(Plugin):
+    """A local loss. Called from a worker thread at each step; must not wait for the device."""
 
-    Two more attributes are read where an objective has them. `needs_predictions` (bool): whether
-    `loss` needs what the received model says of every sample (a pass over them before the first
-    step). `proximal` (float ≥ 0): μ, where the loss has the term μ/2·‖w − received‖²; strategies
-    that normalise local work (FedNova) account for it.
-    """
+    group = OBJECTIVES
 
-    @property
-    def needs_received(self) -> bool:
-        """Whether `loss` needs the weights as they came (a second copy on the device)."""
-        ...
+    needs_received: bool = False
+    """Whether `loss` needs the weights as they came (a second copy on the device)."""
+    needs_predictions: bool = False
+    """Whether `loss` needs what the received model says of every sample (a pass over them before
+    the first step)."""
+    proximal: float = 0.0
+    """μ ≥ 0, where the loss has the term μ/2·‖w − received‖²; strategies that normalise local work
+    (FedNova) account for it."""
 
+    @abstractmethod
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         """The scalar to descend on, as a mean over the batch. logits: b × C."""
-        ...
-
-
-def needs_predictions(objective: Objective) -> bool:
-    """Whether the objective needs the received model's predictions."""
-    return bool(getattr(objective, "needs_predictions", False))
-
-
-def proximal_weight(objective: Objective) -> float:
-    """μ of the objective's proximal term; 0 without one."""
-    return float(getattr(objective, "proximal", 0.0))

@@ -1,20 +1,22 @@
 """The seam for questions: what a coordinator asks clients before it selects.
 
-A kind of question is one class, registered in the entry-point group `potluck.questions`. Its
-constructor takes the question's parameters as keyword arguments and only stores them. A few numbers
-answer it, computed anew whenever it is asked; what clients disclose once is a profile instead.
+A kind of question is one class, derived from `Question` and registered in the entry-point group
+`potluck.questions`. Its constructor takes the question's parameters as keyword arguments and only
+stores them; their annotations say what they may be. A few numbers answer it, computed anew whenever
+it is asked; what clients disclose once is a profile instead.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from potluck.common.names import ClientId
+from potluck.common.settings.plugins import QUESTIONS, Plugin
 from potluck.common.task import ClientData
 
 
@@ -41,17 +43,17 @@ class QuestionContext:
     pace: float = 0.0
 
 
-class Question(Protocol):
+class Question(Plugin):
     """A kind of question. Called from a worker thread; may take its time."""
 
-    @property
-    def needs_model(self) -> bool:
-        """Whether the round's model is fetched first; a training that follows finds it there."""
-        ...
+    group = QUESTIONS
 
+    needs_model: bool = False
+    """Whether the round's model is fetched first; a training that follows finds it there."""
+
+    @abstractmethod
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Numbers by name. The same question of the same data and model has the same answer.
 
         Raises TrainingError where there is none; the coordinator then selects without it.
         """
-        ...

@@ -1,17 +1,21 @@
 """The seam for learning tasks.
 
-A task is one small class installed on both sides. Its constructor takes its options (from the
-run file's `[task]` table) as keyword arguments and only stores them. The coordinator builds the
-initial model and evaluates; hosts load their clients' data and train.
+A task is one small class, derived from `Task` and installed on both sides. Its constructor takes
+its options (from the run file's `[task]` table) as keyword arguments and only stores them; their
+annotations say what they may be. The coordinator builds the initial model and evaluates; hosts
+load their clients' data and train.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from potluck.common.names import ClientId
+from potluck.common.settings.plugins import TASKS, Plugin
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most commands load no task
     import torch
@@ -63,36 +67,33 @@ class ClientData:
     held_out: Examples | None = None
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A learning task. Called from worker threads; may block; deterministic.
+class Task(Plugin):
+    """A learning task. Called from worker threads; may block; deterministic."""
 
-    A task may also have an attribute `training`: settings of local training (a mapping, as the run
-    file's `[training]` table) that it recommends where the run file says nothing. And an attribute
-    `clients`: for how many clients it has data; a larger roster is refused.
-    """
+    group = TASKS
 
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        ...
+    classes: int
+    """Number of classes."""
+    groups: int = 0
+    """Number of groups for worst-group accuracy; 0 where there are none."""
+    clients: int = 0
+    """For how many clients there are data: a larger roster is refused. 0 where any number has."""
+    training: ClassVar[Mapping[str, object]] = {}
+    """Settings of local training (as in the run file's `[training]`) for runs that choose none."""
+    triplet: ClassVar[Mapping[str, object]] = {}
+    """Settings of the triplet estimate for runs that choose none."""
 
-    @property
-    def groups(self) -> int:
-        """Number of groups for worst-group accuracy; 0 where there are none."""
-        ...
-
+    @abstractmethod
     def model(self) -> nn.Module:
         """A new model; its initial weights come from torch's global generator, seeded before."""
-        ...
 
+    @abstractmethod
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The data of one client; `data` is the host's data directory, if it has one.
 
         Raises ConfigurationError if the client has none, or if files are missing.
         """
-        ...
 
+    @abstractmethod
     def evaluation_data(self, data: Path | None) -> Examples | None:
         """The coordinator's own held-out samples; None if it has none."""
-        ...

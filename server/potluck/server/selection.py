@@ -1,8 +1,9 @@
 """The seam for selectors: who trains.
 
-A selector is a pure object: no network, clock or hidden generator. Its constructor takes its
-options (from the run file's `[selector]` table) as keyword arguments and only stores them. The
-engine calls it from one thread at a time; it must not block.
+A selector derives from `Selector`. It is a pure object: no network, clock or hidden generator. Its
+constructor takes its options (from the run file's `[selector]` table) as keyword arguments and only
+stores them; their annotations say what they may be. The engine calls it from one thread at a time;
+it must not block.
 
 Clients are rows of a table. A row is a client for the whole run: rows are sorted by client id
 when the run starts, late joiners are appended. A selector speaks of clients by row number.
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.settings.plugins import SELECTORS, Plugin
 from potluck.server.state import State
 
 Rows = NDArray[np.int64]
@@ -168,28 +171,35 @@ class RoundOutcome:
     deadline_seconds: float = math.inf
 
 
-class Selector(Protocol):
-    """Chooses each round's cohort.
+class Selector(Plugin):
+    """Chooses each round's cohort."""
 
-    Three more attributes are read where a selector has them. `reports`: a frozenset of the names of
-    numbers that are to come with every update, e.g. "utility". `wants_label_totals`: whether it
-    wants `Population.label_totals`. `by_protocol`: a method that gives the selector which does the
-    same from sums and questions (`disclosure = "protocol"`).
-    """
+    group = SELECTORS
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """What every client must have disclosed before it can be selected."""
-        ...
+    needs: frozenset[Signal] = frozenset()
+    """What every client must have disclosed before it can be selected."""
+    reports: frozenset[str] = frozenset()
+    """Names of the numbers that are to come with every update, e.g. "utility"."""
+    wants_label_totals: bool = False
+    """Whether it wants `Population.label_totals`."""
+    training: ClassVar[Mapping[str, object]] = {}
+    """Settings of local training that it recommends, as in the run file's `[training]`."""
+    added: int = 0
+    """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
 
-    def init(self, population: Population) -> State:
+    def by_protocol(self) -> Selector | None:
+        """The selector that does the same from sums and questions (`disclosure = "protocol"`);
+        None where there is none."""
+        return None
+
+    def init(self, population: Population) -> State:  # noqa: ARG002  part of the seam
         """The state before round 1."""
-        ...
+        return State()
 
+    @abstractmethod
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
         """The cohort of a round, or a generator that asks before it returns one."""
-        ...
 
-    def observe(self, state: State, outcome: RoundOutcome) -> State:
+    def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
         """The state after a committed round; called once for each, in order."""
-        ...
+        return state

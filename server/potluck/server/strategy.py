@@ -1,15 +1,15 @@
 """The seam for strategies: how updates combine and how the model moves.
 
-A strategy is a pure object: its constructor takes its options (from the run file's
-`[strategy]` table) as keyword arguments and only stores them. Per round the engine calls
+A strategy derives from `Strategy`, or from `strategies.averaging.Averaging`, which is FedAvg. It is
+a pure object: its constructor takes its options (from the run file's `[strategy]` table) as keyword
+arguments and only stores them; their annotations say what they may be. Per round the engine calls
 `weigh` with what is known of the updates, reduces them block by block as it says, and calls
 `apply` with the result. What a strategy remembers is the `State` it returns, nothing else.
-
-`strategies/averaging.py` has a base class with what most strategies have in common.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import Weighting
 from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.plugins import STRATEGIES, Plugin
 from potluck.server.state import State
 
 Weights = Mapping[str, NDArray[Any]]
@@ -49,8 +50,7 @@ class Statistic(StrEnum):
 
 
 class Summation(StrEnum):
-    """What masked updates are summed to, where no single one is seen. A strategy says so with an
-    attribute `summation`; without it, it is by samples."""
+    """What masked updates are summed to, where no single one is seen."""
 
     BY_SAMPLES = "by-samples"
     """The mean difference, weighted by samples."""
@@ -151,64 +151,55 @@ class Correction:
     keeps: bool = False
 
 
-class Strategy(Protocol):
+class Strategy(Plugin):
     """Combines updates and moves the model. Called from a worker thread."""
 
-    @property
-    def auxiliary(self) -> frozenset[str]:
-        """Names of what is sent down and up beside the weights; each has the tensors of the model
-        that are floating-point, as float32."""
-        ...
+    group = STRATEGIES
 
-    @property
-    def correction(self) -> Correction | None:
-        """What clients do with the auxiliaries; None where there are none."""
-        ...
+    auxiliary: frozenset[str] = frozenset()
+    """Names of what is sent down and up beside the weights; each has the tensors of the model
+    that are floating-point, as float32."""
+    correction: Correction | None = None
+    """What clients do with the auxiliaries; None where there are none."""
+    needs: frozenset[Statistic] = frozenset()
+    """What `weigh` must be told of the updates beyond what clients report."""
+    individual: bool = False
+    """Whether it must see single updates, which secure aggregation hides: other reductions than a
+    mean, norms, or `RoundContext.updates`."""
+    summation: Summation = Summation.BY_SAMPLES
+    """What masked updates are summed to, where no single one is seen."""
 
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        """What `weigh` must be told of the updates beyond what clients report."""
-        ...
-
-    @property
-    def individual(self) -> bool:
-        """Whether it must see single updates, which secure aggregation hides: other reductions
-        than a mean, norms, or `RoundContext.updates`."""
-        ...
-
-    def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Looked at before a run starts: remarks on it for whoever started it, a sentence each.
+    def review(
+        self,
+        training: LocalTraining,  # noqa: ARG002  part of the seam
+        weighting: Weighting,  # noqa: ARG002  likewise
+    ) -> Sequence[str]:
+        """Called before a run starts. Returns remarks on it, a sentence each.
 
         training: the clients' settings. weighting: how exactly they tell their samples. Raises
         ConfigurationError, naming both parts and the reason, where they don't go together.
         """
-        ...
+        return ()
 
-    def init(self, model: Weights) -> State:
+    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
         """The state before round 1."""
-        ...
+        return State()
 
-    def broadcast(self, state: State) -> Mapping[str, Weights]:
+    def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
         """The auxiliaries that all clients of the next cohort get, by name."""
-        ...
+        return {}
 
-    def personal(self, state: State, client: str) -> Mapping[str, Weights]:
+    def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
         """The auxiliaries that only this client gets, by name; empty for none."""
-        ...
+        return {}
 
+    @abstractmethod
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """How to reduce the updates of a round; at least one."""
-        ...
 
+    @abstractmethod
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
         """The next model and state. `combined` is what came of the reduction: the update as
         weights, or the difference from the model if `weigh` said so; it may be reused."""
-        ...
-
-
-def summation_of(strategy: Strategy) -> Summation:
-    """What masked updates are summed to for a strategy."""
-    found: Summation = getattr(strategy, "summation", Summation.BY_SAMPLES)
-    return found

@@ -119,8 +119,7 @@ class TrainingDevice:
     def question(self, work: rpc.Question) -> Question:
         """The question. Raises PluginError for a kind or parameters this host does not know."""
         parameters = json_object(work.parameters_json, f"parameters of '{work.kind}'")
-        question: Question = plugins.create(plugins.QUESTIONS, work.kind, parameters)
-        return question
+        return plugins.create(Question, work.kind, parameters)
 
     def answer(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from potluck.client.correction import LocalCorrection
 from potluck.client.disclosure.masked_updates import MASKED, Differences, differences
-from potluck.client.objective import Objective, proximal_weight
+from potluck.client.objective import Objective
 from potluck.client.training.auxiliary_files import (
     Arrays,
     ReceivedAuxiliaries,
@@ -31,7 +31,6 @@ from potluck.common.learning.task_checks import check_finite
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.learning.update_report import UpdateReport
 from potluck.common.names import ClientId
-from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.model_arrays import buffer_names, state_arrays
@@ -117,10 +116,10 @@ def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
     settings = json_object(work.training_json, "training_json")
     correction: LocalCorrection | None = None
     if work.HasField("auxiliary"):
-        correction = created(plugins.CORRECTIONS, work.auxiliary.correction)
+        correction = created(LocalCorrection, work.auxiliary.correction)
     return TrainingPlan(
         encoding=None if work.encoding == MASKED else encoding_of(work.encoding),
-        objective=created(plugins.OBJECTIVES, work.objective),
+        objective=created(Objective, work.objective),
         settings=training_for(task, settings, source="training"),
         correction=correction,
         measures_utility=_wants_utility(work.reports),
@@ -188,7 +187,7 @@ def train_update(
         differences=_differences(files.model, loaded, sent) if plan.encoding is None else None,
         result=result,
         settings=settings,
-        mu=proximal_weight(plan.objective),
+        mu=plan.objective.proximal,
         kept=kept,
         simulated_seconds=work.pace * len(data) if work.pace else None,
     )

@@ -22,8 +22,6 @@ from potluck.client.objective import (
     Batch,
     LocalContext,
     Objective,
-    needs_predictions,
-    proximal_weight,
 )
 from potluck.client.training.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.squared_losses import SquaredLosses
@@ -107,9 +105,7 @@ def train(
             loss = loop.run()
         finally:
             optimizer.release()  # it stays for the next training, its memory need not
-        amount = normalizer(
-            settings, loop.taken, round_number=number, mu=proximal_weight(objective)
-        )
+        amount = normalizer(settings, loop.taken, round_number=number, mu=objective.proximal)
         outcome = None if correction is None else correction.finish(amount)
     return TrainingResult(
         samples=len(data),
@@ -215,7 +211,7 @@ class _Loop:
             label_counts=torch.bincount(data.labels, minlength=context.classes),
             parameters=parameters,
             received=received,
-            predictions=predicted(model, data) if needs_predictions(objective) else None,
+            predictions=predicted(model, data) if objective.needs_predictions else None,
         )
         self.half_precision = settings.precision == "bfloat16" and data.labels.is_cuda
 

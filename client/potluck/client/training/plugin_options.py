@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings import plugins
+from potluck.common.settings.plugins import PluginType
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
-def created(group: str, plugin: rpc.Plugin) -> Any:
-    """The plug-in that a message names. Raises PluginError, ConfigurationError."""
-    return plugins.create(group, plugin.name, options_of(plugin))
+def created(kind: type[PluginType], plugin: rpc.Plugin) -> PluginType:
+    """The plug-in that a message names, of a kind given by its base class.
+
+    Raises PluginError, ConfigurationError.
+    """
+    return plugins.create(kind, plugin.name, options_of(plugin))
 
 
 def options_of(plugin: rpc.Plugin) -> dict[str, object]:

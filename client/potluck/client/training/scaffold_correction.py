@@ -8,6 +8,7 @@ from torch import Tensor
 from potluck.client.correction import (
     CorrectionContext,
     CorrectionOutcome,
+    LocalCorrection,
     RunningCorrection,
     Tensors,
 )
@@ -16,7 +17,7 @@ from potluck.common.errors import ConfigurationError
 CONTROL = "control"
 
 
-class ScaffoldCorrection:
+class ScaffoldCorrection(LocalCorrection):
     """Steps follow ∇f_k(y) − c_k + c; afterwards c_k⁺ = c_k − c + (w − y)/(a_k·η).
 
     a_k is the number of steps for plain SGD. With momentum ρ it is what the steps amount to,

@@ -207,7 +207,7 @@ def _train(
     train(model, data, objective, settings, context)
 
 
-class _OneVersusRest:
+class _OneVersusRest(Objective):
     """Generalized cross-entropy of telling one class from all others, with the model's own logits.
 
     The probability of the class is its softmax; that of the rest, all others' together.
@@ -215,10 +215,6 @@ class _OneVersusRest:
 
     def __init__(self, label: int, q: float) -> None:
         self._label, self._q = label, q
-
-    @property
-    def needs_received(self) -> bool:
-        return False
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
         binary = _against_rest(logits, self._label)

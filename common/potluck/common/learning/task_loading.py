@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
+from potluck.common.settings.option_checks import checked
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import Task
 
@@ -33,14 +34,15 @@ def make_task(
 
     Raises PluginError or ConfigurationError.
     """
-    task = cast(Task, plugins.create(plugins.TASKS, name, options))
+    task = plugins.create(Task, name, options)
     if not model:
         return task
     chosen = model.get("name")
     if not isinstance(chosen, str):
         raise ConfigurationError('a model needs a name: name = "lenet5", or "MODULE:NAME"')
     arguments = {key: value for key, value in model.items() if key != "name"}
-    return cast(Task, _WithModel(task, model_maker(chosen, arguments, model_modules)))
+    vars(task)["model"] = model_maker(chosen, arguments, model_modules)  # tasks may be frozen
+    return task
 
 
 def model_maker(
@@ -52,12 +54,13 @@ def model_maker(
     """
     if ":" not in name:
         function: Any = plugins.find_callable(plugins.MODELS, name)
+        options = checked(function, options, of=f"model {name}")
     else:
         function = _named(name, model_modules)
-    try:
-        inspect.signature(function).bind(**options)
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"model '{name}' can't be made with these options: {error}") from None
+        try:
+            inspect.signature(function).bind(**options)
+        except (TypeError, ValueError) as error:
+            raise PluginError(f"model '{name}' can't be made with these options: {error}") from None
 
     def make() -> nn.Module:
         from torch import nn
@@ -108,14 +111,3 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
         raise PluginError(f"'{name}' is not a model of {module_name}", name=name)
     return function
-
-
-class _WithModel:
-    """A task whose model is another one; everything else is its own."""
-
-    def __init__(self, task: Task, make: Callable[[], nn.Module]) -> None:
-        self._task = task
-        self.model = make
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)

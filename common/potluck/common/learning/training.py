@@ -126,11 +126,10 @@ def training_for(task: Task, chosen: Mapping[str, object], *, source: str) -> Lo
     A task recommends by an attribute `training`, a mapping. `source` names the choice in errors.
     Raises ConfigurationError for an unknown setting or a value out of range.
     """
-    recommended: Mapping[str, object] = getattr(task, "training", {})
     name = f"'training' of {type(task).__name__}"
     return validate(
         LocalTraining,
-        validate(LocalTraining, recommended, source=name).model_dump(exclude_unset=True)
+        validate(LocalTraining, task.training, source=name).model_dump(exclude_unset=True)
         | validate(LocalTraining, chosen, source=source).model_dump(exclude_unset=True),
         source=source,
     )

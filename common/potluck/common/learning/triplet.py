@@ -76,11 +76,10 @@ def triplet_settings_for(
     A task recommends by an attribute `triplet`, a mapping. `source` names the choice in errors.
     Raises ConfigurationError for an unknown setting or a value out of range.
     """
-    recommended: Mapping[str, object] = getattr(task, "triplet", {})
     name = f"'triplet' of {type(task).__name__}"
     return validate(
         TripletSettings,
-        validate(TripletSettings, recommended, source=name).model_dump(exclude_unset=True)
+        validate(TripletSettings, task.triplet, source=name).model_dump(exclude_unset=True)
         | validate(TripletSettings, chosen, source=source).model_dump(exclude_unset=True),
         source=source,
     )

@@ -1,21 +1,24 @@
 """Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores
-them. Built-in ones are registered the same way as anybody else's.
+them. Their annotations say what they may be. Built-in ones are registered the same way as anybody
+else's.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
+import types
+from abc import ABC
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.extras import missing_library
+from potluck.common.settings.option_checks import checked
 
 SELECTORS = "potluck.selectors"
 STRATEGIES = "potluck.strategies"
@@ -26,12 +29,32 @@ MODELS = "potluck.models"
 QUESTIONS = "potluck.questions"
 COMMANDS = "potluck.commands"
 
+_KINDS: Final = {
+    SELECTORS: "selector",
+    STRATEGIES: "strategy",
+    OBJECTIVES: "objective",
+    CORRECTIONS: "correction",
+    TASKS: "task",
+    MODELS: "model",
+    QUESTIONS: "question",
+}
+
 MODEL_MODULES: Final = (
     "potluck.common.models",
     "potluck.experiments.models",
     "torchvision.models",
 )
 """Modules of models named MODULE:NAME, unless a machine's configuration lists others."""
+
+
+class Plugin(ABC):
+    """The base of the base classes that plug-ins derive from, one for each kind."""
+
+    group: ClassVar[str]
+    """The entry-point group of the kind."""
+
+
+PluginType = TypeVar("PluginType", bound=Plugin)
 
 
 def installed(group: str) -> list[str]:
@@ -107,34 +130,35 @@ def options_of(group: str, name: str) -> list[str]:
     return list(inspect.signature(find(group, name)).parameters)
 
 
-def create(group: str, name: str, options: Mapping[str, object]) -> Any:
-    """An instance of the plug-in called `name` with these options.
+def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
+    """An instance of the plug-in called `name`, of a kind given by its base class.
 
+    A class need not derive from the base: it is then given from there what it does not define.
     Raises PluginError for an option it does not have, or a value it refuses.
     """
-    cls = find(group, name)
-    signature = inspect.signature(cls)
+    found: Any = find(kind.group, name)
+    cls = found if issubclass(found, kind) else _with_defaults(found, kind)
+    return cast(PluginType, _made(kind.group, name, cls, options))
+
+
+def check(group: str, name: str, options: Mapping[str, object]) -> None:
+    """Raise PluginError where `create` would; for a kind whose base class others have."""
+    _made(group, name, find(group, name), options)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
+    """The class with all that the base class of its kind declares."""
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return types.new_class(cls.__name__, (cls, kind), exec_body=lambda body: body.update(names))
+
+
+def _made(group: str, name: str, cls: type[Any], options: Mapping[str, object]) -> Any:
+    of = f"{_KINDS[group]} {name}"
+    arguments = checked(cls, options, of=of)
     try:
-        signature.bind(**options)
-    except TypeError as error:
-        valid = ", ".join(signature.parameters) or "none"
-        raise PluginError(f"{group}: '{name}': {error}; its options: {valid}", name=name) from None
-    for option, value in options.items():
-        parameter = signature.parameters.get(option)
-        if isinstance(value, bool) and parameter is not None and _wants_a_number(parameter):
-            raise PluginError(
-                f"{group}: '{name}': {option} must be a number, not {str(value).lower()}",
-                name=name,
-            )
-    try:
-        return cls(**options)
+        return cls(**arguments)
     except ConfigurationError:
         raise
     except (TypeError, ValueError) as error:
-        raise PluginError(f"{group}: '{name}': {error}", name=name) from error
-
-
-def _wants_a_number(parameter: inspect.Parameter) -> bool:
-    """Return whether an option is annotated as a number and not as a bool."""
-    words = set(re.findall(r"\w+", str(parameter.annotation)))
-    return bool(words & {"int", "float"}) and not words & {"bool", "Any", "object"}
+        raise PluginError(f"{of}: {error}", name=name) from error

@@ -19,13 +19,15 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
-from potluck.common.task import ClientData, Examples
+from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tasks.label_noise import LabelNoise, mislabelled
 from potluck.common.tasks.partition import (
+    HeldOut,
     Indices,
     by_counts,
     dirichlet,
@@ -48,19 +50,8 @@ def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return (table[:, :-1] / 16.0).reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
-def _check(task: str, clients: int, seed: int, held_out: float) -> None:
-    if type(clients) is not int or clients < 1:
-        raise ConfigurationError(
-            f"task {task}: clients must be a whole number from 1, got {clients!r}"
-        )
-    if type(seed) is not int or seed < 0:
-        raise ConfigurationError(f"task {task}: seed must be a whole number from 0, got {seed!r}")
-    if not isinstance(held_out, (int, float)) or not 0 <= held_out <= 0.5:
-        raise ConfigurationError(f"task {task}: held_out must be in [0, 0.5], got {held_out!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Digits(LabelNoise):
+class Digits(LabelNoise, Task):
     """Ten digits; every client has its own mix of them.
 
     clients: parts the images are split into. alpha: of the Dirichlet draw, small is more skewed.
@@ -70,14 +61,13 @@ class Digits(LabelNoise):
     Raises ConfigurationError.
     """
 
-    clients: int = 24
-    alpha: float = 0.5
-    seed: int = 0
-    held_out: float = 0.0
+    clients: PositiveInt = 24
+    alpha: PositiveFloat = 0.5
+    seed: NonNegativeInt = 0
+    held_out: HeldOut = 0.0
     central_test: bool = True
 
     classes = 10
-    groups = 0
     training: ClassVar[dict[str, object]] = {
         "learning_rate": 0.1,
         "momentum": 0.9,
@@ -86,10 +76,6 @@ class Digits(LabelNoise):
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _check("digits", self.clients, self.seed, self.held_out)
-        if not isinstance(self.alpha, (int, float)) or not self.alpha > 0:
-            raise ConfigurationError(f"task digits: alpha must be above 0, got {self.alpha!r}")
         if not self.central_test and not self.held_out:
             raise ConfigurationError(
                 "task digits: nobody could evaluate; set held_out, or central_test = true"
@@ -131,7 +117,7 @@ def _split_digits(task: Digits) -> tuple[list[Indices], Indices]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColoredDigits:
+class ColoredDigits(Task):
     """Small digits or large ones, red or green: colour misleads.
 
     The images are split by the CMNIST_GSC row of FedDiverse's Table 6, each client's matrix
@@ -141,12 +127,12 @@ class ColoredDigits:
     size × 2 + colour.
 
     clients: parts the images are split into. seed: of the partition. held_out: share of its
-    samples that each client evaluates on. Raises ConfigurationError.
+    samples that each client evaluates on.
     """
 
-    clients: int = 24
-    seed: int = 0
-    held_out: float = 0.0
+    clients: PositiveInt = 24
+    seed: NonNegativeInt = 0
+    held_out: HeldOut = 0.0
 
     classes = 2
     groups = 4
@@ -160,9 +146,6 @@ class ColoredDigits:
         "attribute_learning_rate": 0.1,
         "attribute_steps": 100,
     }
-
-    def __post_init__(self) -> None:
-        _check("colored-digits", self.clients, self.seed, self.held_out)
 
     def model(self) -> nn.Module:
         """A perceptron with one hidden layer of 128."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.tasks.partition import Share
 
 _CONCENTRATION = 100.0
 
@@ -25,20 +27,11 @@ class LabelNoise:
 
     label_noise: mean share of wrong labels of a noisy client, in [0, 0.99]; each has its own rate,
     drawn from Beta(100 · label_noise, 100 − 100 · label_noise). noisy_clients: the share of the
-    clients that is noisy, chosen at random. Raises ConfigurationError.
+    clients that is noisy, chosen at random.
     """
 
-    label_noise: float = 0.0
-    noisy_clients: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, highest in (("label_noise", 0.99), ("noisy_clients", 1.0)):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not 0 <= value <= highest:
-                raise ConfigurationError(
-                    f"task option {name} must be in [0, {highest:g}], got {value!r}", option=name
-                )
+    label_noise: Annotated[float, Field(ge=0, le=0.99)] = 0.0
+    noisy_clients: Share = 1.0
 
 
 def noise_rates(options: LabelNoise, clients: int, seed: int) -> NDArray[np.float64]:

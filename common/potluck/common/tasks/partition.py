@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 
 Indices = NDArray[np.int64]
 """Which samples, as positions in the whole data."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+HeldOut = Annotated[float, Field(ge=0, le=0.5)]
+"""The share of its samples that a client evaluates on."""
 
 _DRAWS = 100
 

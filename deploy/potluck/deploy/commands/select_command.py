@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from potluck.common.settings.plugins import SELECTORS, create
+from potluck.common.settings.plugins import create
 from potluck.deploy.operator.offline_selection import OfflineRound, parse_options, select_offline
 from potluck.deploy.operator.profile_file import read_profile_file
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
-from potluck.server.selection import Population
+from potluck.server.selection import Population, Selector
 
 
 def select(
@@ -55,7 +55,7 @@ def select(
     """
     if plot is not None:
         check_picture(plot)
-    chosen = create(SELECTORS, selector, parse_options(option or ()))
+    chosen = create(Selector, selector, parse_options(option or ()))
     population = read_profile_file(profiles)
     if count > len(population):
         typer.echo(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tomlkit
 
@@ -57,7 +57,7 @@ class Cell:
     def task(self) -> Task:
         """What is learned. Raises PluginError."""
         table = json.loads(self.task_text)
-        return cast(Task, plugins.create(plugins.TASKS, table["name"], table["options"]))
+        return plugins.create(Task, table["name"], table["options"])
 
     @property
     def title(self) -> str:
@@ -101,8 +101,8 @@ def _cell(
     if get(complete, "task.seed") is None and "seed" in plugins.options_of(plugins.TASKS, name):
         put(complete, "task.seed", seed)
         options["seed"] = seed
-    clients = getattr(plugins.create(plugins.TASKS, name, options), "clients", None)
-    if not isinstance(clients, int):
+    clients = plugins.create(Task, name, options).clients
+    if not clients:
         raise ConfigurationError(
             f"{source}: task {name} does not say how many clients it has (an attribute `clients`)"
         )
@@ -110,7 +110,7 @@ def _cell(
     run_file = tomlkit.dumps(complete)
     parsed = parse_run_file(run_file, source=source)
     draw_up(run_file, source=source)  # as the coordinator will
-    plugins.create(plugins.OBJECTIVES, parsed.objective.name, parsed.objective.options)
+    plugins.check(plugins.OBJECTIVES, parsed.objective.name, parsed.objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}
     identity = {
         "run": parsed.model_dump(mode="json", exclude={"name"}),

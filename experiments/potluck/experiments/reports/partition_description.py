@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -63,9 +63,8 @@ def describe_task(
     Raises PluginError for an unknown task or option, ConfigurationError where the task does not
     say how many clients it has, and what the task raises.
     """
-    task = cast(Task, plugins.create(plugins.TASKS, name, options))
-    number = getattr(task, "clients", None)
-    if not isinstance(number, int):
+    task = plugins.create(Task, name, options)
+    if not task.clients:
         raise ConfigurationError(
             f"task {name} does not say how many clients it has: it needs an attribute `clients`, "
             "and data for client-0, client-1 …",
@@ -74,7 +73,7 @@ def describe_task(
     with_attributes = task.groups == 2 * task.classes
     clients = [
         _describe(task, ClientId(f"client-{part}"), data_directory, with_attributes=with_attributes)
-        for part in range(number)
+        for part in range(task.clients)
     ]
     return Description(
         task=name,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import nn
@@ -13,7 +13,6 @@ from potluck.common.models.perceptron import perceptron
 from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat
 from potluck.experiments.tasks.label_skew import LabelSkewTask
-from potluck.experiments.tasks.networks import network
 from potluck.experiments.tasks.preparing import Columns
 
 SEVEN = DataFormat(
@@ -42,7 +41,7 @@ class Covertype(LabelSkewTask):
     """
 
     binary: bool = False
-    network: str = "perceptron"
+    network: Literal["perceptron"] = "perceptron"
 
     name = "covtype"
     form = SEVEN
@@ -50,8 +49,7 @@ class Covertype(LabelSkewTask):
 
     def model(self) -> nn.Module:
         """The network; its last layer depends on the number of classes."""
-        choices = {"perceptron": partial(perceptron, 54, (45, 30, 15), self.classes, 0.2)}
-        return network(choices, self.network, task=self.name)
+        return perceptron(54, (45, 30, 15), self.classes, 0.2)
 
     def _form(self) -> DataFormat:
         return BINARY if self.binary else SEVEN

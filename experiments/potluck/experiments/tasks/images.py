@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import PositiveInt
 
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.mnist_cnn import mnist_cnn
@@ -35,7 +36,7 @@ class Mnist(_ImageTask):
     perceptron (one hidden layer of 200).
     """
 
-    network: str = "cnn"
+    network: Literal["cnn", "cnn-wide", "perceptron"] = "cnn"
 
     name = "mnist"
     form = DataFormat(
@@ -62,7 +63,7 @@ class Emnist(_ImageTask):
     network: cnn, cnn-wide or perceptron, as in `mnist`.
     """
 
-    network: str = "cnn"
+    network: Literal["cnn", "cnn-wide", "perceptron"] = "cnn"
 
     name = "emnist"
     form = DataFormat(
@@ -98,7 +99,7 @@ class Cifar10(_ImageTask):
     network: lenet5.
     """
 
-    network: str = "lenet5"
+    network: Literal["lenet5"] = "lenet5"
 
     name = "cifar10"
     form = DataFormat(
@@ -120,7 +121,7 @@ class Cifar100(_ImageTask):
     network: lenet5.
     """
 
-    network: str = "lenet5"
+    network: Literal["lenet5"] = "lenet5"
 
     name = "cifar100"
     form = DataFormat(
@@ -142,8 +143,8 @@ class Cinic10(_ImageTask):
     network: lenet5.
     """
 
-    clients: int = 200
-    network: str = "lenet5"
+    clients: PositiveInt = 200
+    network: Literal["lenet5"] = "lenet5"
 
     name = "cinic10"
     form = DataFormat(

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from potluck.common.names import ClientId
-from potluck.common.task import ClientData, Examples
+from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tasks.label_noise import LabelNoise, mislabelled
 from potluck.common.tasks.partition import Indices, held_out_split, part_number
 from potluck.common.tasks.stored import Prepare, Stored, StoredExamples
 from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
-from potluck.experiments.tasks.networks import Networks, network
+from potluck.experiments.tasks.networks import Networks
 from potluck.experiments.tasks.splitting import Splitting, split_by, splitting_of, used
 
 _TEST_SEED = 1
@@ -26,7 +26,7 @@ _TEST_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSkewTask(Splitting, LabelNoise):
+class LabelSkewTask(Splitting, LabelNoise, Task):
     """What the tasks of this module's kind share; each names its format, networks and preparing.
 
     network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
@@ -37,20 +37,15 @@ class LabelSkewTask(Splitting, LabelNoise):
     name: ClassVar[str]
     form: ClassVar[DataFormat]
     networks: ClassVar[Networks]
-    groups: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        Splitting.__post_init__(self)
-        LabelNoise.__post_init__(self)
 
     @property
-    def classes(self) -> int:
+    def classes(self) -> int:  # type: ignore[override]  # follows from the options
         """As many as the data have."""
         return self._form().classes
 
     def model(self) -> nn.Module:
         """The network."""
-        return network(self.networks, self.network, task=self.name)
+        return self.networks[self.network]()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The part that the number at the end of the client's id names."""

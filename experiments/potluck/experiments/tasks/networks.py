@@ -6,20 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from potluck.common.errors import ConfigurationError
-
 Build = Callable[[], nn.Module]
 Networks = Mapping[str, Build]
-
-
-def network(choices: Networks, name: str, *, task: str) -> nn.Module:
-    """A new network. Raises ConfigurationError, listing the choices."""
-    build = choices.get(name)
-    if build is None:
-        raise ConfigurationError(
-            f"task {task}: there is no network {name!r}; there are: {', '.join(choices)}", task=task
-        )
-    return build()
 
 
 def small_cnn(channels: int = 1, classes: int = 10) -> nn.Module:

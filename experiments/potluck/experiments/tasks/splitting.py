@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.tasks.partition import Indices, dirichlet, stratified
+from potluck.common.tasks.partition import HeldOut, Indices, Share, dirichlet, stratified
 from potluck.experiments.tasks.skews import few_labels, mostly_one_class, uneven_sizes, without_drop
 
-KINDS: Final = ("uniform", "dirichlet", "labels", "one-class", "quantity")
 _LEAST = 10
 
 
@@ -28,38 +28,20 @@ class Splitting:
     global_alpha: 0, or of a Dirichlet draw of the share that each class loses before the split.
     samples: training samples used, as many of each class as there are; 0 for all.
     test_samples: likewise of the coordinator's.
-    held_out: share of its samples that each client evaluates on. Raises ConfigurationError.
+    held_out: share of its samples that each client evaluates on.
     """
 
-    clients: int = 100
-    seed: int = 0
-    partition: str = "dirichlet"
-    alpha: float = 0.5
-    labels: int = 2
-    skewed: float = 0.3
-    main: float = 0.8
-    global_alpha: float = 0.0
-    samples: int = 0
-    test_samples: int = 0
-    held_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_whole(self, "clients", 1)
-        _check_whole(self, "labels", 1)
-        for name in ("seed", "samples", "test_samples"):
-            _check_whole(self, name, 0)
-        if self.partition not in KINDS:
-            raise _refused(self, "partition", f"one of {', '.join(KINDS)}")
-        _check_number(self, "alpha", self.alpha > 0 if _is_number(self.alpha) else False, "above 0")
-        for name, low, high in (
-            ("skewed", 0.0, 1.0),
-            ("main", 0.0, 1.0),
-            ("global_alpha", 0.0, np.inf),
-            ("held_out", 0.0, 0.5),
-        ):
-            value = getattr(self, name)
-            fits = _is_number(value) and low <= value <= high
-            _check_number(self, name, fits, f"in [{low:g}, {high:g}]")
+    clients: PositiveInt = 100
+    seed: NonNegativeInt = 0
+    partition: Literal["uniform", "dirichlet", "labels", "one-class", "quantity"] = "dirichlet"
+    alpha: PositiveFloat = 0.5
+    labels: PositiveInt = 2
+    skewed: Share = 0.3
+    main: Share = 0.8
+    global_alpha: NonNegativeFloat = 0.0
+    samples: NonNegativeInt = 0
+    test_samples: NonNegativeInt = 0
+    held_out: HeldOut = 0.0
 
 
 def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
@@ -100,27 +82,6 @@ def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator)
     per_class = -(-wanted // len(np.unique(labels)))
     _, chosen = stratified(labels, per_class, generator)
     return np.sort(generator.permutation(chosen)[:wanted])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_whole(options: Splitting, name: str, least: int) -> None:
-    value = getattr(options, name)
-    if type(value) is not int or value < least:
-        raise _refused(options, name, f"a whole number from {least}")
-
-
-def _check_number(options: Splitting, name: str, fits: bool, expected: str) -> None:
-    if not fits:
-        raise _refused(options, name, expected)
-
-
-def _refused(options: Splitting, name: str, expected: str) -> ConfigurationError:
-    task = getattr(options, "name", type(options).__name__.lower())
-    value = getattr(options, name)
-    return ConfigurationError(f"task {task}: {name} must be {expected}, got {value!r}", task=task)
 
 
 def splitting_of(options: Splitting) -> Splitting:

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt
 from torch import nn
 
-from potluck.common.errors import ConfigurationError
 from potluck.common.models.mnist_cnn import mnist_cnn
 from potluck.common.names import ClientId
-from potluck.common.task import ClientData, Examples
+from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tasks.partition import (
+    HeldOut,
     Indices,
     by_counts,
     held_out_split,
@@ -30,7 +31,7 @@ from potluck.common.tasks.table6 import interaction_matrices
 from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.experiments.tasks.images import Mnist
 from potluck.experiments.tasks.label_skew import stored_examples
-from potluck.experiments.tasks.networks import Networks, network, small_cnn
+from potluck.experiments.tasks.networks import Networks, small_cnn
 from potluck.experiments.tasks.preparing import Colored, Images
 
 _BYTES = np.dtype(np.uint8)
@@ -38,51 +39,34 @@ _IMAGENET = Images(means=(0.485, 0.456, 0.406), deviations=(0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpuriousTask:
+class SpuriousTask(Task):
     """What the tasks split by Table 6 share.
 
     distribution: the name of the partition. seed: of the choice of samples. share: of each client's
     samples that is used, in (0, 1]. held_out: share of its samples that each client evaluates on.
-    network: the model, by name. Raises ConfigurationError.
+    network: the model, by name.
     """
 
     distribution: str = ""
-    seed: int = 0
-    share: float = 1.0
-    held_out: float = 0.0
+    seed: NonNegativeInt = 0
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    held_out: HeldOut = 0.0
     network: str = ""
 
     name: ClassVar[str]
-    distributions: ClassVar[tuple[str, ...]]
-
-    def __post_init__(self) -> None:
-        if self.distribution not in self.distributions:
-            raise self._refused("distribution", f"one of {', '.join(self.distributions)}")
-        if type(self.seed) is not int or self.seed < 0:
-            raise self._refused("seed", "a whole number from 0")
-        for name, low, high in (("share", 0.0, 1.0), ("held_out", -1e-9, 0.5)):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not low < value <= high:
-                raise self._refused(name, f"in ({max(low, 0):g}, {high:g}]")
-
-    def _refused(self, option: str, expected: str) -> ConfigurationError:
-        value = getattr(self, option)
-        return ConfigurationError(
-            f"task {self.name}: {option} must be {expected}, got {value!r}", task=self.name
-        )
 
     @property
-    def clients(self) -> int:
+    def clients(self) -> int:  # type: ignore[override]  # follows from the options
         """As many as the partition has."""
         return len(self.matrices())
 
     @property
-    def classes(self) -> int:
+    def classes(self) -> int:  # type: ignore[override]  # likewise
         """As many as the partition has."""
         return int(self.matrices().shape[1])
 
     @property
-    def groups(self) -> int:
+    def groups(self) -> int:  # type: ignore[override]  # likewise
         """One for each class and attribute."""
         return 2 * self.classes
 
@@ -115,11 +99,10 @@ class ColoredMnist(SpuriousTask):
     cnn-wide, as in `mnist`.
     """
 
-    distribution: str = "cmnist-gsc"
-    network: str = "cnn"
+    distribution: Literal["cmnist-gsc"] = "cmnist-gsc"
+    network: Literal["cnn", "cnn-wide"] = "cnn"
 
     name = "cmnist"
-    distributions = ("cmnist-gsc",)
     networks: ClassVar[Networks] = {
         "cnn": partial(small_cnn, 3, 2),
         "cnn-wide": partial(mnist_cnn, 3, 2),
@@ -134,7 +117,7 @@ class ColoredMnist(SpuriousTask):
 
     def model(self) -> nn.Module:
         """The network."""
-        return network(self.networks, self.network, task=self.name)
+        return self.networks[self.network]()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The part that the number at the end of the client's id names."""
@@ -189,8 +172,7 @@ class _PhotographTask(SpuriousTask):
 
     def model(self) -> nn.Module:
         """The network."""
-        choices: Networks = {"cnn": partial(_photograph_cnn, self.classes)}
-        return network(choices, self.network, task=self.name)
+        return _photograph_cnn(self.classes)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The part that the number at the end of the client's id names."""
@@ -251,11 +233,10 @@ def _photograph_cnn(classes: int) -> nn.Module:
 class Waterbirds(_PhotographTask):
     """Land birds or water birds, before land or water: WaterBirds_dist of Table 6, 30 clients."""
 
-    distribution: str = "waterbirds-dist"
-    network: str = "cnn"
+    distribution: Literal["waterbirds-dist"] = "waterbirds-dist"
+    network: Literal["cnn"] = "cnn"
 
     name = "waterbirds"
-    distributions = ("waterbirds-dist",)
     form = DataFormat(
         name="waterbirds",
         shape=None,
@@ -274,17 +255,12 @@ class Spawrious(_PhotographTask):
     Classes 0 and 1 are labrador and dachshund; spawrious-4 adds bulldog and corgi.
     """
 
-    distribution: str = "spawrious-gsc"
-    network: str = "cnn"
+    distribution: Literal[
+        "spawrious-gsc", "spawrious-gci", "spawrious-gai", "spawrious-4", "spawrious-gci-100"
+    ] = "spawrious-gsc"
+    network: Literal["cnn"] = "cnn"
 
     name = "spawrious"
-    distributions = (
-        "spawrious-gsc",
-        "spawrious-gci",
-        "spawrious-gai",
-        "spawrious-4",
-        "spawrious-gci-100",
-    )
     form = DataFormat(
         name="spawrious",
         shape=None,

@@ -43,7 +43,6 @@ from potluck.server.strategy import (
     Summation,
     UpdateStatistics,
     Weights,
-    summation_of,
 )
 
 BLOCK_ELEMENTS: Final = 2**18
@@ -179,7 +178,7 @@ def _factors(
     buffers: frozenset[str],
 ) -> dict[str, float]:
     """By tensor: what its mean difference is multiplied by."""
-    normalized = summation_of(strategy) is Summation.NORMALIZED
+    normalized = strategy.summation is Summation.NORMALIZED
     factors: dict[str, float] = {}
     for tensor in current.layout.tensors:
         weight = float(combine.tensor_weights.get(tensor.name, combine.weights).sum())

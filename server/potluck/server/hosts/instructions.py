@@ -13,7 +13,7 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask
-from potluck.server.strategy import Summation, summation_of
+from potluck.server.strategy import Summation
 
 ENCODINGS = {
     Encoding.FLOAT32: transfer_pb2.ENCODING_FLOAT32,
@@ -99,7 +99,7 @@ def train_instruction(
             reports=sorted(plan.reports),
             pace=plan.client_pace(round_number, client),
             quotas=quotas,
-            normalized=masked and summation_of(plan.strategy) is Summation.NORMALIZED,
+            normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
         ),
     )
 

@@ -7,7 +7,7 @@ clients' settings (`Strategy.review`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
@@ -58,16 +58,15 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
 
     Raises ConfigurationError where there is none, or where its first sum is over too few clients.
     """
-    make: Callable[[], Selector] | None = getattr(selector, "by_protocol", None)
-    if make is None:
+    found = selector.by_protocol()
+    if found is None:
         raise ConfigurationError(
             f"{source}: selector {run_file.selector.name} has no procedure of sums and questions "
             'at every step, which profiles.disclosure = "protocol" asks for; choose dc-real or '
             "dc-balanced, or another disclosure",
             selector=run_file.selector.name,
         )
-    found = make()
-    first = run_file.count - int(getattr(found, "added", 0))
+    first = run_file.count - found.added
     least = run_file.profiles.sum_hosts
     if first < least:
         raise ConfigurationError(
@@ -87,7 +86,7 @@ def check_objective(table: PluginTable, *, source: str) -> None:
     """
     check_installed(plugins.OBJECTIVES, table.name)
     try:
-        plugins.create(plugins.OBJECTIVES, table.name, table.options)
+        plugins.check(plugins.OBJECTIVES, table.name, table.options)
     except ConfigurationError as error:
         if not isinstance(error.__cause__, ImportError):  # hosts have it, this machine need not
             raise type(error)(f"{source}: {error.message}", **error.metadata) from None

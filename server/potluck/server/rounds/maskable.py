@@ -14,7 +14,7 @@ from potluck.common.secagg.policy.sum_policy import ClientPolicy
 from potluck.common.secagg.primitives.thresholds import COMPLETE_LIMIT
 from potluck.server.rounds.compatibility import check_maskable
 from potluck.server.selection import Selector
-from potluck.server.strategy import Strategy, Summation, summation_of
+from potluck.server.strategy import Strategy, Summation
 
 _STAGES: Final = 4
 _SPARE_SECONDS: Final = 60.0
@@ -38,7 +38,7 @@ def check_masking(
 
 def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
     """The largest weight a client may have in a round's sum."""
-    alike = run_file.weighting is Weighting.EQUAL or summation_of(strategy) is Summation.EQUAL
+    alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     return 1 if alike else run_file.masking.weight_cap
 
 
@@ -69,7 +69,7 @@ def _quorum(run_file: RunFile) -> int:
 
 
 def _check_selector(name: str, selector: Selector) -> None:
-    reports = sorted(getattr(selector, "reports", ()))
+    reports = sorted(selector.reports)
     if reports:
         raise ConfigurationError(
             f"selector {name} and secure aggregation don't go together: {name} goes by what each "

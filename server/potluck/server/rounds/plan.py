@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.common.errors import ConfigurationError
@@ -55,7 +55,7 @@ class RunPlan:
     @property
     def reports(self) -> frozenset[str]:
         """Names of the numbers that the selector wants reported with updates."""
-        return frozenset(getattr(self.selector, "reports", ()))
+        return frozenset(self.selector.reports)
 
     def client_pace(self, round_number: int, client: str) -> float:
         """Simulated seconds per sample of a client in a round; 0 on a real clock."""
@@ -88,15 +88,12 @@ def draw_up(
     )
     _check_parts(run_file, task, source)
     selector = run_file.selector
-    choosing: Selector = plugins.create(plugins.SELECTORS, selector.name, selector.options)
+    choosing = plugins.create(Selector, selector.name, selector.options)
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
-    recommended: Mapping[str, object] = getattr(choosing, "training", {})
-    chosen = {**recommended, **run_file.training}
+    chosen = {**choosing.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
-    strategy: Strategy = plugins.create(
-        plugins.STRATEGIES, run_file.strategy.name, run_file.strategy.options
-    )
+    strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
     return RunPlan(
@@ -112,12 +109,11 @@ def draw_up(
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
     """Raise ConfigurationError where a task that says for how many clients it has data has too few
     for the run."""
-    parts = getattr(task, "clients", None)
-    if isinstance(parts, int) and run_file.roster > parts:
+    if task.clients and run_file.roster > task.clients:
         raise ConfigurationError(
             f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "
-            f"for {parts} clients; lower `roster`, or raise `clients` of [task]",
-            parts=parts,
+            f"for {task.clients} clients; lower `roster`, or raise `clients` of [task]",
+            parts=task.clients,
             roster=run_file.roster,
         )
 

@@ -33,7 +33,7 @@ class LabelTotals:
 
     @property
     def _wanted(self) -> bool:
-        wants: bool = getattr(self._run.plan.selector, "wants_label_totals", False)
+        wants = self._run.plan.selector.wants_label_totals
         return wants and self._profiles.disclosure in ("noisy", PROTOCOL)
 
     async def find(self, clients: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ from potluck.server.runs.label_totals import task_reference
 from potluck.server.runs.run import RoundModel, Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
-from potluck.server.strategy import Summation, summation_of
+from potluck.server.strategy import Summation
 from potluck.server.sums.counts import SumOutcome, check_invited
 from potluck.server.sums.sum_session import SumTerms
 from potluck.server.sums.update_session import MaskedSession, Vouched
@@ -212,7 +212,7 @@ class MaskedRounds:
         if colluding is None:
             colluding = assumed_colluding_hosts(len(set(hosts)))
         thresholds = complete_thresholds(hosts, colluding)
-        metrics = metric_names(normalized=summation_of(plan.strategy) is Summation.NORMALIZED)
+        metrics = metric_names(normalized=plan.strategy.summation is Summation.NORMALIZED)
         lengths = lane_lengths(run.work.layout.parameters, metrics, plan.strategy.auxiliary)
         issued_at = int(time.time())
         return Header(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
 
 from potluck.server.selection import Population, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.dc_protocol import StepByStep
@@ -18,14 +20,13 @@ from potluck.server.selectors.parts.dc_parts import (
     federation_total,
 )
 from potluck.server.selectors.parts.parallel import Pass, passes
-from potluck.server.selectors.parts.selector_options import switch, whole
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
 
 
-class _Steered(Stateless, ABC):
+@dataclass(frozen=True, kw_only=True)
+class _Steered(Selector):
     """Uniform clients, then one by one whoever brings the cohort nearest to a target.
 
     added: how many of `count` are chosen by the target. stop_early: choose no more once nobody
@@ -35,19 +36,17 @@ class _Steered(Stateless, ABC):
     is left for. O(added · K · classes).
     """
 
-    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
-    wants_label_totals = False
+    added: NonNegativeInt = 5
+    stop_early: bool = False
 
-    def __init__(self, *, added: int = 5, stop_early: bool = False) -> None:
-        self._added = whole("added", added, minimum=0)
-        self._stop_early = switch("stop_early", stop_early)
+    needs = frozenset({Signal.LABEL_COUNTS})
 
     def by_protocol(self) -> Selector:
         """The same choice from sums and distances, as the paper's clients tell them."""
         return StepByStep(
-            self.target,
-            added=self._added,
-            stop_early=self._stop_early,
+            target=self.target,
+            added=self.added,
+            stop_early=self.stop_early,
             wants_label_totals=self.wants_label_totals,
         )
 
@@ -57,7 +56,7 @@ class _Steered(Stateless, ABC):
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients, of them `added` by the target."""
-        cohort, generator = begin(context, self._added)
+        cohort, generator = begin(context, self.added)
         rows, counts, base = candidates(context, cohort)
         stopped = False
         if len(rows):
@@ -68,7 +67,7 @@ class _Steered(Stateless, ABC):
                     before = steering.distance
                     place = largest(-steering.distances(run), generator)
                     after = steering.take(place)
-                    stopped = self._stop_early and after >= before - TIE
+                    stopped = self.stop_early and after >= before - TIE
                     if stopped:
                         break
                     cohort.add(int(rows[place]), f"distance to target {before:.4f} → {after:.4f}")
@@ -96,20 +95,18 @@ class DcBalanced(_Steered):
         return balanced(population)
 
 
-class DcRandom(Stateless):
+@dataclass(frozen=True, kw_only=True)
+class DcRandom(Selector):
     """The same number of clients as the others of the family, all uniform: their baseline.
 
     added: how many of `count` come in a second draw. Needs no profile.
     """
 
-    needs: frozenset[Signal] = frozenset()
-
-    def __init__(self, *, added: int = 5) -> None:
-        self._added = whole("added", added, minimum=0)
+    added: NonNegativeInt = 5
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients in two uniform draws."""
-        cohort, _ = begin(context, self._added)
+        cohort, _ = begin(context, self.added)
         cohort.draw(cohort.missing, "added uniformly")
         return cohort.selection()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, combinations
 from math import comb
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Rows, Selection, SelectionContext, Signal
+from potluck.server.selection import Rows, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import TIE
 from potluck.server.selectors.parts.dc_parts import (
     balanced,
@@ -19,32 +22,31 @@ from potluck.server.selectors.parts.dc_parts import (
     distance,
     federation_total,
 )
-from potluck.server.selectors.parts.selector_options import choice, whole
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
 
 MOST_SUBSETS = 10**8
 _LARGEST_TABLE = 5 * 10**5
+_TARGETS = {"balanced": balanced, "real": federation_total}
 
 
-class DcExhaustive(Stateless):
+@dataclass(frozen=True, kw_only=True)
+class DcExhaustive(Selector):
     """Uniform clients, then the `added` ones that together bring them nearest to a target.
 
     target: `balanced` or `real`, as `dc-balanced` and `dc-real` have it. Tries every subset, and
     refuses where there are more than 10^8.
     """
 
-    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
+    added: NonNegativeInt = 5
+    target: Literal["balanced", "real"] = "balanced"
 
-    def __init__(self, *, added: int = 5, target: str = "balanced") -> None:
-        self._added = whole("added", added, minimum=0)
-        self._balanced = choice("target", target, ("balanced", "real")) == "balanced"
+    needs = frozenset({Signal.LABEL_COUNTS})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients; raises ConfigurationError where there are too many subsets."""
-        cohort, generator = begin(context, self._added)
+        cohort, generator = begin(context, self.added)
         rows, counts, base = candidates(context, cohort)
         size = min(cohort.missing, len(rows))
         subsets = comb(len(rows), size)
@@ -55,7 +57,7 @@ class DcExhaustive(Stateless):
                 subsets=subsets,
             )
         if size:
-            target = (balanced if self._balanced else federation_total)(context.population)
+            target = _TARGETS[self.target](context.population)
             best = nearest_subset(counts, base, target, size, generator)
             total = distance(base + counts[best].sum(axis=0), target)
             reason = f"best of {subsets} subsets, distance to target {total:.4f}"

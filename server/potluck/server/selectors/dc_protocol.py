@@ -7,6 +7,7 @@ Strategies", §3. `potluck.common.learning.step_by_step` says what it gives away
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,18 @@ from potluck.server.selection import (
     Population,
     Selection,
     SelectionContext,
-    Signal,
+    Selector,
     Summed,
 )
 from potluck.server.selectors.parts.choosing import TIE, largest
 from potluck.server.selectors.parts.dc_parts import begin, distance
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
 
 
-class StepByStep(Stateless):
+@dataclass(frozen=True, kw_only=True)
+class StepByStep(Selector):
     """Uniform clients, then one by one whoever says it brings the cohort nearest to the target.
 
     target: the label distribution to come near to. wants_label_totals: whether it is that of the
@@ -42,20 +43,10 @@ class StepByStep(Stateless):
     cohort is drawn uniformly.
     """
 
-    needs: frozenset[Signal] = frozenset()
-
-    def __init__(
-        self,
-        target: Callable[[Population], Floats],
-        *,
-        added: int,
-        stop_early: bool,
-        wants_label_totals: bool,
-    ) -> None:
-        self.wants_label_totals = wants_label_totals
-        self.added = added
-        self._target = target
-        self._stop_early = stop_early
+    target: Callable[[Population], Floats]
+    added: int
+    stop_early: bool
+    wants_label_totals: bool
 
     def select(
         self, state: State, context: SelectionContext
@@ -64,7 +55,7 @@ class StepByStep(Stateless):
         if self.wants_label_totals and context.population.label_totals is None:
             raise RunError("there is no sum of the federation's label counts to steer by")
         cohort, generator = begin(context, self.added)
-        target = np.rint(self._target(context.population))
+        target = np.rint(self.target(context.population))
         why = "drawn uniformly: there is nobody else"
         while cohort.missing:
             others = np.setdiff1d(context.available, cohort.rows)
@@ -84,7 +75,7 @@ class StepByStep(Stateless):
             distances = told.values[LABEL_DISTANCE]
             place = largest(-distances, generator)
             before, after = distance(active.astype(np.float64), target), float(distances[place])
-            if self._stop_early and after >= before - TIE:
+            if self.stop_early and after >= before - TIE:
                 return cohort.selection()
             cohort.add(int(told.rows[place]), f"says distance to target {before:.4f} → {after:.4f}")
         cohort.draw(cohort.missing, why)

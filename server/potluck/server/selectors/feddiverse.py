@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import triplets as triplets_of
-from potluck.server.selection import Population, Rows, Selection, SelectionContext, Signal
+from potluck.server.selection import (
+    Population,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+    Signal,
+)
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles, weighted
-from potluck.server.selectors.parts.selector_options import choice
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
@@ -19,7 +27,8 @@ _ROTATION = (2, 0, 1)
 """Alg. 6: round 1 starts from spurious correlation, 2 from class, 3 from attribute imbalance."""
 
 
-class FedDiverse(Stateless):
+@dataclass(kw_only=True)
+class FedDiverse(Selector):
     """Draws a client by one component of its triplet, adds its complement, then what both lack.
 
     rotation: the component is the round's (`round`, Alg. 6), or moves on with each three clients
@@ -31,21 +40,13 @@ class FedDiverse(Stateless):
     Clients without a triplet fill a cohort only when no other client is left. O(count · K).
     """
 
-    def __init__(
-        self,
-        *,
-        rotation: str = "round",
-        cross_product: str = "absolute",
-        triplets: str = "estimated",
-    ) -> None:
-        self._by_round = choice("rotation", rotation, ("round", "triplet")) == "round"
-        self._signed = choice("cross_product", cross_product, ("absolute", "signed")) == "signed"
-        self._known = choice("triplets", triplets, ("estimated", "known")) == "known"
+    rotation: Literal["round", "triplet"] = "round"
+    cross_product: Literal["absolute", "signed"] = "absolute"
+    triplets: Literal["estimated", "known"] = "estimated"
 
-    @property
-    def needs(self) -> frozenset[Signal]:
-        """Triplets, or the matrices they are computed from."""
-        return frozenset({Signal.INTERACTION_MATRIX if self._known else Signal.TRIPLET})
+    def __post_init__(self) -> None:
+        known = self.triplets == "known"
+        self.needs = frozenset({Signal.INTERACTION_MATRIX if known else Signal.TRIPLET})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Threes of complementary clients until there are `count`."""
@@ -59,7 +60,7 @@ class FedDiverse(Stateless):
         return cohort.selection()
 
     def _triplets(self, population: Population) -> Floats | None:
-        if not self._known:
+        if self.triplets == "estimated":
             return population.triplets
         matrices = population.interaction_matrices
         return None if matrices is None else triplets_of(matrices)
@@ -76,7 +77,7 @@ class FedDiverse(Stateless):
         candidates = _Candidates(triplets, generator)
         size = min(cohort.size, len(rows))
         for three, taken in enumerate(range(0, size, 3)):
-            turn = context.round - 1 + (0 if self._by_round else three)
+            turn = context.round - 1 + (three if self.rotation == "triplet" else 0)
             component = _ROTATION[turn % 3]
             first = candidates.by_component(component)
             cohort.add(int(rows[first]), f"{_COMPONENTS[component]}-weighted")
@@ -86,7 +87,7 @@ class FedDiverse(Stateless):
             cohort.add(int(rows[second]), f"complement of {ids[rows[first]]}")
             if taken + 2 == size:
                 break
-            third = candidates.furthest(first, second, signed=self._signed)
+            third = candidates.furthest(first, second, signed=self.cross_product == "signed")
             pair = f"{ids[rows[first]]} and {ids[rows[second]]}"
             cohort.add(int(rows[third]), f"has what {pair} lack")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
 
 from potluck.common.errors import StorageError
 from potluck.server.selection import (
@@ -14,18 +16,19 @@ from potluck.server.selection import (
     Rows,
     Selection,
     SelectionContext,
+    Selector,
     Signal,
 )
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles
 from potluck.server.selectors.parts.label_entropy import Entropies, bits
 from potluck.server.selectors.parts.parallel import passes
-from potluck.server.selectors.parts.selector_options import whole
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
 
 
-class FedEntOpt:
+@dataclass(frozen=True, kw_only=True)
+class FedEntOpt(Selector):
     """A random first client, then always the one that raises the label entropy most.
 
     buffer: how many of the clients selected last pause; half of the initial clients if not given.
@@ -34,14 +37,13 @@ class FedEntOpt:
     first, or fill a cohort that nobody else is left for. O(count · K · classes).
     """
 
-    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
+    buffer: NonNegativeInt | None = None
 
-    def __init__(self, *, buffer: int | None = None) -> None:
-        self._capacity = None if buffer is None else whole("buffer", buffer, minimum=0)
+    needs = frozenset({Signal.LABEL_COUNTS})
 
     def init(self, population: Population) -> State:
         """State: `buffer`, the pausing rows, oldest first; `capacity`, how many it holds."""
-        capacity = len(population) // 2 if self._capacity is None else self._capacity
+        capacity = len(population) // 2 if self.buffer is None else self.buffer
         return _state(Buffer((), capacity))
 
     def select(self, state: State, context: SelectionContext) -> Selection:

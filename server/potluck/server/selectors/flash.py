@@ -8,10 +8,12 @@ is learned by linear Thompson sampling.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import ClassVar
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat
 
 from potluck.server.selection import (
     Answers,
@@ -21,16 +23,16 @@ from potluck.server.selection import (
     Rows,
     Selection,
     SelectionContext,
-    Signal,
+    Selector,
 )
 from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
 from potluck.server.selectors.parts.flash_memory import FEATURES, Memory, Rules
 from potluck.server.selectors.parts.linear_thompson import exploration_width
-from potluck.server.selectors.parts.selector_options import choice, not_negative, within
 from potluck.server.state import State
 
 
-class Flash:
+@dataclass(frozen=True, kw_only=True)
+class Flash(Selector):
     """Those with the largest reward by coefficients drawn anew in each round.
 
     A client's context: its robust loss and its validation loss, both as a ratio to the first it
@@ -47,36 +49,23 @@ class Flash:
     Who gives no finite losses keeps its last context; who never gave any comes last. O(K).
     """
 
-    needs: frozenset[Signal] = frozenset()
-    training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
-    """What it recommends for local training."""
+    alpha: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 1.0
+    regularization: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    delta: Annotated[float, Field(ge=1e-12, le=1)] = 0.05
+    scale: Literal["standardised", "raw"] = "standardised"
+    reward: Literal["absolute", "signed"] = "absolute"
+    refresh: Literal["all", "selected"] = "all"
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        regularization: float = 1.0,
-        delta: float = 0.05,
-        scale: str = "standardised",
-        reward: str = "absolute",
-        refresh: str = "all",
-    ) -> None:
-        self._question = {
-            "alpha": not_negative("alpha", alpha),
-            "beta": not_negative("beta", beta),
-        }
-        self._regularization = within("regularization", regularization, 1e-6, 1e6)
-        self._delta = within("delta", delta, 1e-12, 1.0)
-        self._rules = Rules(
-            standardised=choice("scale", scale, ("standardised", "raw")) == "standardised",
-            signed=choice("reward", reward, ("absolute", "signed")) == "signed",
-        )
-        self._all = choice("refresh", refresh, ("all", "selected")) == "all"
+    training: ClassVar = {"validation_share": 0.1}
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(standardised=self.scale == "standardised", signed=self.reward == "signed")
 
     def init(self, population: Population) -> State:
         """Nothing is known of anybody."""
-        return Memory.empty(len(population), self._regularization).state()
+        return Memory.empty(len(population), self.regularization).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """The `count` clients with the largest x · θ̃, after asking for contexts."""
@@ -90,7 +79,7 @@ class Flash:
             answers = yield Ask(
                 rows=asked,
                 kind="context",
-                parameters=self._question,
+                parameters={"alpha": self.alpha, "beta": self.beta},
                 names=("robust", "validation", "seconds"),
             )
             memory = before.heard(answers, context.round, self._rules)
@@ -99,8 +88,8 @@ class Flash:
             context.round - 1,
             len(context.population),
             dimension=FEATURES,
-            regularization=self._regularization,
-            delta=self._delta,
+            regularization=self.regularization,
+            delta=self.delta,
         )
         coefficients = memory.posterior.sample(width, generator.standard_normal(FEATURES))
         scores = memory.contexts(self._rules)[known] @ coefficients
@@ -126,7 +115,7 @@ class Flash:
         return memory.trained(outcome, self._rules).state()
 
     def _asked(self, memory: Memory, available: Rows) -> Rows:
-        if self._all:
+        if self.refresh == "all":
             return available
         due = (memory.last_heard == 0) | memory.awaiting
         asked: Rows = available[due[available]]

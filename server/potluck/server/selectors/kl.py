@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat
 
-from potluck.server.selection import Rows, Selection, SelectionContext, Signal
+from potluck.server.selection import Rows, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
-from potluck.server.selectors.parts.selector_options import not_negative, switch
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
 
 
-class KullbackLeibler(Stateless):
+@dataclass(frozen=True, kw_only=True)
+class KullbackLeibler(Selector):
     """Walks the clients by size and takes each that has samples of the scarcest class so far.
 
     Deterministic but for the filling: the same available clients give the same set every round.
@@ -29,11 +29,10 @@ class KullbackLeibler(Stateless):
     O(K · (log K + classes)).
     """
 
-    needs: frozenset[Signal] = frozenset({Signal.LABEL_COUNTS})
+    theta: NonNegativeFloat = 0.01
+    truncate: bool = False
 
-    def __init__(self, *, theta: float = 0.01, truncate: bool = False) -> None:
-        self._theta = not_negative("theta", theta)
-        self._truncate = switch("truncate", truncate)
+    needs = frozenset({Signal.LABEL_COUNTS})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """The clients Alg. 2 accepts, then uniform ones up to `count`."""
@@ -43,7 +42,7 @@ class KullbackLeibler(Stateless):
         quotas = np.full((cohort.size, context.population.classes), np.inf)
         if table is not None and len(rows):
             walk = Walk(profiles(table, rows).clip(min=0.0))
-            while cohort.missing and walk.divergence >= self._theta:
+            while cohort.missing and walk.divergence >= self.theta:
                 found = walk.next()
                 if found is None:
                     break
@@ -52,7 +51,7 @@ class KullbackLeibler(Stateless):
                 cohort.add(int(rows[found.position]), reason if cohort.rows else "most samples")
         cohort.draw(cohort.missing, "no scarce class to fill; drawn uniformly")
         selection = cohort.selection()
-        if not self._truncate:
+        if not self.truncate:
             return selection
         return Selection(rows=selection.rows, reasons=selection.reasons, quotas=quotas)
 

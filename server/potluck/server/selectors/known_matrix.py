@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from potluck.server.selection import Selection, SelectionContext, Signal
+from potluck.server.selection import Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
 from potluck.server.selectors.parts.minimum_variance import minimum_variance_weights
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 
-class KnownMatrix(Stateless):
+class KnownMatrix(Selector):
     """Draws clients with the weights that make the weighted sum of their matrices most even.
 
     The weights are found anew for the available clients of each round. Few clients may have a
@@ -19,7 +18,7 @@ class KnownMatrix(Stateless):
     Clients without a matrix are only among the rest. O(K · classes²).
     """
 
-    needs: frozenset[Signal] = frozenset({Signal.INTERACTION_MATRIX})
+    needs = frozenset({Signal.INTERACTION_MATRIX})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients without replacement, by weight."""

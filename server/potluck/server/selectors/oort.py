@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from potluck.server.selection import (
     Population,
@@ -20,14 +21,15 @@ from potluck.server.selection import (
     Rows,
     Selection,
     SelectionContext,
-    Signal,
+    Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
 from potluck.server.selectors.parts.reported import LARGEST, plausible
-from potluck.server.selectors.parts.selector_options import not_negative, whole, within
 from potluck.server.state import State
 
 Floats = NDArray[np.float64]
+Share = Annotated[float, Field(ge=0, le=1)]
+Percentage = Annotated[float, Field(ge=0, le=100)]
 
 UTILITY = "utility"
 """What a client reports with its update: |B| · sqrt(mean squared loss) over its samples B."""
@@ -80,7 +82,8 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
     return float(np.percentile(known, percentile, method="inverted_cdf"))
 
 
-class Oort:
+@dataclass(frozen=True, kw_only=True)
+class Oort(Selector):
     """Mostly those with high utility per time, some who were never selected.
 
     A client's utility is what it reported of its losses when it last trained. exploration: the
@@ -95,39 +98,28 @@ class Oort:
     utility has none. Needs no profile. O(K).
     """
 
-    needs: frozenset[Signal] = frozenset()
+    exploration: Share = 0.9
+    exploration_decay: Share = 0.98
+    exploration_minimum: Share = 0.2
+    penalty: NonNegativeFloat = 2.0
+    pacer_rounds: PositiveInt = 20
+    pacer_step: Percentage = 5.0
+    percentile: Percentage = 10.0
+    cutoff: Share = 0.95
+    clip: Share = 0.95
+
     reports = frozenset({UTILITY})
 
-    def __init__(
-        self,
-        *,
-        exploration: float = 0.9,
-        exploration_decay: float = 0.98,
-        exploration_minimum: float = 0.2,
-        penalty: float = 2.0,
-        pacer_rounds: int = 20,
-        pacer_step: float = 5.0,
-        percentile: float = 10.0,
-        cutoff: float = 0.95,
-        clip: float = 0.95,
-    ) -> None:
-        self._exploration = within("exploration", exploration, 0, 1)
-        self._decay = within("exploration_decay", exploration_decay, 0, 1)
-        self._minimum = within("exploration_minimum", exploration_minimum, 0, 1)
-        self._scoring = Scoring(
-            penalty=not_negative("penalty", penalty), clip=within("clip", clip, 0, 1)
-        )
-        self._window = whole("pacer_rounds", pacer_rounds, minimum=1)
-        self._step = within("pacer_step", pacer_step, 0, 100)
-        self._percentile = within("percentile", percentile, 0, 100)
-        self._cutoff = within("cutoff", cutoff, 0, 1)
+    @property
+    def _scoring(self) -> Scoring:
+        return Scoring(penalty=self.penalty, clip=self.clip)
 
     def init(self, population: Population) -> State:
         """Nobody was selected. State: per row utility, seconds (NaN: unknown) and the round when
         last seen (0: never); the exploited utility of the last 2 · pacer_rounds rounds."""
         clients = len(population)
         return State(
-            scalars={"percentile": self._percentile},
+            scalars={"percentile": self.percentile},
             arrays={
                 "utility": np.full(clients, np.nan),
                 "seconds": np.full(clients, np.nan),
@@ -138,8 +130,8 @@ class Oort:
 
     def exploration_in(self, round_number: int) -> float:
         """ε of a round, from 1."""
-        decayed = self._exploration * self._decay ** (round_number - 1)
-        return max(decayed, min(self._minimum, self._exploration))
+        decayed = self.exploration * self.exploration_decay ** (round_number - 1)
+        return max(decayed, min(self.exploration_minimum, self.exploration))
 
     # Selecting --------------------------------------------------------------------------------
 
@@ -179,7 +171,7 @@ class Oort:
             utilities, table["last_seen"][seen], round_number=round_number
         )
         least = np.partition(scores, len(scores) - count)[len(scores) - count]
-        enough = np.flatnonzero(scores >= self._cutoff * least)
+        enough = np.flatnonzero(scores >= self.cutoff * least)
         drawn = enough[draw_weighted(scores[enough], count, generator)]
         reasons = [
             f"utility {utility:.4g}" + (f", slow: {factor:.2f} of its score" if factor < 1 else "")
@@ -201,7 +193,7 @@ class Oort:
         told = np.where(np.isfinite(told) & (told >= 0), np.minimum(told, LARGEST), 0.0)
         exploited = ~failed & (table["last_seen"][selected] > 0)
         utility = float(told[exploited].mean()) if exploited.any() else 0.0
-        table["window"] = np.append(table["window"], utility)[-2 * self._window :]
+        table["window"] = np.append(table["window"], utility)[-2 * self.pacer_rounds :]
         table["utility"][selected[~failed]] = told[~failed]
         table["last_seen"][selected[~failed]] = outcome.round
         seconds = np.where(failed, outcome.deadline_seconds, outcome.seconds)
@@ -215,15 +207,18 @@ class Oort:
     def _paced(self, state: State, window: Floats, round_number: int) -> float:
         """The percentile of the preferred duration from now on."""
         percentile = float(state.scalars["percentile"] or 0.0)
-        if len(window) < 2 * self._window or round_number % self._window:
+        if len(window) < 2 * self.pacer_rounds or round_number % self.pacer_rounds:
             return percentile
-        before, lately = float(window[: self._window].sum()), float(window[self._window :].sum())
+        before, lately = (
+            float(window[: self.pacer_rounds].sum()),
+            float(window[self.pacer_rounds :].sum()),
+        )
         if before == 0:
             return percentile
         if abs(lately - before) <= _FLAT * before:
-            return min(100.0, percentile + self._step)
+            return min(100.0, percentile + self.pacer_step)
         if abs(lately - before) >= _SHARP * before:
-            return max(min(self._step, percentile), percentile - self._step)
+            return max(min(self.pacer_step, percentile), percentile - self.pacer_step)
         return percentile
 
 

@@ -6,8 +6,11 @@ Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from potluck.server.selection import (
     Answers,
@@ -15,7 +18,7 @@ from potluck.server.selection import (
     Rows,
     Selection,
     SelectionContext,
-    Signal,
+    Selector,
 )
 from potluck.server.selectors.parts.choosing import (
     TIE_DECIMALS,
@@ -24,15 +27,14 @@ from potluck.server.selectors.parts.choosing import (
     samples_or_mean,
 )
 from potluck.server.selectors.parts.reported import column, plausible
-from potluck.server.selectors.parts.selector_options import choice, whole
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 _FACTOR = 100.0
 """A loss this many times the median counts as no larger than that."""
 
 
-class PowerOfChoice(Stateless):
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Selector):
     """Draws candidates, asks them for their mean loss under the model, takes the largest.
 
     candidates: how many are asked; 0 for twice the cohort; all where there are fewer, never fewer
@@ -45,12 +47,9 @@ class PowerOfChoice(Stateless):
     O(K + candidates · log candidates).
     """
 
-    needs: frozenset[Signal] = frozenset()
-
-    def __init__(self, *, candidates: int = 0, draw: str = "samples", order: str = "desc") -> None:
-        self._candidates = whole("candidates", candidates, minimum=0)
-        self._by_samples = choice("draw", draw, ("samples", "uniform")) == "samples"
-        self._ascending = choice("order", order, ("desc", "asc")) == "asc"
+    candidates: NonNegativeInt = 0
+    draw: Literal["samples", "uniform"] = "samples"
+    order: Literal["desc", "asc"] = "desc"
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """The `count` candidates with the largest losses, in that order."""
@@ -61,7 +60,7 @@ class PowerOfChoice(Stateless):
         asked = self._drawn(context, generator)
         answers = yield Ask(rows=asked, kind="loss")
         losses = plausible(column(answers, "loss", len(context.population)), factor=_FACTOR)[asked]
-        keys = np.round(losses if self._ascending else -losses, TIE_DECIMALS)
+        keys = np.round(losses if self.order == "asc" else -losses, TIE_DECIMALS)
         rank = np.lexsort((generator.random(len(asked)), keys))
         best = rank[: min(cohort.size, int(np.isfinite(losses).sum()))]  # NaN comes last
         cohort.extend(
@@ -76,10 +75,10 @@ class PowerOfChoice(Stateless):
     def _drawn(self, context: SelectionContext, generator: np.random.Generator) -> Rows:
         """The candidates, sorted."""
         available = context.available
-        wanted = max(self._candidates or 2 * context.count, context.count)
+        wanted = max(self.candidates or 2 * context.count, context.count)
         if wanted >= len(available):
             return available
         weights = np.ones(len(available))
-        if self._by_samples:
+        if self.draw == "samples":
             weights = samples_or_mean(context.population, available)
         return np.sort(available[draw_weighted(weights, wanted, generator)])

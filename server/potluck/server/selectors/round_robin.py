@@ -10,7 +10,7 @@ from potluck.server.selection import (
     RoundOutcome,
     Selection,
     SelectionContext,
-    Signal,
+    Selector,
 )
 from potluck.server.selectors.parts.choosing import Cohort
 from potluck.server.state import State
@@ -18,14 +18,12 @@ from potluck.server.state import State
 Counts = NDArray[np.int64]
 
 
-class RoundRobin:
+class RoundRobin(Selector):
     """Those selected least often so far, ties broken at random.
 
     Selections count, not completions: a client that always fails isn't picked for ever. Who was
     away or came late catches up by at most one slot per round. Needs no profile. O(K).
     """
-
-    needs: frozenset[Signal] = frozenset()
 
     def init(self, population: Population) -> State:
         """Nobody has been selected. State: `selections`, how often each row was."""

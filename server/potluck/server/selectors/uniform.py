@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from potluck.server.selection import Selection, SelectionContext, Signal
+from potluck.server.selection import Selection, SelectionContext, Selector
 from potluck.server.selectors.parts.choosing import Cohort
-from potluck.server.selectors.parts.stateless import Stateless
 from potluck.server.state import State
 
 
-class Uniform(Stateless):
+class Uniform(Selector):
     """Draws the cohort uniformly without replacement; remembers nothing.
 
     Needs no profile. O(count) per round.
     """
-
-    needs: frozenset[Signal] = frozenset()
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` available clients, or all if there are fewer, in random order."""

@@ -6,25 +6,24 @@ As in the paper v begins at τ², and nothing is corrected for that bias.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import replace
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from potluck.server.state import State
-from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategies.averaging import Averaging, Memory
 from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
-from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 
-class _Adaptive(Averaging, ABC):
+class _Adaptive(Averaging):
     """The step that all three take; both moments are kept as float32."""
 
-    def __init__(self, *, learning_rate: float, beta1: float, tau: float) -> None:
-        self._rate = positive("learning_rate", learning_rate)
-        self._beta1 = share("beta1", beta1)
-        self._tau = positive("tau", tau)
+    learning_rate: PositiveFloat
+    beta1: Memory
+    tau: PositiveFloat
 
     @abstractmethod
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
@@ -34,7 +33,7 @@ class _Adaptive(Averaging, ABC):
         """m = 0 and v = τ²."""
         first, second = zeros(model), zeros(model)
         for array in second.values():
-            array.fill(self._tau**2)
+            array.fill(self.tau**2)
         return State(arrays=named("first", first) | named("second", second))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
@@ -49,52 +48,47 @@ class _Adaptive(Averaging, ABC):
         next_first, next_second = dict(first), dict(second)
 
         def by(name: str, delta: Doubles) -> Doubles:
-            m = self._beta1 * first[name].astype(np.float64) + (1 - self._beta1) * delta
+            m = self.beta1 * first[name].astype(np.float64) + (1 - self.beta1) * delta
             v = self._second_moment(second[name].astype(np.float64), np.square(delta))
             next_first[name], next_second[name] = m.astype(np.float32), v.astype(np.float32)
-            return self._rate * m / (np.sqrt(v) + self._tau)
+            return self.learning_rate * m / (np.sqrt(v) + self.tau)
 
         moved_model = moved(model, combined, context.buffers, by)
         arrays = named("first", next_first) | named("second", next_second)
         return moved_model, State(arrays=arrays)
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedAdagrad(_Adaptive):
     """v ← v + Δ²: steps of a weight shrink with all it has moved.
 
     learning_rate: η > 0. beta1 in [0, 1): 0, as in the paper, means no momentum. tau > 0: how
-    small a weight's moves must be for it to count as still. Raises ConfigurationError.
+    small a weight's moves must be for it to count as still.
     """
 
-    def __init__(
-        self, *, learning_rate: float = 0.01, beta1: float = 0.0, tau: float = 1e-3
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, beta1=beta1, tau=tau)
+    learning_rate: PositiveFloat = 0.01
+    beta1: Memory = 0.0
+    tau: PositiveFloat = 1e-3
 
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
         return moment + square
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedAdam(_Adaptive):
     """v ← β2·v + (1 − β2)·Δ²: steps of a weight shrink with how it has moved lately.
 
     learning_rate: η > 0. beta1, beta2 in [0, 1): memory of Δ and of Δ². tau > 0: how small a
-    weight's moves must be for it to count as still. Raises ConfigurationError.
+    weight's moves must be for it to count as still.
     """
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, beta1=beta1, tau=tau)
-        self._beta2 = share("beta2", beta2)
+    learning_rate: PositiveFloat = 0.01
+    beta1: Memory = 0.9
+    beta2: Memory = 0.99
+    tau: PositiveFloat = 1e-3
 
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
-        return self._beta2 * moment + (1 - self._beta2) * square
+        return self.beta2 * moment + (1 - self.beta2) * square
 
 
 class FedYogi(FedAdam):
@@ -104,4 +98,4 @@ class FedYogi(FedAdam):
     """
 
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
-        return moment - (1 - self._beta2) * square * np.sign(moment - square)
+        return moment - (1 - self.beta2) * square * np.sign(moment - square)

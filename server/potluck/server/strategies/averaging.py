@@ -1,67 +1,22 @@
-"""What most strategies have in common: weights by samples, nothing beside the weights, no state."""
+"""FedAvg's mean, which most strategies derive from: weights by samples, no state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from potluck.common.disclosure import Weighting
-from potluck.common.learning.training import LocalTraining
 from potluck.server.state import State
-from potluck.server.strategy import (
-    Combine,
-    Correction,
-    RoundContext,
-    Statistic,
-    UpdateStatistics,
-    Weights,
-)
+from potluck.server.strategy import Combine, RoundContext, Strategy, UpdateStatistics, Weights
+
+Memory = Annotated[float, Field(ge=0, lt=1)]
+"""The share of the past that a mean over time keeps in each round."""
 
 
-class Averaging:
+class Averaging(Strategy):
     """A strategy to derive from: the mean, weighted by samples, is the next model."""
-
-    @property
-    def auxiliary(self) -> frozenset[str]:
-        """None."""
-        return frozenset()
-
-    @property
-    def correction(self) -> Correction | None:
-        """None."""
-        return None
-
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def individual(self) -> bool:
-        """A weighted mean can be had without seeing any single update."""
-        return False
-
-    def review(
-        self,
-        training: LocalTraining,  # noqa: ARG002  part of the seam
-        weighting: Weighting,  # noqa: ARG002  likewise
-    ) -> Sequence[str]:
-        """It goes with everything."""
-        return ()
-
-    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
-        """An empty state."""
-        return State()
-
-    def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
-        """Nothing."""
-        return {}
-
-    def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
-        """Nothing."""
-        return {}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The mean by samples; their weights sum to 1."""

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveFloat
 
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
 from potluck.server.strategies.server_step import moved
-from potluck.server.strategies.strategy_options import positive
 from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStatistics, Weights
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedAtt(Averaging):
     """For each tensor s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
 
     step_size: ε > 0. The paper's code has 1.2, and so has this: above 1 the model goes beyond its
     clients. Norms are Frobenius norms of whatever shape; samples do not count. In large tensors
     distances are large too, and the softmax leaves nearly all attention to one client. The
-    paper's noise on the result is left out: it protects nobody. Raises ConfigurationError.
+    paper's noise on the result is left out: it protects nobody.
     """
 
-    def __init__(self, *, step_size: float = 1.2) -> None:
-        self._step_size = positive("step_size", step_size)
+    step_size: PositiveFloat = 1.2
 
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        """How far each client's tensors are."""
-        return frozenset({Statistic.TENSOR_NORMS})
-
-    @property
-    def individual(self) -> bool:
-        """Attention is by each client's distance."""
-        return True
+    needs = frozenset({Statistic.TENSOR_NORMS})
+    individual = True
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """Attention for each parameter, equal weights for buffers."""
@@ -52,7 +47,7 @@ class FedAtt(Averaging):
     ) -> tuple[Weights, State]:
         """One step of ε."""
         return (
-            moved(model, combined, context.buffers, lambda _, delta: self._step_size * delta),
+            moved(model, combined, context.buffers, lambda _, delta: self.step_size * delta),
             state,
         )
 

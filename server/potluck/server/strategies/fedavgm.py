@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from potluck.server.state import State
-from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategies.averaging import Averaging, Memory
 from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
-from potluck.server.strategies.strategy_options import positive, share, switch
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedAvgM(Averaging):
     """v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
 
     momentum: β in [0, 1); a steady Δ is in the end taken 1/(1 − β) times, 20 times at 0.95.
     learning_rate: η > 0. nesterov: step by β·v + Δ instead of v (the paper's; heavy ball is the
     default). The velocity v is kept as float32. A round that gathers no update neither moves the
-    model nor decays v. Raises ConfigurationError.
+    model nor decays v.
     """
 
-    def __init__(
-        self, *, momentum: float = 0.95, learning_rate: float = 1.0, nesterov: bool = False
-    ) -> None:
-        self._momentum = Momentum(
-            share("momentum", momentum),
-            positive("learning_rate", learning_rate),
-            nesterov=switch("nesterov", nesterov),
-        )
+    momentum: Memory = 0.95
+    learning_rate: PositiveFloat = 1.0
+    nesterov: bool = False
+
+    @property
+    def _momentum(self) -> Momentum:
+        return Momentum(self.momentum, self.learning_rate, nesterov=self.nesterov)
 
     def init(self, model: Weights) -> State:
         """No velocity."""

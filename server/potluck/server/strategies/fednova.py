@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from potluck.common.disclosure import Weighting
 from potluck.common.learning.training import LocalTraining
 from potluck.server.state import State
-from potluck.server.strategies.averaging import Averaging, shares
+from potluck.server.strategies.averaging import Averaging, Memory, shares
 from potluck.server.strategies.fedavgm import Momentum
-from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import (
     Combine,
     RoundContext,
@@ -21,6 +22,7 @@ from potluck.server.strategy import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedNova(Averaging):
     """w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
 
@@ -29,18 +31,17 @@ class FedNova(Averaging):
     no such number: its a_k is τ. Where all are equal, this is FedAvg.
 
     momentum: β in [0, 1) of the server's step, as FedAvgM's (FedDiverse's experiments have it);
-    learning_rate: η > 0. Buffers are averaged by samples. Raises ConfigurationError.
+    learning_rate: η > 0. Buffers are averaged by samples.
     """
 
-    def __init__(self, *, momentum: float = 0.0, learning_rate: float = 1.0) -> None:
-        self._momentum = Momentum(
-            share("momentum", momentum), positive("learning_rate", learning_rate)
-        )
+    momentum: Memory = 0.0
+    learning_rate: PositiveFloat = 1.0
+
+    summation = Summation.NORMALIZED
 
     @property
-    def summation(self) -> Summation:
-        """Clients divide their differences by a_k before they mask them."""
-        return Summation.NORMALIZED
+    def _momentum(self) -> Momentum:
+        return Momentum(self.momentum, self.learning_rate)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
         """It goes with everything, but not always means what the paper does."""

@@ -5,18 +5,19 @@ Median and trimmed mean: Yin et al. 2018, Definitions 1 and 2. Norm clipping: Su
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
+
 from potluck.server.strategies.averaging import Averaging, shares
-from potluck.server.strategies.strategy_options import positive, share
 from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatistics
 
 
 class _Robust(Averaging):
-    """What the three have in common: each update counts by itself."""
+    """What the three have in common: each update counts by itself, and a sum would hide it."""
 
-    @property
-    def individual(self) -> bool:
-        """A sum hides what is looked at here."""
-        return True
+    individual = True
 
 
 class CoordinateMedian(_Robust):
@@ -27,39 +28,36 @@ class CoordinateMedian(_Robust):
         return Combine(weights=shares(statistics.samples), reduction=Reduction.MEDIAN)
 
 
+@dataclass(frozen=True, kw_only=True)
 class TrimmedMean(_Robust):
     """Each coordinate's mean without the smallest and the largest values; samples do not count.
 
     trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates; the
-    result holds against that many bad ones. Raises ConfigurationError.
+    result holds against that many bad ones.
     """
 
-    def __init__(self, *, trim: float = 0.1) -> None:
-        self._trim = share("trim", trim, below=0.5)
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The trimmed mean."""
         return Combine(
-            weights=shares(statistics.samples), reduction=Reduction.TRIMMED_MEAN, trim=self._trim
+            weights=shares(statistics.samples), reduction=Reduction.TRIMMED_MEAN, trim=self.trim
         )
 
 
+@dataclass(frozen=True, kw_only=True)
 class NormClippedMean(_Robust):
     """The mean by samples of updates that are scaled back to at most `clip` from the model.
 
-    clip > 0: the longest L2 distance over all floating-point tensors. Raises ConfigurationError.
+    clip > 0: the longest L2 distance over all floating-point tensors.
     """
 
-    def __init__(self, *, clip: float = 10.0) -> None:
-        self._clip = positive("clip", clip)
+    clip: PositiveFloat = 10.0
 
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        """How long each update is."""
-        return frozenset({Statistic.NORMS})
+    needs = frozenset({Statistic.NORMS})
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The clipped mean."""
         return Combine(
-            weights=shares(statistics.samples), reduction=Reduction.CLIPPED_MEAN, clip=self._clip
+            weights=shares(statistics.samples), reduction=Reduction.CLIPPED_MEAN, clip=self.clip
         )

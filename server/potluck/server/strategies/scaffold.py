@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveFloat
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
@@ -17,24 +18,22 @@ from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
 from potluck.server.strategies.fednova import FedNova
 from potluck.server.strategies.server_step import moved, named, unnamed, zeros
-from potluck.server.strategies.strategy_options import choice, positive, refused
 from potluck.server.strategy import (
     Combine,
     Correction,
     RoundContext,
-    Statistic,
     Strategy,
     Summation,
     UpdateStatistics,
     Weights,
-    summation_of,
 )
 
 CONTROL: Final = "control"
 """The auxiliary: down c and, where the coordinator keeps it, c_k; up c_k⁺ − c_k."""
 
 
-class Scaffold:
+@dataclass(kw_only=True)
+class Scaffold(Strategy):
     """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which begin at 0.
 
     After its steps a client has c_k⁺ = c_k − c + (w − y)/(a_k·η), a_k as in FedNova (the number of
@@ -51,43 +50,22 @@ class Scaffold:
     PluginError.
     """
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float = 1.0,
-        weights: str = "equal",
-        keeper: str = "clients",
-        step: str | Mapping[str, object] | None = None,
-    ) -> None:
-        rate = positive("learning_rate", learning_rate)
-        equal = choice("weights", weights, ("equal", "samples")) == "equal"
-        self._keeps = choice("keeper", keeper, ("clients", "coordinator")) == "coordinator"
-        self._step: Strategy = _Mean(rate, equal=equal) if step is None else _other_step(step)
+    learning_rate: PositiveFloat = 1.0
+    weights: Literal["equal", "samples"] = "equal"
+    keeper: Literal["clients", "coordinator"] = "clients"
+    step: str | Mapping[str, object] | None = None
 
-    @property
-    def auxiliary(self) -> frozenset[str]:
-        """The control variates."""
-        return frozenset({CONTROL})
+    auxiliary = frozenset({CONTROL})
 
-    @property
-    def correction(self) -> Correction | None:
-        """Clients correct their steps."""
-        return Correction(name="scaffold", keeps=not self._keeps)
-
-    @property
-    def needs(self) -> frozenset[Statistic]:
-        """What the step needs."""
-        return self._step.needs
-
-    @property
-    def individual(self) -> bool:
-        """Where it keeps every client's c_k; otherwise sums do."""
-        return self._keeps or self._step.individual
-
-    @property
-    def summation(self) -> Summation:
-        """As the step has it."""
-        return summation_of(self._step)
+    def __post_init__(self) -> None:
+        equal = self.weights == "equal"
+        mean = _Mean(rate=self.learning_rate, equal=equal)
+        self._step: Strategy = mean if self.step is None else _other_step(self.step)
+        self._keeps = self.keeper == "coordinator"
+        self.correction = Correction(name="scaffold", keeps=not self._keeps)
+        self.needs = self._step.needs
+        self.individual = self._keeps or self._step.individual
+        self.summation = self._step.summation
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
         """Refused with optimisers that rescale gradients."""
@@ -154,13 +132,9 @@ class Scaffold:
 class _Mean(Averaging):
     """w ← w + η_g·mean Δ, weighted or not."""
 
-    def __init__(self, rate: float, *, equal: bool) -> None:
+    def __init__(self, *, rate: float, equal: bool) -> None:
         self._rate, self._equal = rate, equal
-
-    @property
-    def summation(self) -> Summation:
-        """Alike, or by samples."""
-        return Summation.EQUAL if self._equal else Summation.BY_SAMPLES
+        self.summation = Summation.EQUAL if equal else Summation.BY_SAMPLES
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The mean difference."""
@@ -179,12 +153,16 @@ def _other_step(step: object) -> Strategy:
     """The strategy that the option `step` names. Raises ConfigurationError, PluginError."""
     table = {"name": step} if isinstance(step, str) else step
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise refused("step", step, "a strategy's name, or a table with its name and options")
+        raise ConfigurationError(
+            f"strategy scaffold: option 'step' is {step!r}; it must be a strategy's name, or a "
+            "table with its name and options",
+            option="step",
+        )
     name = str(table["name"])
     options = {key: value for key, value in table.items() if key != "name"}
     if name == "scaffold":
         raise ConfigurationError("strategy scaffold can't be its own step; name another strategy")
-    strategy: Strategy = plugins.create(plugins.STRATEGIES, name, options)
+    strategy = plugins.create(Strategy, name, options)
     if isinstance(strategy, FedNova):
         raise ConfigurationError(
             "strategies scaffold and fednova don't go together: FedNova rescales every client's "

@@ -18,7 +18,7 @@ from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedEr
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.names import ClientId
 from potluck.common.settings.configuration import validate
-from potluck.common.settings.plugins import OBJECTIVES, create
+from potluck.common.settings.plugins import create
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import ColoredDigits, Digits
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
@@ -180,7 +180,7 @@ def test_local_work_is_counted_in_epochs_or_steps(settings: dict[str, Any], step
 
 
 @dataclass
-class CountingCrossEntropy:
+class CountingCrossEntropy(Objective):
     """Cross-entropy that notes what it is handed."""
 
     needs_received: bool = True
@@ -218,10 +218,7 @@ def test_an_objective_sees_the_weights_as_they_came_and_as_they_are() -> None:
 
 
 def test_the_loss_is_the_mean_over_samples_of_the_last_pass() -> None:
-    @dataclass(frozen=True)
-    class MeanLabel:
-        needs_received: bool = False
-
+    class MeanLabel(Objective):
         def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
             return logits.sum() * 0 + batch.labels.double().mean()
 
@@ -394,7 +391,7 @@ def test_a_model_that_can_not_be_sent_is_named() -> None:
 
 
 def test_cross_entropy_is_installed() -> None:
-    objective = create(OBJECTIVES, "cross-entropy", {})
+    objective = create(Objective, "cross-entropy", {})
     assert isinstance(objective, CrossEntropy)
     logits, labels = torch.tensor([[2.0, 1.0, 3.0]]), torch.tensor([0])
     local = LocalContext(round=1, label_counts=torch.tensor([1, 0, 0]), parameters=())
@@ -410,10 +407,8 @@ def test_noise_robust_training_believes_what_the_received_model_said() -> None:
         expected = torch.softmax(model(data.inputs), dim=1)
     seen: list[Tensor] = []
 
-    @dataclass(frozen=True)
-    class Believing:
-        needs_received: bool = False
-        needs_predictions: bool = True
+    class Believing(Objective):
+        needs_predictions = True
 
         def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
             assert local.predictions is not None

@@ -177,7 +177,9 @@ def test_a_truth_is_no_number_and_a_number_no_truth(line: str, told: str) -> Non
 def test_nor_in_tables_that_are_read_later() -> None:
     with pytest.raises(ConfigurationError, match="'epochs': must be a number"):
         draw_up('training.epochs = true\n[task]\nname = "digits"\n', source="run.toml")
-    with pytest.raises(ConfigurationError, match="fedavgm': momentum must be a number, not true"):
+    with pytest.raises(
+        ConfigurationError, match="fedavgm: option 'momentum' is True; it must be a number"
+    ):
         draw_up(
             '[task]\nname = "digits"\n[strategy]\nname = "fedavgm"\nmomentum = true\n',
             source="run.toml",

@@ -9,6 +9,7 @@ import pytest
 
 from potluck.common.errors import PluginError
 from potluck.common.settings import plugins
+from potluck.common.task import Task
 from potluck.server.rounds.compatibility import check_installed
 
 
@@ -26,11 +27,11 @@ def test_one_installed_after_the_start_asks_for_a_new_start(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with pytest.raises(PluginError, match=r"'late' is not installed; installed: .*digits"):
-        plugins.create(plugins.TASKS, "late", {})
+        plugins.create(Task, "late", {})
     install(tmp_path)
     said = "potluck.tasks: 'late' was installed after this process had started; start it anew"
     for look_up in (
-        lambda: plugins.create(plugins.TASKS, "late", {}),
+        lambda: plugins.create(Task, "late", {}),
         lambda: check_installed(plugins.TASKS, "late"),
     ):
         with pytest.raises(PluginError) as caught:

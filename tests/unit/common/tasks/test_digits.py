@@ -10,7 +10,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.learning.heterogeneity import federated_heterogeneity
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
-from potluck.common.settings.plugins import TASKS, create
+from potluck.common.settings.plugins import create
 from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tasks.digits import ColoredDigits, Digits, images_and_digits
 from potluck.common.tensors.model_arrays import state_arrays
@@ -44,7 +44,7 @@ def test_neither_the_tasks_nor_their_data_import_scikit_learn() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "colored-digits"])
 def test_a_task_is_found_by_name_and_fits_together(name: str) -> None:
-    task = create(TASKS, name, {"held_out": 0.2})
+    task = create(Task, name, {"held_out": 0.2})
     assert isinstance(task, Task)
     data = task.client_data(ClientId("client-3"), None)
     assert data.held_out is not None
@@ -140,24 +140,24 @@ def test_colored_digits_can_be_split_over_other_numbers(clients: int, samples: i
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digits", {"clients": 0}, "clients must be a whole number from 1, got 0"),
-        ("digits", {"clients": "24"}, "clients must be a whole number from 1, got '24'"),
-        ("digits", {"alpha": 0}, "alpha must be above 0, got 0"),
-        ("digits", {"held_out": 0.6}, r"held_out must be in \[0, 0.5\], got 0.6"),
+        ("digits", {"clients": 0}, "task digits: option 'clients' is 0; it must be greater than 0"),
+        ("digits", {"clients": "24"}, "'clients' is '24'; it must be a whole number"),
+        ("digits", {"alpha": 0}, "'alpha' is 0; it must be greater than 0"),
+        ("digits", {"held_out": 0.6}, "'held_out' is 0.6; it must be less than or equal to 0.5"),
         ("digits", {"central_test": False}, "nobody could evaluate; set held_out"),
         (
             "digits",
             {"colour": "red"},
             "its options: .*clients, alpha, seed, held_out, central_test",
         ),
-        ("colored-digits", {"seed": -1}, "seed must be a whole number from 0, got -1"),
+        ("colored-digits", {"seed": -1}, "'seed' is -1; it must be greater than or equal to 0"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
     name: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
-        create(TASKS, name, options)
+        create(Task, name, options)
     assert "\n" not in caught.value.message
 
 

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
+from potluck.common.settings.plugins import create
+from potluck.common.task import Task
 from potluck.common.tasks.digits import Digits
 from potluck.common.tasks.label_noise import LabelNoise, noise_rates, with_wrong_labels
 
@@ -78,4 +80,4 @@ def test_a_task_s_training_samples_are_mislabelled_and_no_others() -> None:
 )
 def test_options_are_checked(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        Digits(**options)  # type: ignore[arg-type]
+        create(Task, "digits", options)

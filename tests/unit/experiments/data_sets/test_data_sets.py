@@ -5,6 +5,7 @@ import io
 import pickle
 import tarfile
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -184,7 +185,10 @@ def test_spawrious_keeps_as_many_test_images_of_each_cell(tmp_path: Path) -> Non
     ("task", "name"),
     [
         (Waterbirds(), "waterbirds"),
-        *((Spawrious(distribution=each), "spawrious") for each in Spawrious.distributions),
+        *(
+            (Spawrious(distribution=each), "spawrious")
+            for each in get_args(get_type_hints(Spawrious)["distribution"])
+        ),
     ],
     ids=lambda value: getattr(value, "distribution", value),
 )

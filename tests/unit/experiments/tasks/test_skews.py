@@ -1,5 +1,7 @@
 """How the papers split data: each rule's own promises."""
 
+from typing import Any, get_args, get_type_hints
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.common.task import Task
 from potluck.common.tasks.partition import Indices
 from potluck.experiments.tasks.skews import few_labels, mostly_one_class, uneven_sizes, without_drop
-from potluck.experiments.tasks.splitting import KINDS, Splitting, split_by, used
+from potluck.experiments.tasks.splitting import Splitting, split_by, used
 
 
 def balanced(classes: int, each: int) -> NDArray[np.int64]:
@@ -70,8 +74,8 @@ def test_the_dropped_shares_sum_to_one_class(alpha: float, seed: int) -> None:
     assert abs(int(dropped.sum()) - 200) <= 10  # rounding, at most half a sample per class
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_partition_is_a_function_of_its_seed_and_the_labels(kind: str) -> None:
+@pytest.mark.parametrize("kind", get_args(get_type_hints(Splitting)["partition"]))
+def test_a_partition_is_a_function_of_its_seed_and_the_labels(kind: Any) -> None:
     labels = balanced(10, 60)
 
     def split(seed: int) -> list[list[int]]:
@@ -93,13 +97,13 @@ def test_part_of_the_samples_is_of_each_class_alike() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"partition": "random"}, "partition must be one of uniform, dirichlet"),
-        ({"clients": 0}, "clients must be a whole number from 1"),
-        ({"alpha": 0}, "alpha must be above 0"),
-        ({"skewed": 1.5}, r"skewed must be in \[0, 1\]"),
-        ({"samples": -1}, "samples must be a whole number from 0"),
+        ({"partition": "random"}, "'partition' is 'random'; it must be 'uniform', 'dirichlet'"),
+        ({"clients": 0}, "'clients' is 0; it must be greater than 0"),
+        ({"alpha": 0}, "'alpha' is 0; it must be greater than 0"),
+        ({"skewed": 1.5}, "'skewed' is 1.5; it must be less than or equal to 1"),
+        ({"samples": -1}, "'samples' is -1; it must be greater than or equal to 0"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(options: dict[str, float], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        Splitting(**options)  # type: ignore[arg-type]  # on purpose
+        create(Task, "mnist", options)

@@ -21,7 +21,7 @@ from support.populations import (
 
 from potluck.common.errors import PluginError
 from potluck.common.learning.heterogeneity import triplets
-from potluck.common.settings.plugins import SELECTORS, create
+from potluck.common.settings.plugins import create
 from potluck.server.selection import Answers, Ask, Population, RoundOutcome, Selection, Selector
 from potluck.server.state import State
 
@@ -46,8 +46,7 @@ every = pytest.mark.parametrize("name", NAMES)
 
 def selector_called(name: str) -> Selector:
     options = {"added": 2} if name == "dc-exhaustive" else {}
-    found: Selector = create(SELECTORS, name, options)
-    return found
+    return create(Selector, name, options)
 
 
 def through_the_store(state: State) -> State:
@@ -212,4 +211,4 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
 @every
 def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(PluginError, match="its options: "):
-        create(SELECTORS, name, {"colour": "green"})
+        create(Selector, name, {"colour": "green"})

@@ -1,10 +1,13 @@
+from typing import Literal
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.populations import context, population, rounds, select, table_6
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Population, Signal
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Population, Selector, Signal
 from potluck.server.selectors.feddiverse import FedDiverse
 
 FIVE: list[list[float]] = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.1, 0.2], [0.2, 0.3, 0.1]]
@@ -62,7 +65,9 @@ def test_the_signed_product_favours_correlation() -> None:
 
 
 @pytest.mark.parametrize(("cross_product", "share"), [("absolute", 1.0), ("signed", 0.11)])
-def test_class_imbalanced_clients_of_waterbirds(cross_product: str, share: float) -> None:
+def test_class_imbalanced_clients_of_waterbirds(
+    cross_product: Literal["absolute", "signed"], share: float
+) -> None:
     """Rows 0, 1, 2 have more class than attribute imbalance; picked all three in every round."""
     selector = FedDiverse(cross_product=cross_product)
     chosen = [set(s.rows.tolist()) for s in rounds(selector, table_6("waterbirds-dist"), 9, 2000)]
@@ -121,5 +126,7 @@ def test_clients_without_a_triplet_come_last() -> None:
 
 
 def test_unknown_values_list_the_valid_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"'rotation' is 'daily'; give .*round, triplet"):
-        FedDiverse(rotation="daily")
+    with pytest.raises(
+        ConfigurationError, match="'rotation' is 'daily'; it must be 'round' or 'triplet'"
+    ):
+        create(Selector, "feddiverse", {"rotation": "daily"})

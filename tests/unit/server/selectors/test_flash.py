@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 from support.populations import context, outcome, played, population, select
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Answers, Ask, Selection
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Answers, Ask, Selection, Selector
 from potluck.server.selectors.flash import Flash
 from potluck.server.selectors.parts.flash_memory import Memory, Rules
 from potluck.server.selectors.parts.linear_thompson import Posterior, exploration_width
@@ -193,8 +194,10 @@ def test_one_liar_does_not_move_the_others() -> None:
 
 def test_all_are_asked_or_those_just_selected() -> None:
     federation = population(6)
-    for refresh, expected in (("all", [0, 1, 2, 3, 4, 5]), ("selected", [])):
-        selector = Flash(refresh=refresh)
+    for selector, expected in (
+        (Flash(refresh="all"), [0, 1, 2, 3, 4, 5]),
+        (Flash(refresh="selected"), []),
+    ):
         state = selector.init(federation)
         selection, answers = played(selector, state, context(federation, 2))
         assert answers[0].rows.tolist() == list(range(6))
@@ -280,7 +283,7 @@ def test_clients_with_larger_rewards_are_found() -> None:
 )
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
-        Flash(**options)  # type: ignore[arg-type]
+        create(Selector, "flash", options)
 
 
 def test_state_is_arrays_alone() -> None:

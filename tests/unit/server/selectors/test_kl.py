@@ -3,6 +3,8 @@ import pytest
 from support.populations import context, labelled, population, rounds, select
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Selector
 from potluck.server.selectors.kl import KullbackLeibler, Walk
 
 FIVE = [[50, 0, 0], [20, 20, 0], [0, 30, 10], [0, 0, 25], [5, 5, 5]]
@@ -83,5 +85,7 @@ def test_clients_without_counts_come_last() -> None:
 
 @pytest.mark.parametrize("options", [{"theta": -1.0}, {"theta": float("nan")}, {"truncate": "x"}])
 def test_other_values_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match="selector option"):
-        KullbackLeibler(**options)  # type: ignore[arg-type]  # what a run file may hold
+    with pytest.raises(
+        ConfigurationError, match=f"selector kl: option '{next(iter(options))}' is "
+    ):
+        create(Selector, "kl", options)

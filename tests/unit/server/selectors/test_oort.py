@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike
 from support.populations import context, outcome, population, select
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import RoundOutcome, Selection
+from potluck.common.settings.plugins import create
+from potluck.server.selection import RoundOutcome, Selection, Selector
 from potluck.server.selectors.oort import Oort, Scoring, preferred_seconds, staleness
 from potluck.server.state import State
 
@@ -178,7 +179,7 @@ def test_the_pacer() -> None:
 )
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
-        Oort(**options)  # type: ignore[arg-type]
+        create(Selector, "oort", options)
 
 
 def test_utilities_of_any_size_stay_numbers() -> None:

@@ -6,7 +6,8 @@ from numpy.typing import ArrayLike
 from support.populations import Respond, context, played, population, select
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Answers, Ask, Population
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Answers, Ask, Population, Selector
 from potluck.server.selectors.pow_d import PowerOfChoice
 from potluck.server.state import State
 
@@ -132,4 +133,4 @@ def test_equal_losses_are_drawn_from() -> None:
 )
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
-        PowerOfChoice(**options)  # type: ignore[arg-type]
+        create(Selector, "pow-d", options)

@@ -3,8 +3,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from potluck.common.settings.plugins import SELECTORS, create
-from potluck.server.selection import Population, Selection, SelectionContext
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Population, Selection, SelectionContext, Selector
 from potluck.server.selectors.uniform import Uniform
 from potluck.server.state import State
 
@@ -29,7 +29,7 @@ def select(
 
 
 def test_it_is_installed() -> None:
-    assert isinstance(create(SELECTORS, "uniform", {}), Uniform)
+    assert isinstance(create(Selector, "uniform", {}), Uniform)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 3), (4, 4), (9, 4)])

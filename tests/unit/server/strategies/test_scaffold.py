@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from support.strategy_rounds import Rounds, Sent, vector
 from torch import Tensor, nn
 
-from potluck.client.objective import Batch, LocalContext
+from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.auxiliary_files import (
     ReceivedAuxiliaries,
     corrected,
@@ -49,10 +49,8 @@ class _Point(nn.Module):
         return self.w.expand(len(inputs), 1)
 
 
-class _Parabola:
+class _Parabola(Objective):
     """½(x − m)², m the inputs."""
-
-    needs_received = False
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         return (logits - batch.inputs).square().mean() / 2
@@ -178,9 +176,7 @@ def test_two_rounds_of_two_parabolas(tmp_path: Path, keeper: str) -> None:
 def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
     """Against a steady gradient c_k⁺ is that gradient, whatever the momentum."""
 
-    class Slope:
-        needs_received = False
-
+    class Slope(Objective):
         def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
             return 3.0 * logits.mean()
 

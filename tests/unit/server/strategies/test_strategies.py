@@ -31,8 +31,7 @@ with_files = settings(
 
 
 def strategy(name: str, **options: Any) -> Strategy:
-    found: Strategy = create(STRATEGIES, name, options)
-    return found
+    return create(Strategy, name, options)
 
 
 def sent(strategy: Strategy, weights: Arrays, **others: Any) -> Sent:
@@ -324,23 +323,28 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedavgm", {"momentum": 1.0}, r"'momentum' is 1.0; give a number in \[0, 1\)"),
+        (
+            "fedavgm",
+            {"momentum": 1.0},
+            "strategy fedavgm: option 'momentum' is 1.0; it must be less than 1",
+        ),
         ("fedavgm", {"momentum": -0.1}, "'momentum' is -0.1"),
         ("fedavgm", {"momentum": "0.9"}, "'momentum' is '0.9'"),
-        ("fedavgm", {"momentum": True}, "momentum must be a number, not true"),
-        ("fedavgm", {"learning_rate": 0}, "'learning_rate' is 0; give a finite number above 0"),
-        ("fedavgm", {"nesterov": "yes"}, "'nesterov' is 'yes'; give true or false"),
+        ("fedavgm", {"momentum": True}, "'momentum' is True; it must be a number"),
+        ("fedavgm", {"learning_rate": 0}, "'learning_rate' is 0; it must be greater than 0"),
+        ("fedavgm", {"nesterov": "yes"}, "'nesterov' is 'yes'; it must be true or false"),
         ("fednova", {"momentum": 2}, "'momentum' is 2"),
-        ("fedadam", {"beta2": 1}, r"'beta2' is 1; give a number in \[0, 1\)"),
+        ("fedadam", {"beta2": 1}, "'beta2' is 1; it must be less than 1"),
         ("fedadam", {"tau": 0.0}, "'tau' is 0.0"),
         ("fedyogi", {"learning_rate": math.inf}, "'learning_rate' is inf"),
         ("fedadagrad", {"tau": math.nan}, "'tau' is nan"),
         ("fedatt", {"step_size": -1.2}, "'step_size' is -1.2"),
-        ("trimmed-mean", {"trim": 0.5}, r"'trim' is 0.5; give a number in \[0, 0.5\)"),
+        ("trimmed-mean", {"trim": 0.5}, "'trim' is 0.5; it must be less than 0.5"),
         ("clipped-mean", {"clip": 0}, "'clip' is 0"),
-        ("scaffold", {"keeper": "nobody"}, "give one of clients, coordinator"),
-        ("scaffold", {"weights": "n_k"}, "give one of equal, samples"),
-        ("scaffold", {"step": 3}, "a strategy's name, or a table"),
+        ("scaffold", {"keeper": "nobody"}, "it must be 'clients' or 'coordinator'"),
+        ("scaffold", {"weights": "n_k"}, "it must be 'equal' or 'samples'"),
+        ("scaffold", {"step": 3}, "'step' is 3; it must be a text or a table"),
+        ("scaffold", {"step": {"beta": 1}}, "a strategy's name, or a table"),
         ("scaffold", {"step": "scaffold"}, "can't be its own step"),
         ("scaffold", {"step": {"name": "fedavgm", "momentum": 1}}, "'momentum' is 1"),
     ],

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.objectives.objective_options import choice, number
+from potluck.client.objective import Batch, LocalContext, Objective
 
 _LEAST_COUNT = 1e-8
 """In place of 0 samples: (1e-8)^(−1/4) = 100, a margin that leaves next to nothing."""
 
 
-class FedLC:
+@dataclass(frozen=True, kw_only=True)
+class FedLC(Objective):
     """Cross-entropy of u_c = z_c − τ·n_c^(−1/4), n_c the client's samples of class c.
 
     tau ≥ 0: size of the margins; 0 is cross-entropy. denominator: `all` classes, as in any
     softmax, or `others`, the paper's, which leaves the label's own class out: that loss has no
     lower bound, and has been seen to collapse. absent: classes without samples get a margin of
-    100·τ (`margin`) or take no part (`mask`). Raises ConfigurationError.
+    100·τ (`margin`) or take no part (`mask`).
     """
 
-    def __init__(
-        self, *, tau: float = 1.0, denominator: str = "all", absent: str = "margin"
-    ) -> None:
-        self._tau = number("fedlc", "tau", tau, least=0.0)
-        self._others = choice("fedlc", "denominator", denominator, ("all", "others")) == "others"
-        self._masked = choice("fedlc", "absent", absent, ("margin", "mask")) == "mask"
-
-    @property
-    def needs_received(self) -> bool:
-        """It does not."""
-        return False
+    tau: NonNegativeFloat = 1.0
+    denominator: Literal["all", "others"] = "all"
+    absent: Literal["margin", "mask"] = "margin"
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         """The calibrated loss, averaged over the batch; logarithms of sums are max-shifted."""
         calibrated = logits - self.margins(local.label_counts).to(logits.dtype)
-        if not self._others:
+        if self.denominator == "all":
             return functional.cross_entropy(calibrated, batch.labels)
         own = calibrated.gather(1, batch.labels[:, None])
         others = calibrated.scatter(1, batch.labels[:, None], -torch.inf)
@@ -46,5 +42,5 @@ class FedLC:
     def margins(self, label_counts: Tensor) -> Tensor:
         """What is subtracted from each class's logit: C, float32 ≥ 0."""
         counts = label_counts.float()
-        margins = self._tau * counts.clamp_min(_LEAST_COUNT).pow(-0.25)
-        return margins.masked_fill(counts == 0, torch.inf) if self._masked else margins
+        margins = self.tau * counts.clamp_min(_LEAST_COUNT).pow(-0.25)
+        return margins.masked_fill(counts == 0, torch.inf) if self.absent == "mask" else margins

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.objectives.objective_options import number
+from potluck.client.objective import Batch, LocalContext, Objective
 
 
-class FedProx:
+@dataclass(kw_only=True)
+class FedProx(Objective):
     """Cross-entropy + (μ/2)·‖w − w^t‖², w^t the received model, over its trainable tensors.
 
     mu ≥ 0: how hard clients are held back; 0 is cross-entropy. FedDiverse uses 0.1, NIID-Bench
     tunes over 0.001 to 1. FedDiverse prints the norm unsquared; squared, as in the FedProx paper,
-    the pull grows with the distance. Raises ConfigurationError.
+    the pull grows with the distance.
     """
 
-    def __init__(self, *, mu: float = 0.1) -> None:
-        self._mu = number("fedprox", "mu", mu, least=0.0)
+    mu: NonNegativeFloat = 0.1
 
-    @property
-    def needs_received(self) -> bool:
-        """The anchor of the term."""
-        return True
+    needs_received = True
 
-    @property
-    def proximal(self) -> float:
-        """μ."""
-        return self._mu
+    def __post_init__(self) -> None:
+        self.proximal = self.mu
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         """Cross-entropy averaged over the batch, plus the term."""
         loss = functional.cross_entropy(logits, batch.labels)
-        if not self._mu:
+        if not self.mu:
             return loss
-        return loss + proximal_term(local.parameters, local.received, self._mu)
+        return loss + proximal_term(local.parameters, local.received, self.mu)
 
 
 def proximal_term(

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.objectives.objective_options import number, switch
+from potluck.client.objective import Batch, LocalContext, Objective
 
 
-class FedRS:
+@dataclass(frozen=True, kw_only=True)
+class FedRS(Objective):
     """Cross-entropy of logits that are scaled down for classes the client has no samples of.
 
     alpha in [0, 1]: the scale of absent classes; 1 is cross-entropy. soft: scale every class by
     α + (1 − α)·n_c / max n instead, so that rare classes are held back too. The bias is scaled
     with the rest of the logit; a negative logit of an absent class is thereby raised.
-    Raises ConfigurationError.
     """
 
-    def __init__(self, *, alpha: float = 0.5, soft: bool = False) -> None:
-        self._alpha = number("fedrs", "alpha", alpha, least=0.0, most=1.0)
-        self._soft = switch("fedrs", "soft", soft)
-
-    @property
-    def needs_received(self) -> bool:
-        """It does not."""
-        return False
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    soft: bool = False
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         """Cross-entropy of the scaled logits, averaged over the batch."""
@@ -36,7 +33,7 @@ class FedRS:
     def scales(self, label_counts: Tensor) -> Tensor:
         """What each class's logit is multiplied by: C, float32 in [α, 1]."""
         counts = label_counts.float()
-        presence = counts / counts.amax().clamp_min(1.0) if self._soft else (counts > 0).float()
+        presence = counts / counts.amax().clamp_min(1.0) if self.soft else (counts > 0).float()
         return torch.lerp(
-            torch.full_like(presence, self._alpha), torch.ones_like(presence), presence
+            torch.full_like(presence, self.alpha), torch.ones_like(presence), presence
         )

@@ -6,44 +6,38 @@ of symmetric cross-entropy (Wang et al., ICCV 2019).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.objectives.objective_options import number
+from potluck.client.objective import Batch, LocalContext, Objective
 
 LOGARITHM_OF_ZERO: Final = -4.0
 """A in the paper: log 0 in the reverse term, whose value is then −A·(1 − p_label)."""
 
 
-class NoiseRobust:
+@dataclass(kw_only=True)
+class NoiseRobust(Objective):
     """CE(labels) + α·CE(pseudo-labels) + β·RCE(labels).
 
     Pseudo-labels are the probabilities that the received model gives each sample, fixed for the
     round. alpha, beta ≥ 0: weights of the second and third term; the paper's captions name (1, 1)
-    for CIFAR-10 and (5, 1) for FEMNIST. Raises ConfigurationError.
+    for CIFAR-10 and (5, 1) for FEMNIST.
     """
 
-    def __init__(self, *, alpha: float = 1.0, beta: float = 1.0) -> None:
-        self._alpha = number("noise-robust", "alpha", alpha, least=0.0)
-        self._beta = number("noise-robust", "beta", beta, least=0.0)
+    alpha: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 1.0
 
-    @property
-    def needs_received(self) -> bool:
-        """It does not, only what the received model predicts."""
-        return False
-
-    @property
-    def needs_predictions(self) -> bool:
-        """For the pseudo-labels."""
-        return self._alpha > 0
+    def __post_init__(self) -> None:
+        self.needs_predictions = self.alpha > 0  # for the pseudo-labels
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
         """The three terms, averaged over the batch."""
         believed = None if local.predictions is None else local.predictions[batch.indices]
-        return noise_robust_loss(logits, batch.labels, believed, self._alpha, self._beta).mean()
+        return noise_robust_loss(logits, batch.labels, believed, self.alpha, self.beta).mean()
 
 
 def noise_robust_loss(

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from potluck.client.question import QuestionContext
-from potluck.client.training.objectives.objective_options import number
+from pydantic import NonNegativeFloat
+
+from potluck.client.question import Question, QuestionContext
 from potluck.client.training.validation import mean_loss, mean_robust_loss, validation_split
 from potluck.common.errors import TrainingError
 
 _SHARE = 0.1
 
 
-class Context:
+@dataclass(frozen=True, kw_only=True)
+class Context(Question):
     """`robust`, `validation` and `seconds`, as the selector `flash` asks them (ALGORITHMS §1.12).
 
     robust: the mean of the noise-robust loss, with weights alpha and beta, on the samples that are
     trained on; the received model's predictions are its pseudo-labels. validation: the mean
     cross-entropy on those kept back; where the run keeps none back, on a tenth of all, which were
     trained on too. seconds: what a training would take on a virtual clock, before there was one; 0
-    on a real one. Raises ConfigurationError.
+    on a real one.
     """
 
-    needs_model = True
+    alpha: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 1.0
 
-    def __init__(self, *, alpha: float = 1.0, beta: float = 1.0) -> None:
-        self._alpha = number("noise-robust", "alpha", alpha, least=0.0)
-        self._beta = number("noise-robust", "beta", beta, least=0.0)
+    needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """One pass over the samples."""
@@ -39,8 +41,8 @@ class Context:
             "robust": mean_robust_loss(
                 context.model,
                 training,
-                alpha=self._alpha,
-                beta=self._beta,
+                alpha=self.alpha,
+                beta=self.beta,
                 device=context.device,
             ),
             "validation": mean_loss(context.model, validation, device=context.device),

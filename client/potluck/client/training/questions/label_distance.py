@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.question import QuestionContext
+from potluck.client.question import Question, QuestionContext
 from potluck.client.training.signals import label_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import LABEL_DISTANCE
 
 
-class LabelDistance:
+class LabelDistance(Question):
     """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
 
     What clients tell in the DC procedure as its paper has it (Düsing and Cimiano §3; ALGORITHMS
     §1.11). active, target: a whole number for each class, separated by spaces. The answer has no
     noise and discloses the client's counts: only hosts whose owner allows `protocol` sums give it.
     """
-
-    needs_model = False
 
     def __init__(self, *, active: str, target: str) -> None:
         self._active = _numbers("active", active)

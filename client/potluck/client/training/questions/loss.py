@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from potluck.client.question import QuestionContext
+from potluck.client.question import Question, QuestionContext
 from potluck.common.errors import TrainingError
 from potluck.common.learning.evaluation import evaluate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Question):
     """`loss`: the mean cross-entropy over all training samples, whatever clients train with.
 
     What power-of-choice selection asks (pow-d; ALGORITHMS §1.3).

@@ -1,0 +1,117 @@
+"""Options of a plug-in, checked against the annotations of its constructor.
+
+Options are what a run file can say: JSON values. Types are strict (no text for a number, no truth
+for a number, no 2.0 for 2), and numbers are finite unless an annotation says otherwise. What is not
+annotated takes anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, Final, NotRequired, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict
+
+from potluck.common.errors import PluginError
+
+_LONGEST_VALUE = 80
+_WANTED: Final = {
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be a table",
+    "float_type": "it must be a number",
+    "int_type": "it must be a whole number",
+    "list_type": "it must be a list",
+    "string_type": "it must be a text",
+    "tuple_type": "it must be a list",
+}
+"""By the type of an error; of others their message says it."""
+
+
+def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str) -> dict[str, Any]:
+    """The options as the class or function `make` takes them; `of` names it in errors.
+
+    Raises PluginError with one sentence for each that is wrong.
+    """
+    try:
+        return _table(make).validate_json(json.dumps(dict(options), default=str), strict=True)
+    except ValidationError as error:
+        problems = _problems(make, error.errors(include_url=False), options)
+        raise PluginError(f"{of}: {'; '.join(problems)}") from None
+
+
+@functools.lru_cache(maxsize=128)
+def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
+    """The options as a typed table, those without a default required."""
+    hints, options, open_ended = _hints(make), dict[str, Any](), False
+    for name, parameter in inspect.signature(make).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            hint = _checkable(hints.get(name, Any))
+            options[name] = hint if parameter.default is parameter.empty else NotRequired[hint]
+    config = ConfigDict(extra="allow" if open_ended else "forbid", allow_inf_nan=False)
+    body = {
+        "__annotations__": options,
+        "__module__": make.__module__,
+        "__pydantic_config__": config,
+    }
+    table: Any = types.new_class(
+        "Options", (TypedDict,), exec_body=lambda space: space.update(body)
+    )
+    return TypeAdapter(table)
+
+
+def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
+    """Annotations by parameter; none where they name what is imported for type checkers alone."""
+    if isinstance(make, type) and not is_dataclass(make):
+        make = make.__init__  # type: ignore[misc]  # of this very class
+    try:
+        return get_type_hints(make, include_extras=True)
+    except NameError:
+        return {}
+
+
+def _checkable(hint: Any) -> Any:
+    """The annotation; one for anything where it names what no run file could give."""
+    try:
+        TypeAdapter(hint)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return Any
+    return hint
+
+
+def _problems(
+    make: Callable[..., Any], details: Sequence[ErrorDetails], options: Mapping[str, object]
+) -> list[str]:
+    """One sentence for each wrong option; of a union's members each says what it wants."""
+    known = list(inspect.signature(make).parameters)
+    listed = f"its options: {', '.join(known) or 'none'}"
+    wanted: dict[str, list[str]] = {}
+    found: list[str] = []
+    for detail in details:
+        option = str(detail["loc"][0])
+        if detail["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(option, known, n=1)
+            meant = f" (did you mean '{close[0]}'?)" if close else ""
+            found.append(f"there is no option '{option}'{meant}; {listed}")
+        elif detail["type"] == "missing" and len(detail["loc"]) == 1:
+            found.append(f"option '{option}' is missing; {listed}")
+        else:
+            said = detail["msg"].removeprefix("Value error, ")
+            said = _WANTED.get(detail["type"]) or said.replace("Input should be", "it must be", 1)
+            wanted.setdefault(option, []).append(said)
+    for option, said_of_it in wanted.items():
+        shown = repr(options[option])
+        value = shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
+        must = ", or ".join(dict.fromkeys(said_of_it)).replace(", or it must be", " or")
+        found.append(f"option '{option}' is {value}; {must}")
+    return found

@@ -1,0 +1,169 @@
+"""Options of anybody's plug-in, checked by what its constructor says of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+
+from potluck.common.errors import PluginError
+from potluck.common.settings.option_checks import checked
+from potluck.common.settings.plugins import create
+from potluck.common.task import ClientData, Examples, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from potluck.common.names import ClientId
+
+
+class Shape(Enum):
+    ROUND = "round"
+    FLAT = "flat"
+
+
+class Plugin:
+    def __init__(  # type: ignore[no-untyped-def]  # as anybody may write it
+        self,
+        *,
+        size: PositiveInt,
+        share: Annotated[float, Field(ge=0, lt=1)] = 0.5,
+        kind: Literal["mean", "median"] = "mean",
+        shape: Shape = Shape.ROUND,
+        widths: tuple[int, ...] = (),
+        again: bool = False,
+        inner: str | dict[str, Any] | None = None,
+        table: NDArray[np.float64] | None = None,
+        copy=None,
+    ) -> None: ...
+
+
+def test_options_become_what_the_annotations_name() -> None:
+    given = {"size": 1, "share": 0, "shape": "flat", "widths": [1, 2], "table": [1.5], "copy": "x"}
+    found = checked(Plugin, given, of="selector mine")
+    assert found == {**given, "shape": Shape.FLAT, "widths": (1, 2)}
+    assert type(found["share"]) is float
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "option 'size' is 0; it must be greater than 0"),
+        ({"size": True}, "option 'size' is True; it must be a whole number"),
+        ({"size": 2.0}, "option 'size' is 2.0; it must be a whole number"),
+        ({"size": "2"}, "option 'size' is '2'; it must be a whole number"),
+        ({"share": math.inf}, "option 'share' is inf; it must be a finite number"),
+        ({"share": math.nan}, "option 'share' is nan; it must be a finite number"),
+        ({"share": True}, "option 'share' is True; it must be a number"),
+        ({"kind": "mode"}, "option 'kind' is 'mode'; it must be 'mean' or 'median'"),
+        ({"shape": "oval"}, "option 'shape' is 'oval'; it must be 'round' or 'flat'"),
+        ({"widths": [1, "x"]}, "option 'widths' is [1, 'x']; it must be a whole number"),
+        ({"again": 1}, "option 'again' is 1; it must be true or false"),
+        ({"inner": 3}, "option 'inner' is 3; it must be a text or a table"),
+        (
+            {"siez": 1},
+            (
+                "there is no option 'siez' (did you mean 'size'?); its options: size, share, kind, "
+                "shape, widths, again, inner, table, copy"
+            ),
+        ),
+    ],
+)
+def test_another_value_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        checked(Plugin, {"size": 1} | options, of="selector mine")
+    assert caught.value.message == f"selector mine: {message}"
+
+
+def test_a_missing_option_is_named_and_so_is_every_wrong_one() -> None:
+    with pytest.raises(PluginError) as caught:
+        checked(Plugin, {"share": 1, "again": "no"}, of="selector mine")
+    assert caught.value.message == (
+        "selector mine: option 'size' is missing; its options: size, share, kind, shape, widths, "
+        "again, inner, table, copy; option 'share' is 1; it must be less than 1; option 'again' is "
+        "'no'; it must be true or false"
+    )
+
+
+def test_where_types_are_for_checkers_alone_the_names_are_still_checked() -> None:
+    class Guarded:
+        def __init__(self, *, hidden: Sequence[int] = ()) -> None: ...
+
+    assert checked(Guarded, {"hidden": [3]}, of="x") == {"hidden": [3]}
+    with pytest.raises(PluginError, match="there is no option 'depth'"):
+        checked(Guarded, {"depth": 3}, of="x")
+
+
+def test_any_name_goes_where_the_constructor_takes_any() -> None:
+    def make(width: PositiveInt = 1, **others: object) -> None: ...
+
+    assert checked(make, {"width": 2, "deep": [1]}, of="x") == {"width": 2, "deep": [1]}
+    with pytest.raises(PluginError, match="option 'width' is 0"):
+        checked(make, {"width": 0, "deep": [1]}, of="x")
+
+
+# A class that does not derive from the base of its kind ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """What a task must have, and nothing that it may have."""
+
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+
+    classes = 2
+
+    def model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        raise NotImplementedError
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        return None
+
+
+class Unfinished:
+    classes = 2
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "plain_tasks-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-tasks\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        f"[potluck.tasks]\nplain = {__name__}:Plain\nunfinished = {__name__}:Unfinished\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Plain.__module__])
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_class_with_the_methods_alone_gets_the_defaults_of_the_base() -> None:
+    task = create(Task, "plain", {"alpha": 2})
+    assert isinstance(task, Task)
+    assert isinstance(task, Plain)
+    assert (task.classes, task.groups, task.clients, task.alpha) == (2, 0, 0, 2.0)
+    assert (dict(task.training), dict(task.triplet)) == ({}, {})
+    assert task == create(Task, "plain", {"alpha": 2.0}), "a task is a key of caches"
+    assert hash(task) == hash(create(Task, "plain", {"alpha": 2.0}))
+    assert type(task).__name__ == "Plain"
+    with pytest.raises(PluginError, match="task plain: option 'alpha' is 0; it must be greater"):
+        create(Task, "plain", {"alpha": 0})
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_a_class_lacks_is_named_when_it_is_made() -> None:
+    with pytest.raises(PluginError, match=r"task unfinished: .*client_data, evaluation_data"):
+        create(Task, "unfinished", {})
