@@ -135,6 +135,7 @@ class DisclosurePolicy(Settings):
             disclosures=frozenset(self.sums),
             unprotected=frozenset({SumKind.PROTOCOL.value}),
             largest_epsilon=self.epsilon,
+            sensitivity=sensitivity(self.adjacency),
         )
 
     @property

@@ -96,7 +96,9 @@ class Records:
             others = len(each.clients) - 1
             hosts = len(set(each.clients.values()))
             noise = (
-                "without noise" if each.epsilon is None else f"with noise (ε = {each.epsilon:g})"
+                "without noise"
+                if each.epsilon is None
+                else f"with noise (ε = {each.epsilon:g}, {each.adjacency})"
             )
             yield (
                 f"  {_moment(each.at)} {each.subject}, as `{each.disclosure}`, {noise}, in a sum "

@@ -111,12 +111,13 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"issued_at": ISSUED - 600, "expires_at": ISSUED - 1}, Rule.EXPIRED),
         ({"expires_at": ISSUED + 90_000}, Rule.CLOCKS),
         ({"issued_at": ISSUED - 90_000}, Rule.CLOCKS),
-        ({"noise": Noise(epsilon=1.5, sensitivity=1, contributors=3)}, Rule.POLICY),
-        ({"noise": Noise(epsilon=float("nan"), sensitivity=1, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=1.5, sensitivity=2, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=float("nan"), sensitivity=2, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=3)}, Rule.POLICY),
         ({"noise": Noise(epsilon=0.5, sensitivity=3, contributors=3)}, Rule.MALFORMED),
-        ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=0)}, Rule.MALFORMED),
-        ({"noise": Noise(epsilon=1e-5, sensitivity=1, contributors=3)}, Rule.MALFORMED),
-        ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=3)}, Rule.BUDGET),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=0)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=1e-5, sensitivity=2, contributors=3)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=3)}, Rule.BUDGET),
         ({"log_length": 1}, Rule.QUERY_LOG),
     ],
 )
@@ -256,7 +257,7 @@ def test_a_key_of_low_order_is_refused() -> None:
         ({"threshold": 3}, Rule.THRESHOLD),
         ({"quorum": 3}, Rule.THRESHOLD),
         ({"colluding_hosts": 0}, Rule.POLICY),
-        ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=4)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=4)}, Rule.POLICY),
     ],
 )
 def test_thresholds_below_what_the_roster_needs_are_refused(

@@ -101,7 +101,7 @@ def test_slices_of_the_sum_are_unmasked_in_any_order_and_thread(dropped: str) ->
 
 def test_a_noisy_sum_is_the_sum_with_noise() -> None:
     federation = Federation(clients=6)
-    noise = Noise(epsilon=0.5, sensitivity=1, contributors=3)
+    noise = Noise(epsilon=0.5, sensitivity=2, contributors=3)
     counts = {name: [index * 10 + k for k in range(5)] for index, name in enumerate("abcdef")}
     shares = {
         name: noise_share(noise, 5, np.random.default_rng(ord(name)).bytes) for name in counts

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -23,6 +23,9 @@ from potluck.common.secagg.policy.differencing import check_set
 from potluck.common.secagg.policy.query_log import LogPosition
 from potluck.common.secagg.rules import BrokenRuleError, Rule
 from potluck.common.secagg.wire.messages import Header, LogEntry, Purpose
+
+Adjacency = Literal["add-remove", "replace"]
+"""Which data noise makes alike: with one sample more or less, or with one sample exchanged."""
 
 _Hexadecimal = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]
 
@@ -32,12 +35,15 @@ class _Entry(BaseModel):
 
 
 class Upload(_Entry):
-    """A masked vector was sent. epsilon: charged; None without noise."""
+    """A masked vector was sent. epsilon: charged; None without noise, as sensitivity and adjacency
+    are, which say what the noise hides."""
 
     kind: Literal["upload"] = "upload"
     session_id: _Hexadecimal
     input_id: str
     epsilon: float | None
+    sensitivity: int | None = None
+    adjacency: Adjacency | None = None
     at: AwareDatetime
 
 
@@ -55,6 +61,8 @@ class SumRelease(_Entry):
     disclosure: str
     clients: dict[str, str]
     epsilon: float | None
+    sensitivity: int | None = None
+    adjacency: Adjacency | None = None
     at: AwareDatetime
 
 
@@ -200,8 +208,7 @@ def check_release(
 
 def upload_entry(header: Header, input_id: str, at: datetime) -> Upload:
     """The entry to keep before a masked vector is sent."""
-    epsilon = header.noise.epsilon if header.noise else None
-    return Upload(session_id=header.session_id.hex(), input_id=input_id, epsilon=epsilon, at=at)
+    return Upload(session_id=header.session_id.hex(), input_id=input_id, at=at, **_noise_of(header))
 
 
 def release_entry(
@@ -218,6 +225,14 @@ def release_entry(
         subject=header.subject,
         disclosure=header.disclosure,
         clients=dict(clients),
-        epsilon=header.noise.epsilon if header.noise else None,
         at=at,
+        **_noise_of(header),
     )
+
+
+def _noise_of(header: Header) -> dict[str, Any]:
+    noise = header.noise
+    if noise is None:
+        return {"epsilon": None}
+    adjacency: Adjacency = "add-remove" if noise.sensitivity == 1 else "replace"
+    return {"epsilon": noise.epsilon, "sensitivity": noise.sensitivity, "adjacency": adjacency}

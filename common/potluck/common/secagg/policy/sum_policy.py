@@ -46,7 +46,9 @@ class ClientPolicy:
     warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
     unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
-    wish. largest_epsilon: of one noisy sum. circulant: whether the experimental graph is allowed.
+    wish. largest_epsilon: of one noisy sum. sensitivity: that its noise must be made for, at least:
+    1 where neighbouring data have one sample more or less, 2 where one sample is exchanged.
+    circulant: whether the experimental graph is allowed.
     """
 
     least_hosts: int = LEAST_HOSTS
@@ -54,6 +56,7 @@ class ClientPolicy:
     disclosures: frozenset[str] = frozenset({"update"})
     unprotected: frozenset[str] = frozenset()
     largest_epsilon: float = 1.0
+    sensitivity: int = 2
     ciphers: frozenset[StreamCipher] = frozenset(StreamCipher)
     circulant: bool = False
     largest_upload_bytes: int = 2**34
@@ -214,6 +217,12 @@ def _check_protection(header: Header, policy: ClientPolicy) -> None:
             math.isfinite(asked) and 0 < asked <= policy.largest_epsilon,
             Rule.POLICY,
             f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed",
+        )
+        require(
+            header.noise.sensitivity >= policy.sensitivity,
+            Rule.POLICY,
+            f"noise for a sensitivity of {header.noise.sensitivity} is asked for, "
+            f"{policy.sensitivity} is required",
         )
 
 

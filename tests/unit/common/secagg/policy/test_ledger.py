@@ -257,7 +257,7 @@ def test_two_logs_shown_at_once_are_found_out() -> None:
 
 def test_noise_is_paid_for_before_anything_is_sent() -> None:
     federation = Federation(clients=6)
-    noise = Noise(epsilon=0.4, sensitivity=1, contributors=3)
+    noise = Noise(epsilon=0.4, sensitivity=2, contributors=3)
     ledgers = {name: Ledger(epsilon_budget=1.0) for name in federation.names}
     run = federation.run(federation.header(noise=noise), ledgers=ledgers).until(Stage.UPLOAD)
     run.answer(closing=False)  # vectors are sent, and everybody is cut off

@@ -1,0 +1,23 @@
+"""Noise that hides less than a client's owner requires."""
+
+from __future__ import annotations
+
+from adversary.conftest import Scene
+
+from potluck.common.secagg import Rule
+
+
+async def test_noise_for_other_neighbours_than_the_owners_is_refused(scene: Scene) -> None:
+    """Noise for samples that come or go is half of what hides that one was exchanged."""
+    outcome = await scene.federation.sum(epsilon=1.0, sensitivity=1)
+    assert outcome.total is None
+    assert set(outcome.record.refusals.values()) == {Rule.POLICY}
+    assert not any(map(scene.federation.has_released, scene.federation.members.names))
+
+
+async def test_noise_as_the_owner_requires_is_summed_and_remembered(scene: Scene) -> None:
+    outcome = await scene.federation.sum(epsilon=1.0, sensitivity=2)
+    assert outcome.total is not None
+    for client in scene.federation.members.names:
+        [upload] = scene.federation.ledger(client).of(client).uploads
+        assert (upload.epsilon, upload.sensitivity, upload.adjacency) == (1.0, 2, "replace")
