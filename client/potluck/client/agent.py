@@ -20,10 +20,10 @@ from potluck.client.control.attending import Attending
 from potluck.client.control.handler_context import HandlerContext
 from potluck.client.control.inbox import Instructions
 from potluck.client.control.instruction_log import InstructionLog
-from potluck.client.disclosure.release_ledger import ReleaseLedger
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser, key_of
-from potluck.client.disclosure.sum_ledger import SumLedger
-from potluck.client.disclosure.sum_sessions import Membership, SumSessions
+from potluck.client.disclosure.sum_membership import Membership
+from potluck.client.disclosure.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
@@ -32,7 +32,6 @@ from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
     ConfigurationError,
     IdentityError,
-    StorageError,
 )
 from potluck.common.learning.step_by_step import LEAKS
 from potluck.common.names import ClientId
@@ -97,7 +96,8 @@ class Agent:
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = self._device.split(",")
         worker = Worker(*(partial(self._make_device, device) for device in devices))
-        discloser = self._make_discloser()
+        budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
+        discloser = self._make_discloser(budget)
         context = HandlerContext(
             clients=frozenset(self._clients),
             policy=config.disclosure,
@@ -110,12 +110,12 @@ class Agent:
             states=KeptStates(self._state.kept),
             worker=worker,
             discloser=discloser,
-            sums=self._make_sums(discloser),
+            sums=self._make_sums(budget, discloser.asker.federation),
             metrics=self._metrics,
         )
         instructions = Instructions(context, say=self._attending.say)
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
-        self._show_spent(ReleaseLedger(self._state.disclosures))
+        budget.show(*budget.clients())
         self._metrics.watch(
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
@@ -126,12 +126,7 @@ class Agent:
             worker.close()
             await link.close()
 
-    def _show_spent(self, ledger: ReleaseLedger) -> None:
-        for client in ledger.clients():
-            with contextlib.suppress(StorageError):  # it will be told when it is needed
-                self._metrics.spent(float(ledger.of(client).spent))
-
-    def _make_discloser(self) -> Discloser:
+    def _make_discloser(self, budget: PrivacyBudget) -> Discloser:
         config = self._config
         identity = config.tls.load(Role.HOST).identity
         if config.member_key is not None:
@@ -156,30 +151,24 @@ class Agent:
                 log.warning(f"protocol: {leak}")
         return Discloser(
             policy=config.disclosure,
-            ledger=ReleaseLedger(self._state.disclosures),
+            budget=budget,
             asker=Asker(federation=identity.federation, coordinator=config.coordinator),
             member_key=config.member_key,
             metrics=self._metrics,
         )
 
-    def _make_sums(self, discloser: Discloser) -> SumSessions:
+    def _make_sums(self, budget: PrivacyBudget, federation: str) -> SumSessions:
         config = self._config
-        sums = SumSessions(
-            policy=config.disclosure,
-            membership=Membership(
-                federation=discloser.asker.federation,
-                member_key=config.member_key,
-                members=config.members,
-                federation_root=config.federation_root,
-            ),
-            ledger=SumLedger(self._state.sums),
-            spent_otherwise=lambda client: discloser.ledger.of(client).spent,
+        membership = Membership(
+            federation=federation,
+            member_key=config.member_key,
+            members=config.members,
+            federation_root=config.federation_root,
         )
-        discloser.spent_on_sums = lambda client: sums.ledger.of(client).spent
         if config.federation_root is not None:
             for client in self._clients:
-                sums.membership.party(client, config.disclosure)  # better now than when asked
-        return sums
+                membership.party(client, config.disclosure)  # better now than when asked
+        return SumSessions(policy=config.disclosure, membership=membership, budget=budget)
 
     def _make_device(self, device: str) -> TrainingDevice:
         from potluck.client.training.determinism import compute_deterministically

@@ -3,10 +3,10 @@
 lock                     held while the process runs
 models/BLAKE3            models, by the digest of their float32 file
 fetched/BLAKE3[.part]    files on their way down
-updates/…                updates until their round is over; see `kept_updates`
-kept/…                   what clients keep from one training to the next; see `kept_states`
+updates/…                updates until their round is over; see `saved_updates`
+kept/…                   what clients keep from one training to the next; see `saved_states`
 ….spare/N                a model and an update to be written over; see `spare_files`
-disclosures/CLIENT.json  what a client has disclosed, for ever; see `disclosure_ledger`
+disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
 sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
 """
 

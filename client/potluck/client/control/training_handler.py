@@ -48,7 +48,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> None:
         context.log.move(update_id, InstructionStage.UPLOADING)
         await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
     finally:
-        context.sums.missed(update_id)
+        context.sums.appointments.close(update_id)
 
 
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:

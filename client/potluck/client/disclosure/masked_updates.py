@@ -1,12 +1,7 @@
-"""Updates that go into a secure sum: what a training hands over, how it is masked and written.
-
-`sum_sessions` drives the session, `handlers` the training; an `Appointment` is where the two
-meet. The masks are agreed on while the client trains.
-"""
+"""Updates that go into a secure sum: what a training hands over, how it is masked and written."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +21,7 @@ from potluck.common.masking import (
     lane_lengths,
     metric_names,
 )
-from potluck.common.secagg import Envelope, Expectation, Masking, Purpose
+from potluck.common.secagg import Expectation, Masking, Purpose
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
 from potluck.common.tensors.flat import FlatVector, TensorBorders
@@ -52,33 +47,6 @@ class Differences:
     auxiliaries: Mapping[str, NDArray[np.float32]] = field(repr=False)
     layout: Layout
     buffers: frozenset[str]
-
-
-@dataclass(kw_only=True)
-class Appointment:
-    """One client's training and the sum its update goes into. Lives on the event loop.
-
-    expected: what the client knows of the sum, once it has the round's model. agreed: once there
-    are masks. over: what is left to say when the update is delivered, or won't be: nothing, or a
-    refusal. said: once whoever waits for that has taken it.
-    """
-
-    expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
-    agreed: asyncio.Future[None] = field(default_factory=lambda: _future())
-    over: asyncio.Future[tuple[Envelope, ...]] = field(default_factory=lambda: _future())
-    said: asyncio.Event = field(default_factory=asyncio.Event)
-    session_id: bytes = b""
-
-    def close(self, replies: tuple[Envelope, ...] = ()) -> None:
-        """The training is over, one way or the other."""
-        for waiting in (self.expected, self.agreed):
-            waiting.cancel()
-        if not self.over.done():
-            self.over.set_result(replies)
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:

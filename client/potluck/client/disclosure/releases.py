@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, check_budget, terms
-from potluck.client.disclosure.release_ledger import (
-    Recipient,
-    Release,
-    ReleaseKey,
-    ReleaseLedger,
-)
+from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, terms
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.disclosure.release_ledger import Recipient, Release, ReleaseKey
 from potluck.common.disclosure import (
     TRIPLET,
     Parameters,
@@ -63,12 +58,10 @@ class Discloser:
     """Discloses for all clients of a host. Lives on the event loop."""
 
     policy: DisclosurePolicy
-    ledger: ReleaseLedger
+    budget: PrivacyBudget
     asker: Asker
     member_key: Path | None
     metrics: HostMetrics = field(default_factory=HostMetrics)
-    spent_on_sums: Callable[[str], Fraction] = lambda _: Fraction(0)
-    """The privacy loss of a client's noisy secure sums, from the same budget."""
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, instruction: rpc.Instruction, measure: Measure) -> rpc.Profile:
@@ -93,7 +86,7 @@ class Discloser:
             at=datetime.now(UTC),
         )
         async with self._one_at_a_time:
-            release = self.ledger.find(client, key)
+            release = self.budget.releases.find(client, key)
             fresh = release is None
             if release is None:
                 release = await self._make(client, key, parameters, measure)
@@ -102,11 +95,10 @@ class Discloser:
                 release = release.model_copy(update={"recipients": recipients})
                 # Before anything is sent: what is not on disk was never disclosed. Not in a
                 # thread, where cancelling this instruction could leave it half done.
-                self.ledger.keep(client, release)
+                self.budget.keep_release(client, release)
                 self._tell(client, release, recipient, fresh=fresh)
         outcome = DisclosureOutcome.MADE if fresh else DisclosureOutcome.REPEATED
         self.metrics.disclosed(signal, outcome)
-        self.metrics.spent(float(self.ledger.of(client).spent))
         return rpc.Profile(
             signal=release.signal,
             parameters_json=release.parameters_json,
@@ -118,10 +110,10 @@ class Discloser:
     async def _make(
         self, client: str, key: ReleaseKey, parameters: Parameters, measure: Measure
     ) -> Release:
-        self._check_budget(client, key, parameters)
+        self.budget.check_release(client, key.signal, parameters)
         payload_json = canonical_json(await measure(parameters))
         # A secure sum may have been paid for meanwhile.
-        self._check_budget(client, key, parameters)
+        self.budget.check_release(client, key.signal, parameters)
         return Release(
             data_epoch=key.data_epoch,
             signal=key.signal,
@@ -131,13 +123,6 @@ class Discloser:
             epsilon=parameters.epsilon,
             at=datetime.now(UTC),
         )
-
-    def _check_budget(self, client: str, key: ReleaseKey, parameters: Parameters) -> None:
-        ledger = self.ledger.of(client)
-        check_budget(
-            self.policy, client, key.signal, parameters,
-            spent=ledger.spent + self.spent_on_sums(client), releases=len(ledger.releases),
-        )  # fmt: skip
 
     def _sign(self, client: str, key: ReleaseKey, payload_json: str) -> bytes:
         if self.member_key is None:
@@ -154,7 +139,7 @@ class Discloser:
         )
 
     def _tell(self, client: str, release: Release, recipient: Recipient, *, fresh: bool) -> None:
-        spent = float(self.ledger.of(client).spent)
+        spent = float(self.budget.spent(client))
         log.info(
             f"disclosed {description(release)} of {client} to the coordinator of federation "
             f"{recipient.federation} at {recipient.coordinator}, for run {recipient.run}"

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from potluck.client.base.state_directory import DISCLOSURES, SUMS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.disclosure.release_ledger import Release
 from potluck.client.disclosure.releases import description
-from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
 from potluck.common.secagg import Purpose
 from potluck.common.secagg.policy.ledger import SumRelease
@@ -24,22 +23,19 @@ class Records:
 
     def __init__(self, state: Path, policy: DisclosurePolicy, *, independent: bool = False) -> None:
         self._state = state
-        self._policy = policy
         self._independent = independent
-        self._disclosures = ReleaseLedger(state / DISCLOSURES)
-        self._sums = SumLedger(state / SUMS)
-        self._clients = sorted({*self._disclosures.clients(), *self._sums.clients()})
+        self._budget = PrivacyBudget(state, policy)
+        self._releases, self._sums = self._budget.releases, self._budget.sums
+        self._clients = self._budget.clients()
 
     def values(self) -> str:
         """Everything as one line of JSON. Raises StorageError."""
         clients = [
             {
                 "client": client,
-                "epsilon_spent": self._spent(client),
-                "epsilon_budget": self._policy.epsilon_budget,
-                "disclosures": [
-                    _values(release) for release in self._disclosures.of(client).releases
-                ],
+                "epsilon_spent": float(self._budget.spent(client)),
+                "epsilon_budget": self._budget.policy.epsilon_budget,
+                "disclosures": [_values(release) for release in self._releases.of(client).releases],
                 "sums": [_sum_values(each) for each in self._sums.of(client).releases],
                 "masked_uploads": [
                     each.model_dump(mode="json") for each in self._sums.of(client).uploads
@@ -54,8 +50,8 @@ class Records:
         if not self._clients:
             yield f"nothing has been disclosed; there are no records in {self._state}"
         for client in self._clients:
-            budget = self._policy.epsilon_budget
-            yield f"{client}: ε = {self._spent(client):g} of {budget:g} spent"
+            budget = self._budget.policy.epsilon_budget
+            yield f"{client}: ε = {float(self._budget.spent(client)):g} of {budget:g} spent"
             yield from self._disclosed(client)
             yield from self._summed(client)
         if any(self._by_protocol(client) for client in self._clients):
@@ -82,9 +78,6 @@ class Records:
 
     def _by_protocol(self, client: str) -> bool:
         return any(each.disclosure == PROTOCOL for each in self._sums.of(client).releases)
-
-    def _spent(self, client: str) -> float:
-        return float(self._disclosures.of(client).spent + self._sums.of(client).spent)
 
     def _summed(self, client: str) -> Iterator[str]:
         ledger = self._sums.of(client)
@@ -113,7 +106,7 @@ class Records:
                 )
 
     def _disclosed(self, client: str) -> Iterator[str]:
-        for release in self._disclosures.of(client).releases:
+        for release in self._releases.of(client).releases:
             yield (
                 f"  {_moment(release.at)} {description(release)} of data epoch "
                 f"{release.data_epoch}: {release.payload_json}"

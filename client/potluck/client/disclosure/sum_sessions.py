@@ -11,41 +11,29 @@ import asyncio
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
+from potluck.client.disclosure.appointments import Appointment, Appointments, kept
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure.masked_updates import Appointment, expectation
-from potluck.client.disclosure.releases import key_of
-from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.client.disclosure.masked_updates import expectation
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.disclosure.sum_membership import Membership
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import (
-    ConfigurationError,
-    DisclosureRefusedError,
     ProtocolError,
     RoundClosedError,
-)
-from potluck.common.net.membership import (
-    SignedRecord,
-    load_members,
-    load_public_key,
-    read_member_file,
 )
 from potluck.common.secagg import (
     ClientSession,
     ClientStep,
     Envelope,
     Expectation,
-    FederationRoot,
     Header,
-    Ledger,
     Masking,
     Purpose,
     Refusal,
@@ -55,9 +43,7 @@ from potluck.common.secagg import (
     client,
     decode,
     encode,
-    record_bytes,
 )
-from potluck.common.secagg.primitives.cells import cells_of_members
 from potluck.common.secagg.rules import BrokenRuleError
 from potluck.common.secagg.vectors.histograms import encode_counts
 from potluck.common.secagg.vectors.noise import noise_share
@@ -67,7 +53,6 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 COUNTS = "counts"
 """The lane that label counts are in."""
@@ -77,65 +62,6 @@ _MOST_SESSIONS = 8
 
 Count = Callable[[], Awaitable[list[int]]]
 """Looks at the client's data: its samples by class."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """What a host needs to take part: its clients' keys and records, the root they are under."""
-
-    federation: str
-    member_key: Path | None
-    members: Path | None
-    federation_root: Path | None
-
-    def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
-        """A client as the others know it. Raises DisclosureRefusedError where something is missing,
-        ConfigurationError where a file can't be used."""
-        if self.member_key is None or self.members is None or self.federation_root is None:
-            raise DisclosureRefusedError(
-                f"client '{name}' takes part in no secure sum: its host has no member_key, members "
-                "or federation_root; see `potluck pki member`",
-                client=name,
-            )
-        signed = self._records.get(name)
-        if signed is None:
-            raise ConfigurationError(
-                f"{self.members} has no record of client '{name}'; get the newest one", client=name
-            )
-        return SumParty(
-            client=name,
-            key=key_of(self.member_key, name),
-            record=record_bytes(signed),
-            root=self._root,
-            policy=policy.of_sums,
-        )
-
-    def cell_of(self, name: str, data_epoch: int, least_hosts: int) -> frozenset[str]:
-        """Whom a client may be summed with by cell: drawn here, from the members that the root
-        signed. Nobody where too few are members."""
-        cells = cells_of_members(
-            self._hosts, self.federation, data_epoch=data_epoch, least_hosts=least_hosts
-        )
-        return frozenset(next((cell for cell in cells if name in cell), ()))
-
-    @cached_property
-    def _hosts(self) -> Mapping[str, str]:
-        if self.members is None or self.federation_root is None:
-            return {}
-        members = load_members(self.members, self.federation_root, federation=self.federation)
-        return members.hosts
-
-    @cached_property
-    def _records(self) -> Mapping[str, SignedRecord]:
-        if self.members is None:
-            return {}
-        return {each.record.client: each for each in read_member_file(self.members).members}
-
-    @cached_property
-    def _root(self) -> FederationRoot:
-        """One for all clients of the host: it remembers which records it has verified."""
-        assert self.federation_root is not None  # noqa: S101  # `party` has looked
-        return FederationRoot(self.federation, load_public_key(self.federation_root))
 
 
 Write = Callable[[Masking], FileDigest]
@@ -158,15 +84,13 @@ class SumSessions:
 
     policy: DisclosurePolicy
     membership: Membership
-    ledger: SumLedger
-    spent_otherwise: Callable[[str], Fraction] = lambda _: Fraction(0)
-    """The privacy loss of a client's other disclosures, from the same budget."""
+    budget: PrivacyBudget
     random: Callable[[int], bytes] = os.urandom
+    appointments: Appointments = field(default_factory=Appointments)
     _live: dict[tuple[str, bytes], _Live] = field(default_factory=dict)
     _used: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _parties: dict[str, SumParty] = field(default_factory=dict)
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _appointments: dict[str, Appointment] = field(default_factory=dict)
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
         """What a client says to a message of the coordinator; a refusal is part of it.
@@ -178,12 +102,8 @@ class SumSessions:
         envelope = _received(work.envelope)
         appointment, expected = None, None
         if envelope.type is MessageType.INVITATION and work.update_id:
-            appointment = self.appointment(work.update_id)
-            try:
-                expected = await _kept(appointment.expected)
-            finally:
-                if not appointment.expected.done():  # it was for a training that never came
-                    self.missed(work.update_id)
+            appointment = self.appointments.of(work.update_id)
+            expected = await self.appointments.expectation(work.update_id)
         async with self._turns[name]:  # one step after the other, in the order they came
             if expected is not None:
                 return await self._begin(name, envelope, expected, (), appointment)
@@ -207,22 +127,12 @@ class SumSessions:
 
     # Updates ----------------------------------------------------------------------------------
 
-    def appointment(self, update_id: str) -> Appointment:
-        """Where a training meets the sum that its update goes into, whichever comes first."""
-        return self._appointments.setdefault(update_id, Appointment())
-
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
         """A client is about to train, from this file; its session may begin meanwhile."""
-        appointment = self.appointment(instruction.id)
+        appointment = self.appointments.of(instruction.id)
         expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
         if not appointment.expected.done():
             appointment.expected.set_result(expected)
-
-    def missed(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
-        """A training is over; nobody will come to its appointment any more."""
-        appointment = self._appointments.pop(update_id, None)
-        if appointment is not None:
-            appointment.close(replies)
 
     async def mask(self, name: str, update_id: str, write: Write) -> tuple[FileDigest, Envelope]:
         """Have an update masked and written as soon as masks are agreed on.
@@ -231,8 +141,8 @@ class SumSessions:
         has been given up, ProtocolError where the update is no input to it, and what `write` does;
         then the session is over, as its masks must not be used again.
         """
-        appointment = self.appointment(update_id)
-        await _kept(appointment.agreed)
+        appointment = self.appointments.of(update_id)
+        await kept(appointment.agreed)
         live = self._live.get((name, appointment.session_id))
         masking = None if live is None else live.session.masking
         if live is None or masking is None:
@@ -243,7 +153,7 @@ class SumSessions:
             broken = error.refusal if isinstance(error, BrokenRuleError) else _NO_UPDATE
             step = client.refuse(live.session, broken)
             await self._take(name, live, step)
-            self.missed(update_id, step.replies)
+            self.appointments.close(update_id, step.replies)
             await appointment.said.wait()  # the round hears why before it hears that
             raise
         if live.session.masking is not masking:
@@ -260,7 +170,7 @@ class SumSessions:
         if not appointment.agreed.done():
             appointment.agreed.set_result(None)
         try:
-            replies = await _kept(appointment.over)
+            replies = await kept(appointment.over)
             return _reply(replies)
         finally:
             appointment.said.set()
@@ -302,7 +212,8 @@ class SumSessions:
 
     async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
         """Keep what follows from a step, then say it."""
-        self.ledger.keep(name, step.entries)  # before a word of it leaves
+        if step.entries:
+            self.budget.keep_entries(name, step.entries)  # before a word of it leaves
         live.session, replies, masked = step.session, step.replies, b""
         if step.session.masking is not None and live.appointment is None:
             step, masked = self._mask(live, step.session.masking)
@@ -334,12 +245,8 @@ class SumSessions:
         return client.uploaded(live.session, hashlib.sha256(masked).digest()), masked
 
     def _situation(self, name: str) -> Situation:
-        budget = Fraction(repr(self.policy.epsilon_budget)) - self.spent_otherwise(name)
-        ledger: Ledger = self.ledger.of(name)
         return Situation(
-            now=datetime.now(UTC),
-            random=self.random,
-            ledger=ledger.model_copy(update={"epsilon_budget": max(0.0, float(budget))}),
+            now=datetime.now(UTC), random=self.random, ledger=self.budget.for_sums(name)
         )
 
     def _party(self, name: str) -> SumParty:
@@ -363,7 +270,7 @@ class SumSessions:
             bound.warning(
                 f"refused to take part in a secure sum of {header.subject}", why=str(step.refusal)
             )
-        for release in (e for e in self.ledger.of(name).releases[-1:] if live.session.over):
+        for release in (e for e in self.budget.sums.of(name).releases[-1:] if live.session.over):
             if release.session_id == header.session_id.hex():
                 bound.info(
                     f"{header.subject}: {name} went into a secure sum over {len(release.clients)} "
@@ -372,16 +279,6 @@ class SumSessions:
 
 
 _NO_UPDATE = Refusal(Rule.INPUT, "the update could not be masked")
-
-
-async def _kept(waiting: asyncio.Future[T]) -> T:
-    """Wait for what others wait for as well. Raises RoundClosedError once nobody will set it."""
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        if waiting.cancelled():
-            raise RoundClosedError("the training that the secure sum is for is over") from None
-        raise
 
 
 def _reply(replies: Sequence[Envelope], masked: bytes = b"") -> rpc.SecureReply:

@@ -21,6 +21,7 @@ from potluck.client.disclosure.disclosure_policy import (
     check_weighting,
     terms,
 )
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import (
     Recipient,
     Release,
@@ -218,9 +219,11 @@ TRUTH = [50, 0, 7, 30]
 
 
 def discloser(folder: Path, **policy: Any) -> Discloser:
+    (folder / "disclosures").mkdir(exist_ok=True)
+    chosen = DisclosurePolicy(**policy)
     return Discloser(
-        policy=DisclosurePolicy(**policy),
-        ledger=ReleaseLedger(folder),
+        policy=chosen,
+        budget=PrivacyBudget(folder, chosen),
         asker=Asker(federation="f", coordinator="c:1"),
         member_key=None,
     )
@@ -261,7 +264,7 @@ async def test_asking_a_thousand_times_does_not_narrow_the_error(tmp_path: Path)
     assert [sum(column) / len(answers) for column in zip(*answers, strict=True)] == first
     restarted = discloser(tmp_path, epsilon=0.5)
     assert await counts_of(restarted, 1001) == first
-    assert restarted.ledger.of("a").spent == Fraction(1, 2)
+    assert restarted.budget.spent("a") == Fraction(1, 2)
 
 
 async def test_asking_in_many_ways_spends_the_budget_and_no_more(tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ async def test_asking_in_many_ways_spends_the_budget_and_no_more(tmp_path: Path)
             refused += 1
     assert refused == 1000 - len(seen)
     assert len(seen) <= 5
-    assert teller.ledger.of("a").spent <= 2
+    assert teller.budget.spent("a") <= 2
 
 
 async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
@@ -293,4 +296,4 @@ async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
     )
     with pytest.raises(StorageError):
         await teller.answer(instruction, fails)
-    assert teller.ledger.of("a").releases == ()
+    assert teller.budget.releases.of("a").releases == ()

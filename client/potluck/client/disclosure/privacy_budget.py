@@ -1,0 +1,71 @@
+"""The privacy budget of each client of a host, which releases and secure sums are paid from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.base.state_directory import DISCLOSURES, SUMS
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_budget
+from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
+from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.common.disclosure import Parameters
+from potluck.common.errors import StorageError
+from potluck.common.secagg import Ledger
+from potluck.common.secagg.policy.ledger import LedgerEntry
+
+
+class PrivacyBudget:
+    """The ledgers of releases and of sums; what is kept in one is not left for the other.
+
+    Its methods raise StorageError where a ledger can't be read or written.
+    """
+
+    def __init__(
+        self, state: Path, policy: DisclosurePolicy, metrics: HostMetrics | None = None
+    ) -> None:
+        """`state`: the state directory that the ledgers are in."""
+        self.policy = policy
+        self.releases = ReleaseLedger(state / DISCLOSURES)
+        self.sums = SumLedger(state / SUMS)
+        self._metrics = metrics or HostMetrics()
+
+    def clients(self) -> list[str]:
+        """The clients that have a ledger, sorted."""
+        return sorted({*self.releases.clients(), *self.sums.clients()})
+
+    def spent(self, client: str) -> Fraction:
+        """The privacy loss of all that a client has disclosed."""
+        return self.releases.of(client).spent + self.sums.of(client).spent
+
+    def check_release(self, client: str, signal: str, parameters: Parameters) -> None:
+        """Raises DisclosureRefusedError where one more release exceeds the client's budget."""
+        releases = len(self.releases.of(client).releases)
+        check_budget(
+            self.policy, client, signal, parameters, spent=self.spent(client), releases=releases
+        )
+
+    def for_sums(self, client: str) -> Ledger:
+        """A client's ledger of sums; its budget is what the releases leave."""
+        left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
+        return self.sums.of(client).model_copy(update={"epsilon_budget": max(0.0, float(left))})
+
+    def keep_release(self, client: str, release: Release) -> None:
+        """Add a release, or replace the one with its key; synced to disk."""
+        self.releases.keep(client, release)
+        self.show(client)
+
+    def keep_entries(self, client: str, entries: Sequence[LedgerEntry]) -> None:
+        """Add entries about a sum; synced to disk."""
+        self.sums.keep(client, entries)
+        self.show(client)
+
+    def show(self, *clients: str) -> None:
+        """Show in the metrics what clients have spent. A ledger that can't be read is reported
+        when it is needed."""
+        for client in clients:
+            with contextlib.suppress(StorageError):
+                self._metrics.spent(float(self.spent(client)))
