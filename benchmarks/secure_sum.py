@@ -42,12 +42,13 @@ from potluck.common.disclosure import SumKind
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.net.identity import Role
-from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles, server_credentials
+from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.limits import Limits
+from potluck.server.service.certificate import ServerCertificate
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Guard
 from potluck.server.service.host_service import CoordinatorService
@@ -154,7 +155,7 @@ async def serving(federation: Federation) -> AsyncIterator[tuple[Coordinator, in
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(coordinator), server
         )
-        credentials = server_credentials(config.tls)
+        credentials = ServerCertificate(config.tls).credentials()
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+from support.pki import server_credentials
 
 from potluck.common.net.identity import identity_from_certificate, parse_certificates
 from potluck.common.net.tls import (
@@ -21,7 +22,6 @@ from potluck.common.net.tls import (
     SERVER_OPTIONS,
     TlsFiles,
     channel_credentials,
-    server_credentials,
 )
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc

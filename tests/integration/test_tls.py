@@ -26,11 +26,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from support.pki import TestFederation, make_federation, tls_files
+from support.pki import TestFederation, make_federation, server_credentials, tls_files
 
 from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
 from potluck.common.net.connection_errors import connection_error
-from potluck.common.net.identity import MAXIMUM_URI_BYTES, Role, peer_identity
+from potluck.common.net.identity import MAXIMUM_URI_BYTES, Role, peer_credential
 from potluck.common.net.protocol import MAXIMUM_MESSAGE_BYTES
 from potluck.common.net.tls import (
     CHANNEL_OPTIONS,
@@ -38,7 +38,6 @@ from potluck.common.net.tls import (
     TlsFiles,
     channel,
     channel_credentials,
-    server_credentials,
 )
 from potluck.deploy.pki import authority as pki
 
@@ -59,7 +58,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
 
 async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
     """Who called, then what was sent."""
-    return peer_identity(context.auth_context()).uri().encode() + b"|" + request
+    return peer_credential(context.auth_context()).identity.uri().encode() + b"|" + request
 
 
 async def attend(
@@ -285,21 +284,21 @@ async def test_a_silent_port_and_a_taken_one_are_told(federation: TestFederation
 
 
 async def test_two_coordinators_do_not_share_a_port(federation: TestFederation) -> None:
-    credentials = server_credentials(federation.coordinator)
-    async with listening(credentials) as port:
+    files = federation.coordinator
+    async with listening(server_credentials(files)) as port:
         with pytest.raises(RuntimeError, match="Failed to bind"):
-            async with listening(credentials, port):
+            async with listening(server_credentials(files), port):
                 pytest.fail("a port in use was bound a second time")
 
 
 async def test_a_channel_reconnects_when_the_coordinator_returns(
     federation: TestFederation,
 ) -> None:
-    credentials = server_credentials(federation.coordinator)
-    async with listening(credentials) as port:
+    files = federation.coordinator
+    async with listening(server_credentials(files)) as port:
         connection = channel(f"127.0.0.1:{port}", federation.operator)
         assert await echoing(connection)(b"", timeout=20)
-    async with connection, listening(credentials, port):
+    async with connection, listening(server_credentials(files), port):
         started = asyncio.get_running_loop().time()
         assert await echoing(connection)(b"", timeout=20, wait_for_ready=True)
         assert asyncio.get_running_loop().time() - started < 10

@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from grpc_status import rpc_status
+from support.pki import server_credentials
 
 from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
 from potluck.common.net.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
-from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles, server_credentials
+from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles
 from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2

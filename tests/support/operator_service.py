@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
-from support.pki import TestFederation
+from support.pki import TestFederation, server_credentials
 
 from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
 from potluck.common.net.protocol import FRAMING_VERSION
-from potluck.common.net.tls import SERVER_OPTIONS, server_credentials
+from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.runfile import parse_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.deploy.operator.operator_config import OperatorConfig

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.pki import authority as pki
+from potluck.server.service.certificate import ServerCertificate
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -28,6 +31,11 @@ class TestFederation:
 
 def tls_files(issued: pki.IssuedFiles) -> TlsFiles:
     return TlsFiles(certificate=issued.certificate, key=issued.key, authority=issued.authority)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Those of a coordinator with these files."""
+    return ServerCertificate(files).credentials()
 
 
 def make_federation(

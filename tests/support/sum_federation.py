@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
-from support.pki import TestFederation, make_federation
+from support.pki import TestFederation, make_federation, server_credentials
 
 from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
@@ -27,7 +27,7 @@ from potluck.common.disclosure import SumKind
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
-from potluck.common.net.tls import SERVER_OPTIONS, server_credentials
+from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.secagg import MessageType
 from potluck.common.tasks.digits import Digits
 from potluck.deploy.operator.operator_client import OperatorClient, connect

@@ -1,9 +1,9 @@
 """Every metric of Potluck: name, help, unit, labels, and when it is there.
 
-Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. What
-concerns a single client belongs in the store and into the operator's command: the number of series
-depends on neither clients nor hosts. No metric holds a weight, a number of samples, a triplet or a
-key.
+Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. Those
+of hosts begin with `potluck_host_`. What concerns a single client belongs in the store and into the
+operator's command: the number of series depends on neither clients nor hosts. No metric holds a
+weight, a number of samples, a triplet or a key.
 
 `make pages` writes `docs/metrics.md` from this module.
 """
@@ -37,7 +37,10 @@ from potluck.common.metrics.metric_labels import (
     outcome,
 )
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""Upper bounds of every histogram."""
+
+_UNITS = ("seconds", "bytes", "bits")
 
 
 class MetricKind(StrEnum):
@@ -48,69 +51,47 @@ class MetricKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Metric:
-    """What is measured. unit: a base unit, empty for a plain number. buckets: upper bounds of a
-    histogram. condition: when it is there; empty for always."""
+    """What is measured. condition: when it is there; empty for always. shared: whether coordinator
+    and hosts have it."""
 
     name: str
     kind: MetricKind
     help: str
-    parties: frozenset[MeasuredParty]
-    unit: str = ""
     labels: tuple[Label, ...] = ()
-    buckets: tuple[float, ...] = ()
     condition: str = ""
+    shared: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The base unit in its name; empty for a plain number."""
+        last = self.name.removesuffix("_total").rpartition("_")[2]
+        return last if last in _UNITS else ""
+
+    @property
+    def parties(self) -> frozenset[MeasuredParty]:
+        """Those that have it."""
+        if self.shared:
+            return frozenset(MeasuredParty)
+        of_host = self.name.startswith("potluck_host_")
+        return frozenset({MeasuredParty.HOST if of_host else MeasuredParty.COORDINATOR})
 
 
-_COORDINATOR = frozenset({MeasuredParty.COORDINATOR})
-_HOST = frozenset({MeasuredParty.HOST})
-_BOTH = _COORDINATOR | _HOST
-
-
-def _counter(
-    name: str,
-    text: str,
-    *labels: Label,
-    unit: str = "",
-    of: frozenset[MeasuredParty] = _COORDINATOR,
-) -> Metric:
-    return Metric(
-        name=name, kind=MetricKind.COUNTER, help=text, parties=of, unit=unit, labels=labels
-    )
+def _counter(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, MetricKind.COUNTER, text, labels)
 
 
 def _gauge(
-    name: str,
-    text: str,
-    *labels: Label,
-    unit: str = "",
-    of: frozenset[MeasuredParty] = _COORDINATOR,
-    condition: str = "",
+    name: str, text: str, *labels: Label, condition: str = "", shared: bool = False
 ) -> Metric:
-    return Metric(
-        name=name,
-        kind=MetricKind.GAUGE,
-        help=text,
-        parties=of,
-        unit=unit,
-        labels=labels,
-        condition=condition or ("once a run has begun" if RUN in labels else ""),
-    )
+    if RUN in labels:
+        condition = condition or "once a run has begun"
+    return Metric(name, MetricKind.GAUGE, text, labels, condition, shared)
 
 
-def _seconds(
-    name: str, text: str, *labels: Label, of: frozenset[MeasuredParty] = _COORDINATOR
-) -> Metric:
-    return Metric(
-        name=name,
-        kind=MetricKind.HISTOGRAM,
-        help=text,
-        parties=of,
-        unit="seconds",
-        labels=labels,
-        buckets=_SECONDS,
-    )
+def _seconds(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, MetricKind.HISTOGRAM, text, labels)
 
 
 # Every process -----------------------------------------------------------------------------------
@@ -121,25 +102,18 @@ BUILD_INFO = _gauge(
     Label(name="party", about="coordinator or host"),
     Label(name="version", about="Potluck's version"),
     Label(name="python", about="Python's version"),
-    of=_BOTH,
+    shared=True,
 )
 CERTIFICATE_EXPIRY = _gauge(
     "potluck_certificate_expiry_timestamp_seconds",
     "When this process's TLS certificate expires, in seconds since 1970.",
-    unit="seconds",
-    of=_BOTH,
+    shared=True,
 )
 DISK_FREE = _gauge(
-    "potluck_disk_free_bytes",
-    "Space left on the disk of the state directory.",
-    unit="bytes",
-    of=_BOTH,
+    "potluck_disk_free_bytes", "Space left on the disk of the state directory.", shared=True
 )
 DISK_SIZE = _gauge(
-    "potluck_disk_size_bytes",
-    "Size of the disk of the state directory.",
-    unit="bytes",
-    of=_BOTH,
+    "potluck_disk_size_bytes", "Size of the disk of the state directory.", shared=True
 )
 
 # Runs --------------------------------------------------------------------------------------------
@@ -169,9 +143,8 @@ MODEL_TIMESTAMP = _gauge(
     "When the run's model was committed, or the run begun or resumed if that was later; its age "
     "is time() less this.",
     RUN,
-    unit="seconds",
 )
-MODEL_SIZE = _gauge("potluck_model_size_bytes", "Size of the run's model.", RUN, unit="bytes")
+MODEL_SIZE = _gauge("potluck_model_size_bytes", "Size of the run's model.", RUN)
 
 # Rounds ------------------------------------------------------------------------------------------
 
@@ -206,9 +179,7 @@ MEMBERS = _counter(
     outcome(MemberOutcome),
 )
 CLIENT_FAILURES = _counter(
-    "potluck_client_failures_total",
-    "Members that could not deliver an update, by reason.",
-    REASON,
+    "potluck_client_failures_total", "Members that could not deliver an update, by reason.", REASON
 )
 CALLS_REFUSED = _counter(
     "potluck_calls_refused_total", "Calls to the coordinator that it refused, by reason.", REASON
@@ -227,7 +198,6 @@ TRANSFER_BYTES = _counter(
     "Bytes of models (down) and updates (up) moved, by encoding.",
     DIRECTION,
     ENCODING,
-    unit="bytes",
 )
 TRANSFERS_IN_FLIGHT = _gauge(
     "potluck_transfers_in_flight", "Files on their way, or waiting for their turn.", DIRECTION
@@ -241,7 +211,7 @@ TRANSFERS_RESUMED = _counter(
 TRANSFERS_RETRIED = _counter(
     "potluck_transfers_retried_total", "Attempts at a file that had broken off before.", DIRECTION
 )
-SPOOL_SIZE = _gauge("potluck_spool_size_bytes", "Updates waiting to be reduced.", unit="bytes")
+SPOOL_SIZE = _gauge("potluck_spool_size_bytes", "Updates waiting to be reduced.")
 
 # The model ---------------------------------------------------------------------------------------
 
@@ -285,7 +255,6 @@ LABEL_ENTROPY = _gauge(
     "potluck_cohort_label_entropy_bits",
     "Entropy of the labels of the newest round's cohort together, as its clients disclosed them.",
     RUN,
-    unit="bits",
     condition=_LABELS_KNOWN,
 )
 TARGET_DISTANCE = _gauge(
@@ -348,76 +317,54 @@ SECURE_DROPOUTS = _counter(
 _GPU = Label(name="gpu", about="its number on this machine")
 _WITH_GPU = "on machines with an NVIDIA GPU and the package nvidia-ml-py"
 
-ATTENDING = _gauge(
-    "potluck_host_attending", "Whether this host is connected to its coordinator.", of=_HOST
-)
-RECONNECTS = _counter(
-    "potluck_host_reconnects_total", "Times the control stream was opened again.", of=_HOST
-)
-HOST_CLIENTS = _gauge("potluck_host_clients", "Clients this host answers for.", of=_HOST)
+ATTENDING = _gauge("potluck_host_attending", "Whether this host is connected to its coordinator.")
+RECONNECTS = _counter("potluck_host_reconnects_total", "Times the control stream was opened again.")
+HOST_CLIENTS = _gauge("potluck_host_clients", "Clients this host answers for.")
 INSTRUCTIONS = _gauge(
     "potluck_host_instructions",
     "Instructions under way, by stage; queued ones wait for the device.",
     Label(name="stage", values=tuple(HostStage)),
-    of=_HOST,
 )
 WORK = _counter(
     "potluck_host_work_total",
     "Instructions that ended; dropped: nobody waited for them any more.",
     Label(name="work", values=tuple(Work)),
     outcome(WorkOutcome),
-    of=_HOST,
 )
 WORK_FAILURES = _counter(
-    "potluck_host_failures_total", "Instructions that failed, by reason.", REASON, of=_HOST
+    "potluck_host_failures_total", "Instructions that failed, by reason.", REASON
 )
 TRAINING_SECONDS = _seconds(
-    "potluck_host_training_seconds", "Local trainings, without moving files.", of=_HOST
+    "potluck_host_training_seconds", "Local trainings, without moving files."
 )
 TRAINING_SPEED = _gauge(
     "potluck_host_training_samples_per_second",
     "Speed of the newest training, to one significant digit, so that it doesn't tell how many "
     "samples a client has.",
-    of=_HOST,
     condition="once a client was trained",
 )
 TRAINING_LOSS = _gauge(
     "potluck_host_training_loss",
     "Mean loss over the last pass of the newest training.",
-    of=_HOST,
     condition="once a client was trained",
 )
 HOST_BYTES = _counter(
-    "potluck_host_transfer_bytes_total",
-    "Bytes of models (down) and updates (up) moved.",
-    DIRECTION,
-    unit="bytes",
-    of=_HOST,
+    "potluck_host_transfer_bytes_total", "Bytes of models (down) and updates (up) moved.", DIRECTION
 )
-HOST_RETRIES = _counter(
-    "potluck_host_transfers_retried_total", "Transfers begun again.", DIRECTION, of=_HOST
-)
+HOST_RETRIES = _counter("potluck_host_transfers_retried_total", "Transfers begun again.", DIRECTION)
 GPU_USED = _gauge(
     "potluck_host_gpu_memory_used_bytes",
     "Memory in use on a GPU, by whomever.",
     _GPU,
-    unit="bytes",
-    of=_HOST,
     condition=_WITH_GPU,
 )
 GPU_SIZE = _gauge(
-    "potluck_host_gpu_memory_size_bytes",
-    "Memory of a GPU.",
-    _GPU,
-    unit="bytes",
-    of=_HOST,
-    condition=_WITH_GPU,
+    "potluck_host_gpu_memory_size_bytes", "Memory of a GPU.", _GPU, condition=_WITH_GPU
 )
 GPU_UTILISATION = _gauge(
     "potluck_host_gpu_utilisation_ratio",
     "Share of the time in which a GPU was busy, by whomever.",
     _GPU,
-    of=_HOST,
     condition=_WITH_GPU,
 )
 DISCLOSURES = _counter(
@@ -426,15 +373,13 @@ DISCLOSURES = _counter(
     "refused.",
     SIGNAL,
     outcome(DisclosureOutcome),
-    of=_HOST,
 )
 HOST_PRIVACY_SPENT = _gauge(
     "potluck_host_privacy_spent_epsilon",
     "The largest sum of ε that a client of this host has spent.",
-    of=_HOST,
 )
 HOST_PRIVACY_BUDGET = _gauge(
-    "potluck_host_privacy_budget_epsilon", "What a client of this host may spend.", of=_HOST
+    "potluck_host_privacy_budget_epsilon", "What a client of this host may spend."
 )
 
 METRICS: tuple[Metric, ...] = tuple(

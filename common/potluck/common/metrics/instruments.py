@@ -17,7 +17,13 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from potluck.common.metrics.definitions import BUILD_INFO, Metric, MetricKind, metrics_of
+from potluck.common.metrics.definitions import (
+    BUILD_INFO,
+    SECONDS,
+    Metric,
+    MetricKind,
+    metrics_of,
+)
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.common.net.protocol import SOFTWARE_VERSION
 
@@ -138,9 +144,7 @@ def _made(metric: Metric, registry: CollectorRegistry) -> _Family:
     if metric.kind is MetricKind.COUNTER:
         family = Counter(metric.name, metric.help, names, registry=registry)
     else:
-        family = Histogram(
-            metric.name, metric.help, names, registry=registry, buckets=metric.buckets
-        )
+        family = Histogram(metric.name, metric.help, names, registry=registry, buckets=SECONDS)
     if names:
         for values in _combinations(metric):
             family.labels(*values)

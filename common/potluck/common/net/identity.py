@@ -229,11 +229,6 @@ def credential_from_pem(pem: bytes) -> Credential:
     )
 
 
-def identity_from_pem(pem: bytes) -> Identity:
-    """The identity in a PEM certificate; IdentityError unless it holds exactly one."""
-    return credential_from_pem(pem).identity
-
-
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
     """The certificates in a PEM text, one at least, parsed to the last part.
 
@@ -284,11 +279,6 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
     if len(certificates) != 1:
         raise IdentityError("the connection carries no certificate; connect over mutual TLS")
     return credential_from_pem(certificates[0])
-
-
-def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """Identity of the peer of a call; see `peer_credential`."""
-    return peer_credential(auth_context).identity
 
 
 def _claim(text: str) -> ClientClaim:

@@ -146,19 +146,6 @@ class TlsMaterial:
     expires: datetime
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """The coordinator's credentials: clients must present a certificate of the same authority.
-
-    Raises what `TlsFiles.load` raises.
-    """
-    material = files.load(Role.COORDINATOR)
-    return grpc.ssl_server_credentials(
-        [(material.key, material.certificate)],
-        root_certificates=material.authority,
-        require_client_auth=True,
-    )
-
-
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """A host's or operator's credentials, for `grpc.secure_channel` or its aio sister.
 

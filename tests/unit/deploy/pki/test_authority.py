@@ -15,12 +15,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.pki import TestFederation, make_federation, tls_files
+from support.pki import TestFederation, make_federation, server_credentials, tls_files
 from typer.testing import CliRunner
 
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError, StorageError
-from potluck.common.net.identity import Role, identity_from_pem, peer_identity
-from potluck.common.net.tls import TlsFiles, channel_credentials, server_credentials
+from potluck.common.net.identity import Role, credential_from_pem, peer_credential
+from potluck.common.net.tls import TlsFiles, channel_credentials
 from potluck.deploy.commands.pki_commands import app
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki.certificates import inspect
@@ -161,23 +161,23 @@ def test_load_gives_the_identity_and_the_bytes(federation: TestFederation) -> No
     assert "PRIVATE" not in repr(material)
 
 
-def test_peer_identity_reads_what_grpc_hands_over(federation: TestFederation) -> None:
+def test_a_peers_credential_is_what_grpc_hands_over(federation: TestFederation) -> None:
     pem = federation.operator.certificate.read_bytes()
     newest = {"ssl_tls_version": [b"TLSv1.3"]}
-    assert peer_identity({"x509_pem_cert": [pem], **newest}).role is Role.OPERATOR
+    assert peer_credential({"x509_pem_cert": [pem], **newest}).identity.role is Role.OPERATOR
     with pytest.raises(IdentityError, match="carries no certificate"):
-        peer_identity(newest)
+        peer_credential(newest)
     with pytest.raises(IdentityError, match=r"is not one of TLS 1\.3"):
-        peer_identity({"x509_pem_cert": [pem], "ssl_tls_version": [b"TLSv1.2"]})
+        peer_credential({"x509_pem_cert": [pem], "ssl_tls_version": [b"TLSv1.2"]})
 
 
 def test_certificates_without_one_identity_are_refused(
     tmp_path: Path, federation: TestFederation
 ) -> None:
     with pytest.raises(IdentityError, match="holds 0 Potluck identities"):
-        identity_from_pem(federation.operator.authority.read_bytes())
+        credential_from_pem(federation.operator.authority.read_bytes())
     with pytest.raises(IdentityError, match="is no certificate in PEM form"):
-        identity_from_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        credential_from_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     key = ec.generate_private_key(ec.SECP256R1())
     uris = [f"potluck://f/operator/{name}" for name in ("a", "b")]
     both = (
@@ -195,7 +195,7 @@ def test_certificates_without_one_identity_are_refused(
         .sign(key, SHA256())
     )
     with pytest.raises(IdentityError, match="holds 2 Potluck identities"):
-        identity_from_pem(both.public_bytes(Encoding.PEM))
+        credential_from_pem(both.public_bytes(Encoding.PEM))
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path, federation: TestFederation) -> None:
@@ -276,7 +276,7 @@ def test_a_damaged_certificate_loads_or_gives_one_clear_error(
         with_files(federation.operator, certificate=damaged).load,
         with_files(federation.operator, authority=damaged).load,
         lambda: inspect(damaged),
-        lambda: identity_from_pem(damaged.read_bytes()),
+        lambda: credential_from_pem(damaged.read_bytes()),
     ):
         try:
             read()
