@@ -36,10 +36,10 @@ from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.runs import commit as finishing
-from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.serving import serving
 from potluck.server.store.records import RunRow, RunState
+from potluck.server.watching.run_metrics import RunObserver
 
 
 @dataclass

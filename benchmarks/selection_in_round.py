@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,15 +29,21 @@ from potluck.common.disclosure import Parameters, TaskReference
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.cohorts.selection_checks import check_selection
+from potluck.server.eligibility.eligibility import Eligibility
+from potluck.server.eligibility.host_checks import HostChecks
+from potluck.server.eligibility.left_out import LeftOutRegister
+from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, Trust
 from potluck.server.profiles.profile_requests import request_for
+from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.eligibility import Eligibility
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
 from potluck.server.store.records import Profile
+from potluck.server.sums.counts import SecureSums
+from potluck.server.sums.label_sums import LabelSums
 
 NAMES = (
     "uniform",
@@ -124,15 +130,24 @@ async def milliseconds(
     async def in_store(call: Callable[[Any], Any]) -> Any:
         return call(_Stored(stored))
 
-    async def nobody_left_out(troubles: Mapping[str, str]) -> None:
-        raise AssertionError(troubles)
-
     trust = Trust(federation="f", members=None)
     attendance = Attendance(time.monotonic)
     roster = RunRoster(ids)
     roster.note_samples(dict.fromkeys(ids, 100))
     profiling = Profiling("r", plan, roster, attendance, in_store, trust)
-    eligibility = Eligibility(plan, roster, profiling, lambda _: None, nobody_left_out)
+    left_out = LeftOutRegister("r", plan, attendance, in_store, lambda _: None)
+    sums = SecureSums(attendance, in_store, None)
+    eligibility = Eligibility(
+        plan=plan,
+        roster=roster,
+        profiling=profiling,
+        picks=PickRecord(roster),
+        checks=HostChecks("r", plan, b"", attendance, left_out),
+        left_out=left_out,
+        label_sums=LabelSums("r", plan, sums, trust, lambda _: None),
+        warn=lambda _: None,
+        post=lambda _: None,
+    )
     await profiling.admit(ids)
 
     def population() -> Population:
@@ -143,9 +158,8 @@ async def milliseconds(
     times = []
     for number in range(1, _ROUNDS + 1):
         begin = clock()
-        rows = await eligibility.eligible(
-            ids, round_number=number, attempt=1, count=count, present=lambda _: True
-        )
+        action = Select(number, 1, tuple(ids), count)
+        rows = await eligibility.eligible(action, lambda _: True)
         context = SelectionContext(
             round=number, seed=1, count=count, population=population(), available=rows
         )
@@ -160,7 +174,7 @@ async def milliseconds(
         )
         state = plan.selector.observe(state, outcome)
         work.write_states(States(selector=state, strategy=State()))
-        eligibility.count_picks([ids[row] for row in selection.rows.tolist()])
+        eligibility.picks.add([ids[row] for row in selection.rows.tolist()])
         times.append(clock() - begin)
     return 1000 * statistics.median(times)
 

@@ -11,10 +11,10 @@ from support.pki import make_federation
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.clock import now
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts import attendance
 from potluck.server.hosts.attendance import HostSession
-from potluck.server.runs.services import now
 from potluck.server.service.coordinator import Coordinator
 
 PATIENCE_SECONDS = 30.0

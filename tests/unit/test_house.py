@@ -39,8 +39,9 @@ ROOMS = {
         "secagg.coordinator secagg masking training_agreement runfile process metrics"
     ),
     "server": (
-        "config state store.sql store selection strategy strategies selectors.parts selectors "
-        "rounds cohorts aggregation hosts profiles sums runs service cli __main__"
+        "clock config state store.sql store selection strategy strategies selectors.parts "
+        "selectors rounds cohorts aggregation hosts profiles sums eligibility watching runs "
+        "service cli __main__"
     ),
     "client": (
         "base disclosure config correction objective training.objectives question training "

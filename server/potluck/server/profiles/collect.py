@@ -112,7 +112,7 @@ class Profiling:
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
-        self._roster = roster
+        self.roster = roster
         self._attendance = attendance
         self._in_store = in_store
         self._trust = trust
@@ -173,17 +173,17 @@ class Profiling:
         those who look at what clients claim. cell_counts: by client, in place of label counts
         where these are summed by cell.
         """
-        samples = self._roster.samples()
+        samples = self.roster.samples()
         if limits is not None:
             known = samples > 0
             samples[known] = counted(samples[known], limits)
         columns = {_COLUMNS[signal]: self._column(signal) for signal in self.needs}
         if self.by_cell and cell_counts is not None:
             unknown = np.full(self._plan.task.classes, np.nan)
-            rows = [cell_counts.get(client, unknown) for client in self._roster]
+            rows = [cell_counts.get(client, unknown) for client in self.roster]
             columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
-            ids=tuple(self._roster.ids),  # clients may join while a selector looks at it
+            ids=tuple(self.roster.ids),  # clients may join while a selector looks at it
             classes=self._plan.task.classes,
             samples=samples,
             label_totals=label_totals,
@@ -193,7 +193,7 @@ class Profiling:
     def _column(self, signal: str) -> Floats:
         """A signal's numbers by row; NaN for clients that have not disclosed it."""
         column = self._columns[signal]
-        joined = len(self._roster) - len(column)
+        joined = len(self.roster) - len(column)
         if joined:
             new = np.full((joined, *self._shape(signal)), np.nan)
             column = self._columns[signal] = np.concatenate([column, new])
@@ -234,7 +234,7 @@ class Profiling:
         before = mine.get(profile.signal)
         if before is None or present or before.before(held):
             mine[profile.signal] = held
-            self._column(profile.signal)[self._roster.row(profile.client_id)] = numbers
+            self._column(profile.signal)[self.roster.row(profile.client_id)] = numbers
             self._changed = True
             spent = sum(each.epsilon for each in mine.values())
             self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)

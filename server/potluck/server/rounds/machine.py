@@ -56,7 +56,7 @@ from potluck.server.rounds.events import (
 from potluck.server.rounds.gathering import Gathering
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
-from potluck.server.rounds.troubles import Tellings, counted, listed, told_once
+from potluck.server.rounds.troubles import Tellings, counted, each_once, listed
 from potluck.server.rounds.waiting import Waiting, attempt_pause
 from potluck.server.store.records import MemberState
 
@@ -325,7 +325,7 @@ class RoundMachine:
         actions: list[Action] = [LeaveOut(tuple(new))]
         told = {client: why for client, why in new.items() if not self._is_pending(client)}
         if told:  # of the others it is said when the attempt is over
-            actions.append(Say(told_once(told, "left out"), warning=True))
+            actions.append(Say(each_once(told, "left out"), warning=True))
         return actions + self._select_if_ready(now)
 
     def _readmit(self, clients: tuple[str, ...], now: float) -> list[Action]:

@@ -57,6 +57,12 @@ class RunPlan:
         """Names of the numbers that the selector wants reported with updates."""
         return frozenset(self.selector.reports)
 
+    @property
+    def wants_label_totals(self) -> bool:
+        """Whether a secure sum is to give the selector the federation's label counts."""
+        disclosure = self.run_file.profiles.disclosure
+        return self.selector.wants_label_totals and disclosure in ("noisy", PROTOCOL)
+
     def client_pace(self, round_number: int, client: str) -> float:
         """Simulated seconds per sample of a client in a round; 0 on a real clock."""
         clock = self.run_file.virtual_clock

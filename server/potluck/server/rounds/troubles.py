@@ -40,7 +40,7 @@ class LeftOutClients:
 
     def told(self) -> str:
         """Who is left out, and why."""
-        return told_once(self.troubles, "left out")
+        return each_once(self.troubles, "left out")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
         """Why a run can't go on with those of its roster that are left; empty where it can."""
@@ -81,7 +81,7 @@ class Tellings:
 
     def rest(self) -> list[str]:
         """What is left to be said at the end of the attempt."""
-        said = [told_once(self._left_out, "left out")] if self._left_out else []
+        said = [each_once(self._left_out, "left out")] if self._left_out else []
         for state, troubles in self._rest.items():
             for trouble, clients in alike(troubles).items():
                 one, several = _VERBS[state]
@@ -113,7 +113,7 @@ def alike(troubles: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def told_once(troubles: Mapping[str, str], fate: str) -> str:
+def each_once(troubles: Mapping[str, str], fate: str) -> str:
     """Every trouble once, with how many have it and a few of their names: '3 clients FATE: …'."""
     found = list(alike(troubles).items())
     parts = [
@@ -134,7 +134,7 @@ def counted(clients: int) -> str:
     return f"{clients} client" + "s" * (clients != 1)
 
 
-def listed(clients: Sequence[str]) -> str:
-    """The first few of some clients."""
-    shown = ", ".join(clients[:_SHOWN])
-    return shown if len(clients) <= _SHOWN else f"{shown} and {len(clients) - _SHOWN} more"
+def listed(clients: Sequence[str], most: int = _SHOWN) -> str:
+    """The first few of some clients, and how many more they are."""
+    shown = ", ".join(clients[:most])
+    return shown if len(clients) <= most else f"{shown} and {len(clients) - most} more"

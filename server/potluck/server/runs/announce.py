@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.clock import now
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import train_instruction_id
-from potluck.server.runs.services import now
 from potluck.server.store.records import MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0

@@ -18,17 +18,17 @@ from potluck.common.net.shielded import to_the_end
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import States
+from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.held_out_evaluation import evaluate_on_clients
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.announce import announce_closed
-from potluck.server.runs.feed import committed_round_message
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import RoundModel, Run
-from potluck.server.runs.services import now, utc
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
 from potluck.server.store.records import MetricsRow, RoundCommit, RoundRow, RunRow, UpdateRow
+from potluck.server.watching.feed import committed_round_message
 
 
 class Finishing:
@@ -164,8 +164,8 @@ class Finishing:
         )
         run.publish_status()
         observer.committed(row, run.model.size)
-        observer.picks(*run.eligibility.picks_summary(), row.key.round)
-        observer.largest_weight(run.eligibility.largest_weight)
+        observer.picks(*run.eligibility.picks.summary(), row.key.round)
+        observer.largest_weight(run.alarms.largest_weight)
         observer.privacy(run.profiling.largest_epsilon)
 
     async def _after_commit(self, row: RoundRow, spent: Sequence[Path]) -> None:

@@ -17,14 +17,14 @@ from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.runs.feed import RunFeed, run_status
 from potluck.server.runs.resume import resume
 from potluck.server.runs.round_loop import RoundLoop
 from potluck.server.runs.run import Run
-from potluck.server.runs.run_record import RunRecord
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.store.records import RunRow, RunState
+from potluck.server.watching.feed import RunFeed, run_status
+from potluck.server.watching.run_record import RunRecord
 
 _STATE_AFTER = {
     rounds.RunEnding.FINISHED: RunState.FINISHED,

@@ -20,7 +20,7 @@ from potluck.server.cohorts.selection_checks import check_ask, check_selection
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
-from potluck.server.rounds.troubles import told_once
+from potluck.server.rounds.troubles import each_once
 from potluck.server.runs import step_sums
 from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
@@ -34,156 +34,142 @@ class ReplayError(RunError):
     """What is stored of an attempt answers other questions than are asked now."""
 
 
-class Questioning:
-    """The part of a run that lets its selector choose, and asks clients for it."""
+async def choose(
+    run: Run, context: SelectionContext, key: AttemptKey
+) -> tuple[Selection, Sequence[Answers]]:
+    """What the selector chooses, once it has asked what it wants to know, and the answers.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._in_store = run.services.in_store
-        self._name = run.plan.run_file.selector.name
-
-    async def choose(
-        self, context: SelectionContext, key: AttemptKey
-    ) -> tuple[Selection, Sequence[Answers]]:
-        """What the selector chooses, once it has asked what it wants to know, and the answers.
-
-        Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
-        restart, it does not ask what is stored.
-        """
-        run, answers = self._run, list[Answers]()
-        said = await asyncio.to_thread(
-            self._call, context, run.plan.selector.select, run.states.selector, context
-        )
-        if isinstance(said, Generator):
-            said = await self._interview(said, context, key, answers)
-        if not isinstance(said, Selection):
-            raise RunError(
-                f"selector '{self._name}' answered with {_what(said)}, not with a Selection",
-                selector=self._name,
-            )
-        check_selection(said, context, self._name)
-        return said, answers
-
-    async def _interview(
-        self,
-        generator: Generator[Any, Any, Any],
-        context: SelectionContext,
-        key: AttemptKey,
-        given: list[Answers],
-    ) -> Any:
-        """Lead the generator to what it returns. The answers of clients are added to `given`."""
-        stored: Sequence[Exchange] = await self._in_store(lambda store: store.answers(key))
-        answers: Answers | Summed | None = None
-        try:
-            for step in range(1, MOST_QUESTIONS + 2):
-                over, said = await asyncio.to_thread(
-                    self._call, context, _advance, generator, answers
-                )
-                if over:
-                    return said
-                check_ask(said, context, self._name)
-                found = stored[step - 1] if step <= len(stored) else None
-                if isinstance(said, AskSum):
-                    answers = await self._summed(said, step, key, found)
-                    continue
-                answers = await self._answers(said, step, key, found)
-                given.append(answers)
-        finally:
-            generator.close()
+    Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
+    restart, it does not ask what is stored.
+    """
+    name, answers = run.plan.run_file.selector.name, list[Answers]()
+    said = await asyncio.to_thread(
+        _call, run, context, run.plan.selector.select, run.states.selector, context
+    )
+    if isinstance(said, Generator):
+        said = await _interview(run, said, context, key, answers)
+    if not isinstance(said, Selection):
         raise RunError(
-            f"selector '{self._name}' asked more than {MOST_QUESTIONS} questions in round "
-            f"{context.round}",
-            selector=self._name,
+            f"selector '{name}' answered with {_what(said)}, not with a Selection", selector=name
         )
+    check_selection(said, context, name)
+    return said, answers
 
-    def _call(self, context: SelectionContext, function: Any, *arguments: Any) -> Any:
-        """Call the selector, whose faults have its name."""
+
+async def _interview(
+    run: Run,
+    generator: Generator[Any, Any, Any],
+    context: SelectionContext,
+    key: AttemptKey,
+    given: list[Answers],
+) -> Any:
+    """Lead the generator to what it returns. The answers of clients are added to `given`."""
+    name = run.plan.run_file.selector.name
+    stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
+    answers: Answers | Summed | None = None
+    try:
+        for step in range(1, MOST_QUESTIONS + 2):
+            over, said = await asyncio.to_thread(_call, run, context, _advance, generator, answers)
+            if over:
+                return said
+            check_ask(said, context, name)
+            found = stored[step - 1] if step <= len(stored) else None
+            if isinstance(said, AskSum):
+                answers = await _summed(run, said, step, key, found)
+                continue
+            answers = await _answers(run, said, step, key, found)
+            given.append(answers)
+    finally:
+        generator.close()
+    raise RunError(
+        f"selector '{name}' asked more than {MOST_QUESTIONS} questions in round {context.round}",
+        selector=name,
+    )
+
+
+def _call(run: Run, context: SelectionContext, function: Any, *arguments: Any) -> Any:
+    """Call the selector, whose faults have its name."""
+    name = run.plan.run_file.selector.name
+    try:
+        return function(*arguments)
+    except Exception as error:
+        run.log.exception("selector failed", selector=name)
+        raise RunError(
+            f"selector '{name}' failed in round {context.round}: {type(error).__name__}: {error}",
+            selector=name,
+        ) from error
+
+
+# Asking -----------------------------------------------------------------------------------------
+
+
+async def _answers(
+    run: Run, ask: Ask, step: int, key: AttemptKey, found: Exchange | None
+) -> Answers:
+    """The answers to a question: those that are stored, or else those clients give."""
+    question, in_store = _question(ask), run.services.in_store
+    _check_replayed(question, step, key, found)
+    if found is not None and found.answers is not None:
+        return stored_answers(found.answers, key)
+    await in_store(lambda store: store.add_question(key, step, question))
+    with run.services.observer.asking():
+        answers = await _ask(run, ask, step, key)
+    record = _record(answers)
+    await in_store(lambda store: store.add_answers(key, step, question, record))
+    return answers
+
+
+async def _summed(
+    run: Run, ask: AskSum, step: int, key: AttemptKey, found: Exchange | None
+) -> Summed | None:
+    """The sum that is asked for: the one that is stored, or else a new one."""
+    question, in_store = step_sums.question_record(ask), run.services.in_store
+    _check_replayed(question, step, key, found)
+    if found is not None and found.answers is not None:
+        return step_sums.stored_sum(found.answers, key)
+    await in_store(lambda store: store.add_question(key, step, question))
+    with run.services.observer.asking():
+        summed = await step_sums.sum_at_step(run, ask)
+    record = step_sums.sum_record(summed)
+    await in_store(lambda store: store.add_answers(key, step, question, record))
+    return summed
+
+
+async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
+    reference = model_reference(run.model)
+    clients = run.roster.clients(ask.rows)
+    run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
+    answers = await gather(
+        run.services.attendance,
+        [
+            question_instruction(
+                run.plan,
+                f"{key.run_id}/{key.round}.{key.attempt}/question.{step}/{client}",
+                key.run_id,
+                key.round,
+                client,
+                ask,
+                reference,
+            )
+            for client in clients
+        ],
+        seconds=run.plan.run_file.round.question_deadline_seconds,
+        present=run.is_present,
+    )
+    numbers: dict[int, Sequence[float]] = {}
+    troubles: dict[str, str] = {}
+    for row, client in zip(ask.rows.tolist(), clients, strict=True):
         try:
-            return function(*arguments)
-        except Exception as error:
-            self._run.log.exception("selector failed", selector=self._name)
-            raise RunError(
-                f"selector '{self._name}' failed in round {context.round}: "
-                f"{type(error).__name__}: {error}",
-                selector=self._name,
-            ) from error
-
-    # Asking -----------------------------------------------------------------------------------
-
-    async def _answers(
-        self,
-        ask: Ask,
-        step: int,
-        key: AttemptKey,
-        found: Exchange | None,
-    ) -> Answers:
-        """The answers to a question: those that are stored, or else those clients give."""
-        question = _question(ask)
-        _check_replayed(question, step, key, found)
-        if found is not None and found.answers is not None:
-            return stored_answers(found.answers, key)
-        await self._in_store(lambda store: store.add_question(key, step, question))
-        with self._run.services.observer.asking():
-            answers = await self._ask(ask, step, key)
-        record = _record(answers)
-        await self._in_store(lambda store: store.add_answers(key, step, question, record))
-        return answers
-
-    async def _summed(
-        self, ask: AskSum, step: int, key: AttemptKey, found: Exchange | None
-    ) -> Summed | None:
-        """The sum that is asked for: the one that is stored, or else a new one."""
-        question = step_sums.question_record(ask)
-        _check_replayed(question, step, key, found)
-        if found is not None and found.answers is not None:
-            return step_sums.stored_sum(found.answers, key)
-        await self._in_store(lambda store: store.add_question(key, step, question))
-        with self._run.services.observer.asking():
-            summed = await step_sums.sum_at_step(self._run, ask)
-        record = step_sums.sum_record(summed)
-        await self._in_store(lambda store: store.add_answers(key, step, question, record))
-        return summed
-
-    async def _ask(self, ask: Ask, step: int, key: AttemptKey) -> Answers:
-        run = self._run
-        reference = model_reference(run.model)
-        clients = run.roster.clients(ask.rows)
-        run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
-        answers = await gather(
-            run.services.attendance,
-            [
-                question_instruction(
-                    run.plan,
-                    f"{key.run_id}/{key.round}.{key.attempt}/question.{step}/{client}",
-                    key.run_id,
-                    key.round,
-                    client,
-                    ask,
-                    reference,
-                )
-                for client in clients
-            ],
-            seconds=run.plan.run_file.round.question_deadline_seconds,
-            present=run.is_present,
-        )
-        told: dict[int, Sequence[float]] = {}
-        troubles: dict[str, str] = {}
-        for row, client in zip(ask.rows.tolist(), clients, strict=True):
-            try:
-                told[row] = read_scalars(answers.get(client), ask.wanted)
-            except ProtocolError as error:
-                troubles[client] = error.message
-        self._report_troubles(ask, key, troubles)
-        unable = [client for client, answer in answers.items() if is_unable(answer)]
-        if unable:
-            await run.left_out.add_and_store({client: troubles[client] for client in unable})
-        return _columns(told, ask.wanted)
-
-    def _report_troubles(self, ask: Ask, key: AttemptKey, troubles: Mapping[str, str]) -> None:
-        if not troubles:
-            return
-        told = told_once(troubles, f"did not answer '{ask.kind}'")
-        self._run.say(f"round {key.round}: of {len(ask.rows)} clients, {told}", warning=True)
+            numbers[row] = read_scalars(answers.get(client), ask.wanted)
+        except ProtocolError as error:
+            troubles[client] = error.message
+    if troubles:
+        silent = each_once(troubles, f"did not answer '{ask.kind}'")
+        run.say(f"round {key.round}: of {len(ask.rows)} clients, {silent}", warning=True)
+    unable = [client for client, answer in answers.items() if is_unable(answer)]
+    if unable:
+        await run.left_out.add_and_store({client: troubles[client] for client in unable})
+    return _columns(numbers, ask.wanted)
 
 
 def _advance(
@@ -213,10 +199,10 @@ def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) ->
     return numbers
 
 
-def _columns(told: Mapping[int, Sequence[float]], names: Sequence[str]) -> Answers:
-    table = np.array(list(told.values()), dtype=np.float64).reshape(len(told), len(names))
+def _columns(numbers: Mapping[int, Sequence[float]], names: Sequence[str]) -> Answers:
+    table = np.array(list(numbers.values()), dtype=np.float64).reshape(len(numbers), len(names))
     return Answers(
-        rows=np.array(list(told), dtype=np.int64),
+        rows=np.array(list(numbers), dtype=np.int64),
         values={name: table[:, column] for column, name in enumerate(names)},
     )
 
@@ -244,6 +230,15 @@ def _question(ask: Ask) -> JsonObject:
 def _record(answers: Answers) -> JsonObject:
     values = {name: column.tolist() for name, column in answers.values.items()}
     return {"rows": answers.rows.tolist(), "values": values}
+
+
+def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
+    """The answers of clients among what a selector was answered; sums are of no single client."""
+    return [
+        stored_answers(each.answers, key)
+        for each in exchanges
+        if each.answers is not None and not step_sums.is_sum(each.question)
+    ]
 
 
 def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:

@@ -41,12 +41,12 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
-from potluck.server.runs.label_totals import task_reference
 from potluck.server.runs.run import RoundModel, Run
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation
 from potluck.server.sums.counts import SumOutcome, check_invited
+from potluck.server.sums.label_sums import task_reference
 from potluck.server.sums.sum_session import SumTerms
 from potluck.server.sums.update_session import MaskedSession, Vouched
 
@@ -246,7 +246,7 @@ class MaskedRounds:
             kind=SumKind.UPDATE,
             subject=header.subject,
             task=task_plugin(run_file),
-            task_reference=task_reference(run),
+            task_reference=task_reference(run.plan),
             classes=0,
             least_hosts=header.least_hosts,
             colluding_hosts=header.colluding_hosts,
@@ -286,7 +286,7 @@ class MaskedRounds:
                 session_id=record.session_id,
                 run_id=key.run_id,
                 kind=SumKind.UPDATE.value,
-                task=task_reference(run),
+                task=task_reference(run.plan),
                 epochs={},
                 record=record.model_dump(mode="json"),
                 total=None,

@@ -12,19 +12,26 @@ from potluck.server.aggregation.model_files import ModelFiles, ModelVersion
 from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate, spooled_intact
+from potluck.server.clock import utc
+from potluck.server.eligibility.alarms import SelectionAlarms
+from potluck.server.eligibility.eligibility import Eligibility
+from potluck.server.eligibility.host_checks import HostChecks
+from potluck.server.eligibility.left_out import LeftOutRegister
+from potluck.server.eligibility.picks import PickRecord
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.announce import announce_closed
-from potluck.server.runs.eligibility import Eligibility
-from potluck.server.runs.interview import stored_answers
-from potluck.server.runs.left_out import LeftOutRegister
+from potluck.server.runs.interview import answers_of
 from potluck.server.runs.run import Attempt, CohortMember, Run
-from potluck.server.runs.run_record import RunRecord
-from potluck.server.runs.services import RunServices, utc
+from potluck.server.runs.services import RunServices
 from potluck.server.store.records import AttemptRow, MemberState, RoundRow
+from potluck.server.sums.label_cells import LabelCells
+from potluck.server.sums.label_sums import LabelSums
+from potluck.server.sums.label_totals import LabelTotals
+from potluck.server.watching.run_record import RunRecord
 
 T = TypeVar("T")
 
@@ -56,7 +63,7 @@ async def resume(
     if profiling.needs_model:
         profiling.use_model(await _profile_model(run_id, services))
     await profiling.admit(roster.ids)
-    left_out = LeftOutRegister(run_id, plan, services.attendance, in_store, events.put_nowait)
+    states = await _states(record, plan, work, services, model, profiling, last)
     run = Run(
         record=record,
         plan=plan,
@@ -66,14 +73,43 @@ async def resume(
         events=events,
         machine=RoundMachine(plan.rules, Resumption(roster=roster)),
         profiling=profiling,
-        eligibility=Eligibility(plan, roster, profiling, record.warn, left_out.add_and_store),
-        left_out=left_out,
+        eligibility=_eligibility(record, plan, work, services, profiling, events.put_nowait),
+        alarms=SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
         model=model,
-        states=await _states(record, plan, work, services, model, profiling, last),
+        states=states,
     )
     if roster:
         await _go_on(run, last)
     return run
+
+
+def _eligibility(
+    record: RunRecord,
+    plan: RunPlan,
+    work: ModelWork,
+    services: RunServices,
+    profiling: Profiling,
+    post: Callable[[rounds.Event], None],
+) -> Eligibility:
+    """The run's rules on who may be selected, before anything excludes anybody."""
+    run_id, attendance = record.row.run_id, services.attendance
+    left_out = LeftOutRegister(run_id, plan, attendance, services.in_store, post)
+    sums = LabelSums
+    if profiling.by_cell:
+        sums = LabelCells
+    elif plan.wants_label_totals:
+        sums = LabelTotals
+    return Eligibility(
+        plan=plan,
+        roster=profiling.roster,
+        profiling=profiling,
+        picks=PickRecord(profiling.roster),
+        checks=HostChecks(run_id, plan, work.layout.header, attendance, left_out),
+        left_out=left_out,
+        label_sums=sums(run_id, plan, services.sums, services.trust, record.say),
+        warn=record.warn,
+        post=post,
+    )
 
 
 async def _from_files(
@@ -195,11 +231,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
             )
             for member in attempt.members
         },
-        answers=[
-            stored_answers(exchange.answers, key)
-            for exchange in attempt.exchanges
-            if exchange.answers is not None
-        ],
+        answers=answers_of(attempt.exchanges, key),
     )
     cohort: list[tuple[str, MemberState]] = []
     for member in attempt.members:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from potluck.common.errors import PotluckError, disk_error
+from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import Finishing
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
-from potluck.server.runs.select import Selecting
-from potluck.server.runs.services import now
+from potluck.server.runs.select import admit, select
 from potluck.server.runs.train import Collecting
 from potluck.server.runs.update_inbox import UpdateInbox
 
@@ -29,7 +29,6 @@ class RoundLoop:
         self._attendance = run.services.attendance
         masked = run.plan.run_file.secure_aggregation
         self._masking = MaskedRounds(run) if masked else None
-        self._selecting = Selecting(run)
         self._collecting = Collecting(run, self._masking)
         self._finishing = Finishing(run, self._masking)
         self.inbox = UpdateInbox(run, self._collecting, self._masking)
@@ -123,7 +122,7 @@ class RoundLoop:
         run = self.run
         match action:
             case rounds.Admit(clients):
-                await self._selecting.admit(clients)
+                await admit(run, clients)
             case rounds.LeaveOut(clients):
                 await run.left_out.store(clients)
                 run.publish_status()
@@ -131,7 +130,7 @@ class RoundLoop:
                 await run.left_out.remove_from_store(clients)
                 run.publish_status()
             case rounds.Select():
-                self._begin_slow(self._selecting.select(action))
+                self._begin_slow(select(run, action))
             case rounds.Train(client):
                 await self._collecting.train(client)
             case rounds.Abandon():

@@ -11,26 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import numpy as np
-from numpy.typing import NDArray
-
 from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.model_work import ModelWork, States
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.clock import now, utc
+from potluck.server.eligibility.alarms import SelectionAlarms
+from potluck.server.eligibility.eligibility import Eligibility
+from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.eligibility import Eligibility
-from potluck.server.runs.feed import member_message, run_status, waiting_message
-from potluck.server.runs.left_out import LeftOutRegister
-from potluck.server.runs.run_record import RunRecord
-from potluck.server.runs.services import RunServices, now, utc
+from potluck.server.runs.services import RunServices
 from potluck.server.selection import Answers, Population
 from potluck.server.state import State
 from potluck.server.store.records import (
@@ -41,6 +38,8 @@ from potluck.server.store.records import (
     RunRow,
     RunState,
 )
+from potluck.server.watching.feed import member_message, run_status, waiting_message
+from potluck.server.watching.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ class Run:
     machine: RoundMachine
     profiling: Profiling
     eligibility: Eligibility
-    left_out: LeftOutRegister
+    alarms: SelectionAlarms
     model: ModelVersion
     """The model clients train from."""
     model_before: ModelVersion | None = None
@@ -116,10 +115,6 @@ class Run:
     """The last update of each client that became part of the model."""
     offenders: set[str] = field(default_factory=set)
     """Clients whose updates were refused for their numbers since they were judged last."""
-    label_totals: NDArray[np.float64] | None = None
-    """All clients' label counts, where a secure sum gave them."""
-    cell_counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    """By client, the mean label counts of its cell, where it was summed by cells."""
 
     def __post_init__(self) -> None:
         self.log = self.record.log
@@ -144,12 +139,17 @@ class Run:
         """The run's clients."""
         return self.machine.roster
 
+    @property
+    def left_out(self) -> LeftOutRegister:
+        """The clients that can't take part."""
+        return self.eligibility.left_out
+
     def population(self) -> Population:
         """The roster as selectors see it."""
         return self.profiling.population(
             limits=self.plan.run_file.sample_limits,
-            label_totals=self.label_totals,
-            cell_counts=self.cell_counts,
+            label_totals=self.eligibility.label_sums.totals,
+            cell_counts=self.eligibility.label_sums.cell_counts,
         )
 
     # Committed rounds -------------------------------------------------------------------------
@@ -157,11 +157,12 @@ class Run:
     def remember(self, row: RoundRow) -> None:
         """Take over what a committed round says of its clients."""
         self.roster.note_samples(row.disclosed_samples)
-        self.eligibility.note_samples(row.disclosed_samples)
+        self.alarms.look_at_samples(row.disclosed_samples)
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id
-        self.eligibility.count_picks([member.client_id for member in row.members])
+        self.eligibility.picks.add([member.client_id for member in row.members])
+        self.alarms.look_at_picks(self.eligibility.picks.counts)
 
     def recall(self, participations: Sequence[Participation]) -> None:
         """Take over what all rounds say that were committed before the run is resumed."""
@@ -171,7 +172,8 @@ class Run:
             if each.included_round is not None and each.included_attempt is not None:
                 key = (self.id, each.included_round, each.included_attempt)
                 self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
-        self.eligibility.restore_picks({each.client_id: each.picks for each in participations})
+        self.eligibility.picks.restore({each.client_id: each.picks for each in participations})
+        self.alarms.look_at_picks(self.eligibility.picks.counts)
 
     async def judge_offenders(self) -> None:
         """Answer those who spoiled their updates, now that an attempt to which others' came is
@@ -183,8 +185,7 @@ class Run:
     async def read_quarantine(self) -> None:
         """Find out who is in quarantine, and tell the machine."""
         rows = await self.services.in_store(lambda store: store.quarantined())
-        self.eligibility.quarantined = frozenset(row.client_id for row in rows)
-        self.post(rounds.Excluded(self.eligibility.excluded))
+        self.eligibility.quarantine([row.client_id for row in rows])
 
     # The attempt under way --------------------------------------------------------------------
 

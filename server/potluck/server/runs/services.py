@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Trust
-from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store import RoundRow
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
-
-
-def now() -> float:
-    """Monotonic seconds."""
-    return time.monotonic()
-
-
-def utc() -> datetime:
-    """The time of day, for people."""
-    return datetime.now(UTC)
+from potluck.server.watching.run_metrics import RunObserver
 
 
 @dataclass(kw_only=True)

@@ -11,14 +11,14 @@ import numpy as np
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError, StorageError
 from potluck.common.learning.step_by_step import PROTOCOL
-from potluck.server.runs.label_totals import sum_terms
 from potluck.server.runs.run import Run
 from potluck.server.selection import AskSum, Summed
 from potluck.server.store.records import AttemptKey, JsonObject
+from potluck.server.sums.label_sums import sum_terms
 
 
 async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
-    """The sum over these clients, or those of them that stay; None, and said why, without one.
+    """The sum over these clients, or those of them that stay; None, with a notice, without one.
 
     Raises RunError in a run that has another mode.
     """
@@ -30,9 +30,8 @@ async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
         )
     clients = run.roster.clients(ask.rows)
     try:
-        outcome = await run.services.sums.sum_counts(
-            sum_terms(run, SumKind.PROTOCOL), clients, present=run.is_present
-        )
+        terms = sum_terms(run.id, run.plan, SumKind.PROTOCOL)
+        outcome = await run.services.sums.sum_counts(terms, clients, present=run.is_present)
     except RunError as error:
         run.say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
         return None
@@ -48,6 +47,11 @@ async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
 def question_record(ask: AskSum) -> JsonObject:
     """A question for a sum."""
     return {"kind": PROTOCOL, "sum": ask.rows.tolist()}
+
+
+def is_sum(question: JsonObject) -> bool:
+    """Whether a stored question is one for a sum."""
+    return "sum" in question
 
 
 def sum_record(summed: Summed | None) -> JsonObject:

@@ -11,6 +11,7 @@ from potluck.common.plain_text import plain
 from potluck.common.training_agreement import training_sha256
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.clock import now
 from potluck.server.hosts.instructions import (
     model_reference,
     train_instruction,
@@ -20,7 +21,6 @@ from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
-from potluck.server.runs.services import now
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState
 
 

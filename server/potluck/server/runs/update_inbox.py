@@ -7,11 +7,11 @@ from pathlib import Path
 from potluck.common.metrics.metric_labels import MASKED
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.clock import now
 from potluck.server.hosts.offences import OFFENCES
 from potluck.server.rounds.events import Event
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
-from potluck.server.runs.services import now
 from potluck.server.runs.train import Collecting
 
 

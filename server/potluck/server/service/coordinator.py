@@ -20,6 +20,7 @@ from potluck.common.net.membership import load_members, load_public_key
 from potluck.common.process.folder_lock import FolderLock
 from potluck.common.secagg import FederationRoot
 from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.host_registry import HostRegistry
@@ -28,7 +29,6 @@ from potluck.server.profiles.collect import Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed
-from potluck.server.runs.services import now, utc
 from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.runs_under_way import RunsUnderWay

@@ -23,10 +23,10 @@ from potluck.common.metrics.metric_labels import (
 from potluck.common.metrics.process_metrics import show_disk
 from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.clock import now, utc
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds.pretraining import is_pretraining
-from potluck.server.runs.run_metrics import RunObserver
-from potluck.server.runs.services import now, utc
+from potluck.server.watching.run_metrics import RunObserver
 
 _MOST_REMEMBERED = 10_000
 """Transfers that broke off, remembered so that another attempt is known for one."""

@@ -15,8 +15,8 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
-from potluck.server.runs.services import utc
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Context, check_client, credential_of, identity_of
 from potluck.server.service.transfers import send_file

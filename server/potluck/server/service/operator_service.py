@@ -10,7 +10,6 @@ from potluck.common.errors import ProtocolError
 from potluck.common.net.shielded import to_the_end
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
-from potluck.server.runs.feed import Event, committed_round_message, run_status
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Context
 from potluck.server.service.operator_messages import (
@@ -21,6 +20,7 @@ from potluck.server.service.operator_messages import (
 from potluck.server.service.revocations import Revoking
 from potluck.server.service.transfers import send_file
 from potluck.server.store.records import RunRow
+from potluck.server.watching.feed import Event, committed_round_message, run_status
 
 PROGRESS_SECONDS = 0.25
 """How often a watcher is told how the round under way goes."""

@@ -20,6 +20,7 @@ from potluck.server.aggregation.audit_records import why_not_audited
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
+from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Trust
@@ -28,7 +29,7 @@ from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.runs.driver import RunDriver
 from potluck.server.runs.recorded_commits import Commits
-from potluck.server.runs.services import RunServices, utc
+from potluck.server.runs.services import RunServices
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.service.archive import bias_records
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics

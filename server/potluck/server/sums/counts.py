@@ -86,8 +86,8 @@ class SecureSums:
     def __init__(
         self, attendance: Attendance, in_store: InStore, root: FederationRoot | None
     ) -> None:
-        self._attendance = attendance
-        self._in_store = in_store
+        self.attendance = attendance
+        self.in_store = in_store
         self._root = root
         self._one_at_a_time = asyncio.Lock()
         self.observe: PhaseObserver = lambda *_: None
@@ -126,7 +126,7 @@ class SecureSums:
 
     def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
         """Host and data epoch of those that attend."""
-        sessions = {client: self._attendance.session_of(client) for client in sorted(clients)}
+        sessions = {client: self.attendance.session_of(client) for client in sorted(clients)}
         attending = {client: session for client, session in sessions.items() if session}
         return (
             {client: session.host_id for client, session in attending.items()},
@@ -186,11 +186,11 @@ class SecureSums:
         present: Callable[[str], bool],
     ) -> SumOutcome:
         assert self._root is not None  # noqa: S101  # there is no header without
-        entries = await self._in_store(lambda store: store.query_log())
+        entries = await self.in_store(lambda store: store.query_log())
         position = LogPosition().extend(entries)
         header = replace(header, log_length=position.length, log_head=position.head)
         step = coordinator.invite(header, invited, self._root, log=entries)
-        drive = SumSession(self._attendance, self._in_store, terms, present, self.observe)
+        drive = SumSession(self.attendance, self.in_store, terms, present, self.observe)
         session = await drive.run(step)
         record = session_record(session, datetime.now(UTC))
         unmasking, total = session.unmasking, None
@@ -205,7 +205,7 @@ class SecureSums:
             record=record.model_dump(mode="json"),
             total=None if total is None else tuple(total.tolist()),
         )
-        await self._in_store(lambda store: store.add_sum(done))
+        await self.in_store(lambda store: store.add_sum(done))
         return SumOutcome(record=record, total=total, troubles=drive.troubles)
 
 

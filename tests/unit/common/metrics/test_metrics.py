@@ -21,7 +21,6 @@ from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
-from potluck.server.runs.run_metrics import RunObserver
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,
@@ -30,6 +29,7 @@ from potluck.server.store.records import (
     RunRow,
     RunState,
 )
+from potluck.server.watching.run_metrics import RunObserver
 
 PAGE = ROOT / "docs" / "metrics.md"
 PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}

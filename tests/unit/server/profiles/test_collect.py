@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.eligibility import rules
 
 from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.eligibility import Eligibility
 from potluck.server.store import Store
 from potluck.server.store.records import NewRun, Profile
 
@@ -169,19 +170,17 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
         store.put_profile(profile(client, 3))
     store.append_to_roster("r", clients)
 
-    async def leave_out(troubles: Mapping[str, str]) -> None:
-        raise AssertionError(troubles)
+    async def in_store(call: Callable[[Store], Any]) -> Any:
+        return call(store)
 
     roster = RunRoster(clients)
     disclosed = profiling(store, attendance, roster)
-    eligibility = Eligibility(plan(), roster, disclosed, lambda _: None, leave_out)
+    eligibility = rules(plan(), roster, disclosed, attendance, in_store)
     await disclosed.admit(clients)
 
     async def once() -> float:
         begun = time.perf_counter()
-        rows = await eligibility.eligible(
-            clients, round_number=1, attempt=1, count=100, present=lambda _: True
-        )
+        rows = await eligibility.eligible(Select(1, 1, tuple(clients), 100), lambda _: True)
         assert len(rows) == 1000
         return time.perf_counter() - begun
 

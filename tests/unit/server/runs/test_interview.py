@@ -7,9 +7,9 @@ import pytest
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.cohorts.selection_checks import check_ask
-from potluck.server.runs.interview import read_scalars, stored_answers
+from potluck.server.runs.interview import answers_of, read_scalars, stored_answers
 from potluck.server.selection import Ask, Population, SelectionContext
-from potluck.server.store.records import AttemptKey
+from potluck.server.store.records import AttemptKey, Exchange
 
 KEY = AttemptKey("run", 1, 1)
 
@@ -48,6 +48,18 @@ def test_stored_answers_come_back() -> None:
     nobody = stored_answers({"rows": [], "values": {"loss": []}}, KEY)
     assert nobody.rows.dtype == "int64"
     assert len(nobody.values["loss"]) == 0
+
+
+def test_a_sum_among_the_answers_is_of_no_client() -> None:
+    asked = Exchange(
+        step=1, question={"kind": "loss"}, answers={"rows": [2], "values": {"loss": [0.5]}}
+    )
+    summed = Exchange(
+        step=2, question={"kind": "protocol", "sum": [2]}, answers={"rows": [2], "total": [7]}
+    )
+    open_still = Exchange(step=3, question={"kind": "loss"}, answers=None)
+    [answers] = answers_of([asked, summed, open_still], KEY)
+    assert answers.rows.tolist() == [2]
 
 
 @pytest.mark.parametrize(

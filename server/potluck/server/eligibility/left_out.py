@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from potluck.server.clock import utc
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.rounds.troubles import told_once
-from potluck.server.runs.services import utc
+from potluck.server.rounds.troubles import each_once
 from potluck.server.store.records import LeftOutRow
 from potluck.server.store.store_thread import InStore
 
@@ -41,7 +41,7 @@ class LeftOutRegister:
 
     def summary(self) -> str:
         """Who is left out and why, for people; empty where nobody is."""
-        return told_once(self.troubles, "left out")
+        return each_once(self.troubles, "left out")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:
         """Take over those that the store has from before a restart."""

@@ -1,7 +1,7 @@
-"""Limits on selection: a cap on picks per client, and how lopsided the picks are.
+"""How lopsided a run's picks are.
 
 A flattering profile gets a client picked again and again (ALGORITHMS §4, integrity). Signatures say
-who sent it, not whether it is true; these bounds work whatever a client claims.
+who sent it, not whether it is true; this measure works whatever a client claims.
 """
 
 from __future__ import annotations
@@ -14,16 +14,6 @@ from numpy.typing import NDArray
 from potluck.server.selection import Rows
 
 Picks = NDArray[np.int64]
-
-
-def below_cap(available: Rows, picks: Picks, cap: int) -> Rows:
-    """Those of `available` that have been picked fewer than `cap` times (picks: K, by row).
-
-    Rows beyond the end of `picks` are of clients that joined since and were never picked.
-    """
-    known = available[available < len(picks)]
-    joined = available[available >= len(picks)]
-    return np.concatenate([known[picks[known] < cap], joined])
 
 
 @dataclass(frozen=True, kw_only=True)

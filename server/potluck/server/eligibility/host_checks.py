@@ -6,14 +6,17 @@ all have failed. Lives on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from potluck.common.errors import is_permanent
 from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.eligibility.left_out import LeftOutRegister
+from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.runs.run import Run
+from potluck.server.rounds.events import Select
+from potluck.server.rounds.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
 """How long a host may take to answer; one that is busy for longer is selected unchecked."""
@@ -23,22 +26,33 @@ _LARGEST_LAYOUT: Final = 1 << 20
 
 
 class HostChecks:
-    """The hosts of one run that have been asked, once for each of their processes."""
+    """The hosts of one run that have been asked, once for each of their processes. layout: of the
+    run's model, as its files begin."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run_id: str,
+        plan: RunPlan,
+        layout: bytes,
+        attendance: Attendance,
+        left_out: LeftOutRegister,
+    ) -> None:
+        self._run_id = run_id
+        self._plan = plan
+        self._layout = layout if len(layout) <= _LARGEST_LAYOUT else b""
+        self._attendance = attendance
+        self._left_out = left_out
         self._asked: set[tuple[str, str]] = set()
 
-    async def able(self, clients: Sequence[str], *, tag: str) -> tuple[str, ...]:
-        """Those of the clients whose host does not say that it can't train; who can't is left out
-        of the run. `tag` makes the ids of the instructions unique within it."""
-        run = self._run
-        groups = self._unasked(clients)
+    async def able(self, action: Select, present: Callable[[str], bool]) -> tuple[str, ...]:
+        """Those of the available clients whose host does not say that it can't train. The others
+        are left out of the run."""
+        groups = self._unasked(action.available)
         answers = await gather(
-            run.services.attendance,
-            [self._instruction(group[0], tag) for group in groups],
+            self._attendance,
+            [self._instruction(group[0], action) for group in groups],
             seconds=_CHECK_SECONDS,
-            present=run.is_present,
+            present=present,
         )
         troubles: dict[str, str] = {}
         for group in groups:
@@ -50,28 +64,22 @@ class HostChecks:
                 why = f"{failure.message[:400]} ({failure.reason[:80]})"
                 troubles |= {c: why.replace(f"'{group[0]}'", f"'{c}'") for c in group}
         if troubles:
-            await run.left_out.add_and_store(troubles)
-        return tuple(client for client in clients if client not in run.left_out)
+            await self._left_out.add_and_store(troubles)
+        return tuple(client for client in action.available if client not in self._left_out)
 
     def _unasked(self, clients: Sequence[str]) -> list[list[str]]:
         """Clients by host, for those hosts that have not been asked yet."""
         groups: dict[tuple[str, str], list[str]] = {}
         for client in clients:
-            session = self._run.services.attendance.session_of(client)
+            session = self._attendance.session_of(client)
             if session is not None:
                 groups.setdefault((session.host_id, session.process_id), []).append(client)
         new = {host: group for host, group in groups.items() if host not in self._asked}
         self._asked |= new.keys()
         return list(new.values())
 
-    def _instruction(self, client: str, tag: str) -> coordinator_pb2.Instruction:
-        run = self._run
-        header = run.work.layout.header
+    def _instruction(self, client: str, action: Select) -> coordinator_pb2.Instruction:
+        instruction_id = f"{self._run_id}/{action.round}.{action.attempt}/check/{client}"
         return check_instruction(
-            run.plan,
-            f"{run.row.run_id}/{tag}/check/{client}",
-            run.row.run_id,
-            run.machine.round,
-            client,
-            header if len(header) <= _LARGEST_LAYOUT else b"",
+            self._plan, instruction_id, self._run_id, action.round, client, self._layout
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import structlog
 
 from potluck.common.errors import PotluckError, StorageError
-from potluck.server.runs.feed import RunFeed
-from potluck.server.runs.services import utc
+from potluck.server.clock import utc
 from potluck.server.store.records import RunRow, RunState
 from potluck.server.store.store_thread import InStore
+from potluck.server.watching.feed import RunFeed
 
 log = structlog.get_logger()
 

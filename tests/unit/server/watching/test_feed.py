@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from potluck.server.runs.feed import RunFeed
+from potluck.server.watching.feed import RunFeed
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 

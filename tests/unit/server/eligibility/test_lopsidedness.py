@@ -2,13 +2,8 @@ import numpy as np
 import pytest
 from support.populations import population, rounds
 
-from potluck.server.cohorts.lopsidedness import below_cap, lopsidedness
+from potluck.server.eligibility.lopsidedness import lopsidedness
 from potluck.server.selectors.uniform import Uniform
-
-
-def test_the_cap_spares_those_below_it_and_those_who_just_joined() -> None:
-    picks = np.array([0, 2, 3, 5])
-    assert below_cap(np.array([0, 1, 2, 3, 6]), picks, 3).tolist() == [0, 1, 6]
 
 
 def test_equal_picks_are_not_lopsided() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.server.cohorts.pick_cap import cap_on_picks, under_cap
+from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap
+from potluck.server.rounds.roster import RunRoster
 
 
 def rows(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -25,6 +26,15 @@ def test_the_cap_grows_with_the_rounds(share: float, round_number: int, cap: int
 def test_those_at_the_cap_wait() -> None:
     kept = under_cap(rows(0, 1, 2, 3), rows(2, 1, 0, 2), cap=2, count=2)
     np.testing.assert_array_equal(kept, [1, 2])
+
+
+def test_the_cap_spares_those_below_it_and_those_who_just_joined() -> None:
+    roster = RunRoster("abcd")
+    picks = PickRecord(roster)
+    picks.restore({"b": 2, "c": 3, "d": 5})
+    roster.append("efg")
+    kept = under_cap(rows(0, 1, 2, 3, 6), picks.counts, cap=3, count=3)
+    np.testing.assert_array_equal(kept, [0, 1, 6])
 
 
 def test_where_too_few_are_left_those_picked_least_come_in() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from support.eligibility import rules
 
 from potluck.common.errors import RunError
+from potluck.server.eligibility.eligibility import Eligibility, ScarceError
+from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Collected, Profiling
+from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import draw_up
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.eligibility import Eligibility, ScarceError
+from potluck.server.store import Store
 
 
 @dataclass
@@ -37,31 +42,23 @@ class Scene:
     roster: RunRoster
     eligibility: Eligibility
     said: list[str]
-    left_out: dict[str, str]
 
     async def eligible(self, *available: str, round_number: int = 1) -> list[int]:
-        rows = await self.eligibility.eligible(
-            available or ("a", "b", "c", "d"),
-            round_number=round_number,
-            attempt=1,
-            count=2,
-            present=lambda _: True,
-        )
-        found: list[int] = rows.tolist()
+        action = Select(round_number, 1, available or ("a", "b", "c", "d"), 2)
+        found: list[int] = (await self.eligibility.eligible(action, lambda _: True)).tolist()
         return found
 
 
 async def scene(run_file: str = "", **collected: Any) -> Scene:
     plan = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
-    asked, said = Asked(Collected(**collected)), list[str]()
-    left_out = dict[str, str]()
+    asked, said, roster = Asked(Collected(**collected)), list[str](), RunRoster("abcd")
 
-    async def leave_out(troubles: Mapping[str, str]) -> None:
-        left_out.update(troubles)
+    async def in_store(_call: Callable[[Store], Any]) -> Any:
+        return None
 
-    roster = RunRoster("abcd")
-    eligibility = Eligibility(plan, roster, cast(Profiling, asked), said.append, leave_out)
-    return Scene(asked, roster, eligibility, said, left_out)
+    profiling, attendance = cast(Profiling, asked), Attendance(time.monotonic)
+    eligibility = rules(plan, roster, profiling, attendance, in_store, warn=said.append)
+    return Scene(asked, roster, eligibility, said)
 
 
 async def test_everybody_available_may_be_selected() -> None:
@@ -73,7 +70,7 @@ async def test_everybody_available_may_be_selected() -> None:
 
 async def test_who_is_in_quarantine_is_neither_asked_nor_selected() -> None:
     there = await scene()
-    there.eligibility.quarantined = frozenset({"b", "x"})
+    there.eligibility.quarantine({"b", "x"})
     assert there.eligibility.excluded == ("b", "x")
     assert await there.eligible() == [0, 2, 3]
     assert there.asked.asked == [["a", "c", "d"]]
@@ -120,24 +117,14 @@ async def test_too_few_for_a_quorum_are_told_from_what_ends_a_run() -> None:
 
 async def test_nobody_is_picked_beyond_the_share() -> None:
     there = await scene("[selector_limits]\nmaximum_share = 0.5")
-    there.eligibility.count_picks(["a", "b"])
+    there.eligibility.picks.add(["a", "b"])
     assert await there.eligible(round_number=2) == [2, 3]
-    there.eligibility.count_picks(["c", "d"])
+    there.eligibility.picks.add(["c", "d"])
     assert await there.eligible(round_number=3) == [0, 1, 2, 3]
-
-
-async def test_one_alarm_for_who_is_picked_far_too_often() -> None:
-    there = await scene()
-    there.roster.append(f"client-{n}" for n in range(20))
-    for _ in range(30):
-        there.eligibility.count_picks(["a"])
-    [alarm] = there.said
-    assert "lopsided: a (" in alarm
-    assert "quarantine" in alarm
 
 
 async def test_who_lacks_what_it_takes_to_answer_is_left_out_of_the_run() -> None:
     unable = {"b": "task 'digits' can't be loaded (PLUGIN_INVALID)"}
     found = await scene(unable=unable)
     assert await found.eligible() == [0, 2, 3]
-    assert found.left_out == unable
+    assert found.eligibility.left_out.troubles == unable

@@ -1,0 +1,66 @@
+"""Alarms about clients that are picked too often, or claim more samples than they count with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from potluck.common.runfile import SampleLimits
+from potluck.server.cohorts.sample_limits import counted
+from potluck.server.eligibility.lopsidedness import Picks, lopsidedness
+from potluck.server.rounds.roster import RunRoster
+from potluck.server.rounds.troubles import listed
+
+_SHOWN = 3
+
+
+class SelectionAlarms:
+    """Raises each alarm once for each client. warn: publishes it."""
+
+    def __init__(
+        self, roster: RunRoster, limits: SampleLimits, warn: Callable[[str], None]
+    ) -> None:
+        self._roster = roster
+        self._limits = limits
+        self._warn = warn
+        self._lopsided: set[int] = set()
+        self._boasters: set[str] = set()
+        self.largest_weight: float | None = None
+        """The largest share of a client in the samples of the newest round, as they count."""
+
+    def look_at_picks(self, picks: Picks) -> None:
+        """Look for clients picked far above the mean. picks: by row."""
+        found = lopsidedness(picks)
+        if found is None:
+            return
+        new = [int(row) for row in found.unlikely if int(row) not in self._lopsided]
+        self._lopsided.update(new)
+        if new:
+            named = [f"{self._roster.ids[row]} ({int(picks[row])} times)" for row in new]
+            self._warn(
+                f"selection is lopsided: {listed(named, _SHOWN)} far above the mean of "
+                f"{picks.mean():.1f}; a flattering profile does that: see `potluck profiles`, "
+                "consider selector_limits.maximum_share or `potluck clients quarantine`"
+            )
+
+    def look_at_samples(self, disclosed: Mapping[str, int]) -> None:
+        """Look for clients beyond the run's limits. disclosed: by the newest round's clients."""
+        samples = np.array(list(disclosed.values()), dtype=np.int64)
+        counts = counted(samples, self._limits)
+        self.largest_weight = float(counts.max() / counts.sum()) if disclosed else None
+        less = {
+            client: (int(said), int(count))
+            for client, said, count in zip(disclosed, samples, counts, strict=True)
+            if count < said
+        }
+        new = [client for client in sorted(less) if client not in self._boasters]
+        self._boasters.update(new)
+        if new:
+            each = [
+                f"{client} ({less[client][0]}, counts with {less[client][1]})" for client in new
+            ]
+            self._warn(
+                f"too many samples are told: by {listed(each, _SHOWN)}, beyond the run's "
+                "sample_limits; raise them if that is true, else see `potluck clients quarantine`"
+            )

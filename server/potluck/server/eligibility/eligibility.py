@@ -1,0 +1,139 @@
+"""Who may be selected in a run, decided in one place.
+
+A client is excluded that is in quarantine, whose host can't train it, that has not disclosed a
+profile the selector needs, that is in no cell where label counts come by cell, or that was picked
+too often. Lives on the event loop, between the state machine, which knows who is there, and the
+selector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from potluck.common.errors import RunError
+from potluck.common.runfile import MissingProfiles
+from potluck.server.eligibility.host_checks import HostChecks
+from potluck.server.eligibility.left_out import LeftOutRegister
+from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap
+from potluck.server.profiles.collect import Profiling
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.roster import RunRoster
+from potluck.server.rounds.troubles import each_once, listed
+from potluck.server.selection import Rows
+from potluck.server.sums.label_sums import LabelSums
+
+_SHOWN = 3
+
+
+class ScarceError(RunError):
+    """Too few clients may be selected now."""
+
+
+@dataclass(kw_only=True)
+class Eligibility:
+    """The rules of one run. warn: publishes that something is wrong. post: hands an event to the
+    state machine. present: whether a client attends, or may still come back."""
+
+    plan: RunPlan
+    roster: RunRoster
+    profiling: Profiling
+    picks: PickRecord
+    checks: HostChecks
+    left_out: LeftOutRegister
+    label_sums: LabelSums
+    warn: Callable[[str], None]
+    post: Callable[[rounds.Event], None]
+    quarantined: frozenset[str] = frozenset()
+    refused: dict[str, str] = field(default_factory=dict)
+    """Clients that gave no profile, and why."""
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Clients that can't be selected until something changes, sorted."""
+        refused = set() if self._includes_all else set(self.refused)
+        return tuple(sorted(self.quarantined | refused))
+
+    @property
+    def _includes_all(self) -> bool:
+        """Whether clients without a profile are selected too."""
+        return self.plan.run_file.profiles.missing is MissingProfiles.INCLUDE
+
+    def quarantine(self, clients: Collection[str]) -> None:
+        """These clients and no others are in quarantine, from the next selection on."""
+        self.quarantined = frozenset(clients)
+        self.post(rounds.Excluded(self.excluded))
+
+    async def eligible(self, action: rounds.Select, present: Callable[[str], bool]) -> Rows:
+        """Rows of those who may be selected, sorted, once they have disclosed what is needed.
+
+        Raises RunError where a client refuses that the run can't do without; ScarceError where too
+        few are left for a quorum.
+        """
+        able = await self.checks.able(action, present)
+        excluded = set(self.excluded)
+        clients = [client for client in able if client not in excluded]
+        try:
+            clients = await self._with_profile(clients, action, present)
+        finally:
+            self.post(rounds.Excluded(self.excluded))
+        rows = np.sort(self.roster.rows(clients))
+        share = self.plan.run_file.selector_limits.maximum_share
+        cap = cap_on_picks(share, action.round)
+        return under_cap(rows, self.picks.counts, cap=cap, count=action.count)
+
+    async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
+        """Those of the rows whose label counts are summed, where they come by cell and the selector
+        needs them. Has the sums ready."""
+        await self.label_sums.find(self.roster.clients(rows), present)
+        cells = self.label_sums.cell_counts
+        if cells is None or self._includes_all:
+            return rows
+        return rows[[client in cells for client in self.roster.clients(rows)]]
+
+    async def _with_profile(
+        self, clients: list[str], action: rounds.Select, present: Callable[[str], bool]
+    ) -> list[str]:
+        """Those of the clients that have disclosed what is needed, or need not."""
+        asked = [client for client in clients if client not in self.refused]
+        tag = f"{action.round}.{action.attempt}/profile"
+        collected = await self.profiling.collect(asked, tag=tag, present=present)
+        if collected.unable:
+            await self.left_out.add_and_store(collected.unable)
+        if collected.refused:
+            self._handle_refusals(collected.refused, first=action.round == 1)
+        without = set(collected.unable)
+        if not self._includes_all:
+            without |= collected.silent | collected.refused.keys()
+            if collected.silent:
+                self.warn(
+                    f"round {action.round}: {listed(sorted(collected.silent), _SHOWN)} did not "
+                    "disclose a profile in time and can't be selected yet"
+                )
+        left = [client for client in clients if client not in without]
+        needed = self.plan.run_file.round.needed(self.plan.run_file.count)
+        if len(left) < needed:
+            raise ScarceError(
+                f"round {action.round}: {len(left)} clients may be selected, at least {needed} are "
+                "needed; others are in quarantine, have no profile or can't take part"
+                + (f": {each_once(collected.unable, 'left out')}" * bool(collected.unable)),
+            )
+        return left
+
+    def _handle_refusals(self, refused: Mapping[str, str], *, first: bool) -> None:
+        """Go on without the profiles of these clients. Raises RunError where the run can't."""
+        whys = list(dict.fromkeys(refused.values()))
+        shown = "; ".join(whys[:_SHOWN]) + (
+            f"; and {len(whys) - _SHOWN} more" * (len(whys) > _SHOWN)
+        )
+        if self.plan.run_file.profiles.missing is MissingProfiles.FAIL and first:
+            raise RunError(
+                f"the selector needs a profile of every client, and {len(refused)} gave none: "
+                f"{shown}",
+            )
+        self.refused |= refused
+        fate = "is selected as one without" if self._includes_all else "will not be selected"
+        self.warn(f"no profile of {listed(sorted(refused), _SHOWN)}, who {fate}: {shown}")

@@ -1,0 +1,60 @@
+"""How often clients were selected, and the cap on that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from potluck.server.eligibility.lopsidedness import Picks
+from potluck.server.rounds.roster import RunRoster
+from potluck.server.selection import Rows
+
+
+class PickRecord:
+    """In how many committed cohorts each client of a run was."""
+
+    def __init__(self, roster: RunRoster) -> None:
+        self._roster = roster
+        self._counts = np.zeros(0, dtype=np.int64)
+
+    @property
+    def counts(self) -> Picks:
+        """Picks by row."""
+        joined = len(self._roster) - len(self._counts)
+        if joined:
+            self._counts = np.append(self._counts, np.zeros(joined, dtype=np.int64))
+        return self._counts
+
+    def add(self, cohort: Sequence[str]) -> None:
+        """Count a committed round with this cohort."""
+        self.counts[self._roster.rows(cohort)] += 1
+
+    def restore(self, picks: Mapping[str, int]) -> None:
+        """Take over what was counted before a restart."""
+        for client, count in picks.items():
+            self.counts[self._roster.row(client)] = count
+
+    def summary(self) -> tuple[int, int]:
+        """How often the client picked most was picked, and how many were never."""
+        return int(self.counts.max(initial=0)), int((self.counts == 0).sum())
+
+
+def cap_on_picks(maximum_share: float, round_number: int) -> int:
+    """Picks a client may have after a round: ⌈share · round⌉."""
+    return math.ceil(maximum_share * round_number - 1e-9)
+
+
+def under_cap(available: Rows, picks: Picks, *, cap: int, count: int) -> Rows:
+    """Those of `available` that one more pick leaves within `cap`, sorted (picks: K, by row).
+
+    Where they are fewer than `count`, those picked least make it up, lower rows first.
+    """
+    kept = available[picks[available] < cap]
+    missing = min(count, len(available)) - len(kept)
+    if missing > 0:
+        others = np.setdiff1d(available, kept)
+        least = others[np.argsort(picks[others], kind="stable")][:missing]
+        kept = np.concatenate([kept, least])
+    return np.sort(kept)

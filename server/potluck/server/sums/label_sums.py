@@ -1,0 +1,102 @@
+"""What a run learns of its clients' label counts from secure sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.disclosure import SumKind, TaskReference, canonical_json
+from potluck.server.hosts.instructions import task_plugin
+from potluck.server.profiles.collect import Trust
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.store import SecureSum
+from potluck.server.sums.counts import SecureSums
+from potluck.server.sums.sum_session import SumTerms
+
+Counts = NDArray[np.float64]
+
+
+Say = Callable[..., None]
+"""Publishes a text that people should know, with `warning` one to look into."""
+
+
+class LabelSums:
+    """The label counts of one run that come from secure sums: here none. Lives on the event loop.
+
+    totals: of all clients. cell_counts: by client, the mean of its cell; None where label counts
+    do not come by cell.
+    """
+
+    def __init__(
+        self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
+    ) -> None:
+        self.totals: Counts | None = None
+        self.cell_counts: dict[str, Counts] | None = None
+        self._run_id = run_id
+        self._plan = plan
+        self._profiles = plan.run_file.profiles
+        self._sums = sums
+        self._trust = trust
+        self._say = say
+
+    async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Have ready what is wanted, over these clients. Raises RunError where the run can't go on
+        without."""
+
+    async def _stored(self, kind: SumKind) -> list[SecureSum]:
+        """Sums of the run's task, oldest first."""
+        stored: list[SecureSum] = await self._sums.in_store(
+            lambda store: store.sums(kind=kind.value)
+        )
+        task = task_reference(self._plan)
+        return [each for each in stored if each.total is not None and each.task == task]
+
+    def _is_current(self, stored: SecureSum) -> bool:
+        """Whether a sum is of the versions of the data that its members have now, as far as they
+        attend."""
+        attendance = self._sums.attendance
+        sessions = {client: attendance.session_of(client) for client in members_of(stored)}
+        return all(
+            session is None or session.data_epoch == stored.epochs.get(client)
+            for client, session in sessions.items()
+        )
+
+    def _trust_statement(self) -> str:
+        """Against whom a secure sum holds, in a few words."""
+        if self._trust.independent:
+            return "holds against a lying coordinator"
+        return "holds against an honest-but-curious coordinator: one party keeps both roots"
+
+
+def task_reference(plan: RunPlan) -> str:
+    """The task whose labels are counted, as one text."""
+    task = plan.run_file.task
+    reference = TaskReference(name=task.name, options=task.options)
+    return canonical_json(reference.model_dump(mode="json"))
+
+
+def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
+    """What a run asks for with a sum of label counts."""
+    run_file = plan.run_file
+    profiles = run_file.profiles
+    return SumTerms(
+        run_id=run_id,
+        kind=kind,
+        subject=f"label counts of {run_file.task.name}",
+        task=task_plugin(run_file),
+        task_reference=task_reference(plan),
+        classes=plan.task.classes,
+        least_hosts=profiles.sum_hosts,
+        colluding_hosts=profiles.sum_colluding_hosts,
+        stage_seconds=profiles.sum_stage_seconds,
+        epsilon=profiles.sum_epsilon,
+        sensitivity=1 if profiles.adjacency == "add-remove" else 2,
+    )
+
+
+def members_of(stored: SecureSum) -> Sequence[str]:
+    """The clients whose inputs are in a sum."""
+    clients: object = stored.record["clients"]
+    return list(clients) if isinstance(clients, Mapping) else []

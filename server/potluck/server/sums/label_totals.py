@@ -1,0 +1,90 @@
+"""The label counts of the whole federation, which some selectors steer by: one secure sum.
+
+A sum that was released before, of the same task and the same versions of the clients' data, is used
+again: a second one, over a few clients more or less, would give these away, and clients would
+refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from potluck.common.disclosure import SumKind
+from potluck.common.errors import RunError
+from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.server.store import SecureSum
+from potluck.server.sums.counts import SumOutcome
+from potluck.server.sums.label_sums import LabelSums, members_of, sum_terms
+
+
+class LabelTotals(LabelSums):
+    """The federation's label counts, summed once in a run."""
+
+    _tried = False
+
+    async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Have the sum over these clients ready; say why where there is none."""
+        if self._tried:
+            return
+        self._tried = True
+        stored = self._usable(await self._stored(SumKind.TOTAL), clients)
+        if stored is not None:
+            self.totals = np.array(stored.total, dtype=np.float64)
+            members = len(members_of(stored))
+            self._say(f"target: the secure sum over {members} clients of run {stored.run_id}")
+            return
+        if not self._sums.possible:
+            self._do_without("the federation has no root; see `potluck pki root`")
+            return
+        terms = sum_terms(self._run_id, self._plan, SumKind.TOTAL)
+        try:
+            outcome = await self._sums.sum_counts(terms, clients, present=present)
+        except RunError as error:
+            self._do_without(error.message)
+            return
+        if outcome.total is None:
+            self._do_without(outcome.explain())
+            return
+        self.totals = outcome.total.astype(np.float64)
+        self._announce(outcome)
+
+    def _usable(self, stored: Sequence[SecureSum], clients: Sequence[str]) -> SecureSum | None:
+        """This run's own sum, or the newest one of the same data."""
+        own = [each for each in stored if each.run_id == self._run_id]
+        if own:
+            return own[0]
+        return next((each for each in reversed(stored) if self._holds(each, clients)), None)
+
+    def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
+        """Whether a sum is of data as they are, over as good as all of these clients."""
+        if not self._is_current(stored):
+            return False
+        apart = set(members_of(stored)).symmetric_difference(clients)
+        sessions = {client: self._sums.attendance.session_of(client) for client in apart}
+        hosts = {each.host_id if each else client for client, each in sessions.items()}
+        return len(hosts) < self._profiles.sum_hosts
+
+    def _announce(self, outcome: SumOutcome) -> None:
+        record = outcome.record
+        self._say(
+            f"target: a secure sum of label counts over {len(record.clients)} clients on "
+            f"{record.hosts} hosts ({self._trust_statement()})"
+        )
+        if record.refusals or outcome.troubles:
+            whys = {**outcome.troubles, **record.refusals}
+            shown = "; ".join(f"{client} ({why})" for client, why in list(whys.items())[:3])
+            self._say(f"not in the sum: {shown}", warning=True)
+
+    def _do_without(self, why: str) -> None:
+        """Raises RunError where there is nothing else to steer by."""
+        if self._profiles.disclosure == PROTOCOL:
+            raise RunError(
+                f"no secure sum of label counts, and the target is nothing else: {why}; start a "
+                "run with dc-balanced, whose target is the same number of samples of each class"
+            )
+        self._say(
+            f"no secure sum of label counts, the target is the sum of noisy ones: {why}",
+            warning=True,
+        )

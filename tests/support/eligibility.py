@@ -1,0 +1,44 @@
+"""The rules on who may be selected, with real parts, for runs that no coordinator drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from potluck.server.eligibility.eligibility import Eligibility
+from potluck.server.eligibility.host_checks import HostChecks
+from potluck.server.eligibility.left_out import LeftOutRegister
+from potluck.server.eligibility.picks import PickRecord
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.rounds.events import Event
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.roster import RunRoster
+from potluck.server.store.store_thread import InStore
+from potluck.server.sums.counts import SecureSums
+from potluck.server.sums.label_sums import LabelSums
+
+
+def rules(
+    plan: RunPlan,
+    roster: RunRoster,
+    profiling: Profiling,
+    attendance: Attendance,
+    in_store: InStore,
+    *,
+    warn: Callable[[str], None] = lambda _: None,
+    post: Callable[[Event], None] = lambda _: None,
+) -> Eligibility:
+    """Those of run `r`, without secure sums."""
+    left_out = LeftOutRegister("r", plan, attendance, in_store, post)
+    sums = SecureSums(attendance, in_store, None)
+    return Eligibility(
+        plan=plan,
+        roster=roster,
+        profiling=profiling,
+        picks=PickRecord(roster),
+        checks=HostChecks("r", plan, b"", attendance, left_out),
+        left_out=left_out,
+        label_sums=LabelSums("r", plan, sums, Trust(federation="f", members=None), warn),
+        warn=warn,
+        post=post,
+    )
