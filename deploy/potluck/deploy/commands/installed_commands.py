@@ -51,4 +51,9 @@ def _broken(name: str, error: PluginError) -> TyperCommand:
     def explain() -> None:
         raise error
 
-    return TyperCommand(name, callback=explain, help=f"Not usable here: {error.message}.")
+    return TyperCommand(
+        name,
+        callback=explain,
+        help=f"Not usable here: {error.message}.",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )

@@ -67,7 +67,7 @@ def test_help_lists_all_even_those_that_do_not_load() -> None:
 
 
 def test_one_that_does_not_load_says_why_when_it_is_called() -> None:
-    result = CliRunner().invoke(app, ["lacking"])
+    result = CliRunner().invoke(app, ["lacking", "Ann", "--loud"])
     assert isinstance(result.exception, PluginError)
     assert "No module named 'absent_library'" in result.exception.message
 

@@ -1,0 +1,247 @@
+"""The wheel with each extra, in an environment of its own, does what its machine is for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from support.repository import ROOT
+
+from potluck.deploy.local.demo_files import reserved_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PATIENCE_SECONDS = 300.0
+OF_EXTRAS = ("docker", "jinja2", "matplotlib", "PIL", "pyarrow", "safetensors", "scipy", "sklearn")
+
+EXPERIMENT = """
+name = "miniature"
+seeds = [0, 1]
+hosts = 1
+[run]
+rounds = 2
+count = 2
+[run.task]
+name = "digits"
+clients = 4
+[quick.run]
+rounds = 1
+"""
+RUN = """
+count = 2
+rounds = 2
+roster = 3
+[task]
+name = "digits"
+clients = 3
+[selector]
+name = "flash"
+[training]
+validation_share = 0.1
+"""
+HOST = """
+coordinator = "127.0.0.1:{port}"
+clients = ["client-0:2"]
+state_directory = "state/host-0"
+[tls]
+certificate = "pki/host-0.pem"
+key = "pki/host-0.key"
+authority = "pki/authority.pem"
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, *build], check=True, capture_output=True)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+def required_by(name: str, found: set[str]) -> set[str]:
+    """A distribution and those that it requires, and so on."""
+    if name not in found:
+        found.add(name)
+        for requirement in map(Requirement, distribution(name).requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                required_by(requirement.name, found)
+    return found
+
+
+def share_torch(folder: Path) -> set[str]:
+    """Link torch and what it requires from here: pip finds it installed, and fetches no more of it.
+
+    The names of the modules that are there in consequence.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    shared = set[str]()
+    for name in required_by("torch", set()):
+        shared |= {file.parts[0] for file in distribution(name).files or ()}
+    for entry in shared - {".."}:
+        (folder / entry).symlink_to(here / entry)
+    return {entry.removesuffix(".py") for entry in shared}
+
+
+class Machine:
+    """An environment in which the wheel is installed with one extra, and nothing else of ours."""
+
+    def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
+        self.folder = folder
+        self.programs = folder / "environment" / "bin"
+        venv.create(folder / "environment", symlinks=True)
+        [self.modules] = (folder / "environment" / "lib").glob("python*/site-packages")
+        shared = share_torch(self.modules)
+        what = f"potluck{f'[{extra}]' if extra else ''} @ {wheel.as_uri()}"
+        pip = [sys.executable, "-m", "pip", "--python", str(self.programs / "python")]
+        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        installed = subprocess.run(
+            [*pip, "install", "--quiet", *constraints, what],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert installed.returncode == 0, installed.stderr
+        self.here = {module for module in OF_EXTRAS if module not in shared and self.has(module)}
+
+    def has(self, module: str) -> bool:
+        return (self.modules / module).exists()
+
+    def command(self, *arguments: str) -> list[str]:
+        """One of the programs, or python, isolated from this tree and the caller's settings."""
+        program, *rest = arguments
+        return ["env", "-i", f"HOME={self.folder}", str(self.programs / program), *rest]
+
+    def run(self, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+
+    def done(self, folder: Path, *arguments: str) -> str:
+        result = self.run(folder, *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def complaint(self, folder: Path, *arguments: str) -> str:
+        """The one line with which a program fails."""
+        result = self.run(folder, *arguments)
+        assert result.returncode == 1
+        [line] = result.stderr.splitlines()
+        return line
+
+
+@contextmanager
+def in_terminals(folder: Path, *commands: Sequence[str]) -> Iterator[None]:
+    """Each running in a process of its own; all are told to end afterwards, and do."""
+    with (folder / "terminals.log").open("ab") as log:
+        running = [
+            subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) for command in commands
+        ]
+        try:
+            yield
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait(30)
+
+
+def test_potluck_alone_runs_the_demo_even_without_the_experiments(
+    tmp_path: Path, wheel: Path
+) -> None:
+    machine = Machine(tmp_path, wheel, "")
+    assert machine.here == set()
+    (tmp_path / "miniature.toml").write_text(EXPERIMENT)
+    for arguments, library, extra in [
+        (("deploy", "config"), "docker", "operator"),
+        (("experiment", "miniature.toml", "--quick"), "scipy", "experiments"),
+        (("data", "describe", "digits", "--plot", "digits.png"), "matplotlib", "experiments"),
+    ]:
+        said = machine.complaint(tmp_path, "potluck", *arguments)
+        assert said.endswith(f"{library} is not installed; pip install 'potluck[{extra}]'")
+    listed = " ".join(machine.done(tmp_path, "potluck", "--help").split())
+    assert "experiment Run a grid of settings × seeds" in listed
+    assert "deploy Not usable here" in listed
+
+    shutil.rmtree(machine.modules / "potluck" / "experiments")
+    options = ["--clients", "6", "--hosts", "2", "--count", "3", "--rounds", "2", "--seed", "7"]
+    result = machine.run(tmp_path, "potluck", "demo", *options, "--folder", "demo", "--json")
+    assert result.returncode == 0, result.stderr
+    [line] = result.stdout.splitlines()
+    assert json.loads(line) == json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert (tmp_path / "demo" / "model.safetensors").stat().st_size > 100_000
+    assert "none: matplotlib is not installed;" in result.stderr
+
+
+def test_coordinator_host_and_operator_each_with_their_extra_make_a_federation(
+    tmp_path: Path, wheel: Path
+) -> None:
+    coordinator, host, operator = (
+        Machine(tmp_path / extra, wheel, extra) for extra in ("server", "client", "operator")
+    )
+    assert coordinator.here == {"scipy"}
+    assert host.here == set()
+    assert operator.here == {"docker", "matplotlib", "PIL", "safetensors"}  # matplotlib has PIL
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    for pki in (
+        ("init", "pki", "--federation", "demo"),
+        ("issue", "pki", "coordinator", "--host", "127.0.0.1"),
+        ("issue", "pki", "host", "host-0", "--clients", "client-0:2"),
+        ("issue", "pki", "operator", "operator"),
+    ):
+        operator.done(folder, "potluck", "pki", *pki)
+    with reserved_port() as port:
+        for name, example in (
+            ("coordinator", coordinator.done(folder, "potluck-server", "config")),
+            ("operator", operator.done(folder, "potluck", "config", "operator")),
+            ("host-0", HOST.format(port=port)),
+            ("run", RUN),
+        ):
+            (folder / f"{name}.toml").write_text(example.replace("7443", str(port)))
+        assert "--config" in host.done(folder, "potluck-client", "--help")
+        with in_terminals(
+            folder,
+            coordinator.command("potluck-server", "--config", "coordinator.toml"),
+            host.command("potluck-client", "--config", "host-0.toml"),
+        ):
+            while operator.run(folder, "potluck", "clients").returncode:
+                pass
+            run_id = operator.done(folder, "potluck", "run", "run.toml").strip()
+            said = operator.done(folder, "potluck", "watch", run_id)
+            operator.done(folder, "potluck", "report", run_id, "-o", "report.png")
+            operator.done(folder, "potluck", "model", "-o", "model.safetensors")
+    assert "2 of 2 rounds committed" in said
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    opened = "from safetensors import safe_open; safe_open('model.safetensors', 'np')"
+    operator.done(folder, "python", "-c", opened)
+    assert "lab-a" in operator.done(folder, "potluck", "deploy", "config")
+
+
+def test_experiments_run_and_are_reported(tmp_path: Path, wheel: Path) -> None:
+    machine = Machine(tmp_path, wheel, "experiments")
+    assert machine.here == set(OF_EXTRAS) - {"docker", "jinja2", "sklearn"}  # jinja2 is torch's
+    (tmp_path / "miniature.toml").write_text(EXPERIMENT)
+    listed = machine.done(
+        tmp_path, "potluck", "experiment", "miniature.toml", "--quick", "--dry-run"
+    )
+    assert "2 cells, 0 finished" in listed
+    machine.done(tmp_path, "potluck", "experiment", "miniature.toml", "--quick", "--output", "done")
+    assert {"report.html", "report.md", "rounds.parquet", "rounds.csv"} <= {
+        path.name for path in (tmp_path / "done").iterdir()
+    }
+    assert "mnist" in machine.done(tmp_path, "potluck", "preset", "dc")
