@@ -229,7 +229,7 @@ def test_coordinator_host_and_operator_each_with_their_extra_make_a_federation(
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     opened = "from safetensors import safe_open; safe_open('model.safetensors', 'np')"
     operator.done(folder, "python", "-c", opened)
-    assert "lab-a" in operator.done(folder, "potluck", "deploy", "config")
+    assert "[[machines]]" in operator.done(folder, "potluck", "deploy", "config")
 
 
 def test_experiments_run_and_are_reported(tmp_path: Path, wheel: Path) -> None:

@@ -1,4 +1,4 @@
-"""The settings of papers, as run files to start from; what a paper leaves open is said to be ours.
+"""The settings of papers as run files to start from; assumptions of ours are marked.
 
 A preset is the paper's own scale. An assumption is a value that we chose because the paper names
 none, or names several: everybody who prints or uses a preset gets to see them.

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from their binary version alone: the other one is a pickle."""
+"""CIFAR-10 and CIFAR-100 from their binary version; the other version is a pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.experiments.data_sets.search import LARGEST, Found, missing
 
 
 def cifar10(folder: Path) -> Found:
-    """In ascending order of the pixels' SHA-256, so that the result is the same from any source.
+    """CIFAR-10, in ascending order of the pixels' SHA-256: the same from any source.
 
     Raises ConfigurationError.
     """
@@ -30,7 +30,7 @@ def cifar10(folder: Path) -> Found:
 
 
 def cifar100(folder: Path) -> Found:
-    """With the twenty superclasses as labels. Raises ConfigurationError."""
+    """CIFAR-100 with its twenty superclasses as labels. Raises ConfigurationError."""
     found: Found = {}
     for split in ("train", "test"):
         records = _cifar_records(folder, (f"{split}.bin",), 2)

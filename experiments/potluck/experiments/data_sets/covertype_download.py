@@ -13,7 +13,7 @@ from potluck.experiments.data_sets.search import Found, one_of, unpacked
 
 
 def covertype(folder: Path) -> Found:
-    """The first 15,120 rows, the published train and validation subsets; labels from 0.
+    """Seven classes from 0: the first 15,120 rows, the published train and validation subsets.
 
     Raises ConfigurationError.
     """
@@ -33,7 +33,7 @@ def covertype(folder: Path) -> Found:
 
 
 def covertype_binary(folder: Path) -> Found:
-    """Labels 1 and 2 become 0 and 1; a random 80 % train, the rest test.
+    """Two classes: labels 1 and 2 become 0 and 1; a random 80 % train, the rest test.
 
     Raises ConfigurationError.
     """

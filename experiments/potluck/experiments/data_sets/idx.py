@@ -52,7 +52,7 @@ def from_idx(folder: Path, train: str, test: str, *, turned: bool = False) -> Fo
 
 
 def _file(folder: Path, name: str, rank: int) -> Path:
-    """Some copies have a dot where others have a dash."""
+    """A file by its name; some copies have a dot where others have a dash."""
     names = [f"{name}{mark}idx{rank}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
     return one_of(folder, *names)
 

@@ -60,7 +60,7 @@ _PLACES: Final = ("beach", "snow")
 
 
 def spawrious(folder: Path, side: int) -> Found:
-    """A tenth of each cell, evenly for all cells, is kept for the test.
+    """Spawrious; a tenth of each cell, evenly for all cells, is kept for the test.
 
     Raises ConfigurationError.
     """

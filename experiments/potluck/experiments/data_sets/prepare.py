@@ -92,7 +92,7 @@ def _sized(read: Callable[[Path, int], Found], side: int, folder: Path) -> Found
 
 
 def _write(path: Path, found: Found) -> Path:
-    """Uncompressed, so that tasks can map it; whole or not at all."""
+    """Write a file without compression, so that tasks can map it; whole or not at all."""
     partial_path = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Looking for the files of a download, wherever they lie in its folder."""
+"""The files of a download are found wherever they lie in its folder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LARGEST: Final = 4 << 30
 
 
 def missing(folder: Path, wanted: str) -> ConfigurationError:
-    """Nothing that suits is in the folder."""
+    """The error that says that nothing suitable is in the folder."""
     return ConfigurationError(f"{folder} holds no {wanted}", path=folder)
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[BinaryIO]:
-    """A file's bytes, unpacked as they are read where it ends in .gz or .bz2."""
+    """Open a file; its bytes are unpacked as they are read where its name ends in .gz or .bz2."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     with openers.get(path.suffix, open)(path, "rb") as file:
         yield cast(BinaryIO, file)

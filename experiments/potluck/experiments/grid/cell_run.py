@@ -1,4 +1,4 @@
-"""A cell run as a federation of real processes, from where it was left off if it was."""
+"""A cell is run as a federation of real processes, and gone on with after an interruption."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFi
 
 
 async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
-    """The run's id: of the one that is there, gone on with if need be, or of a new one."""
+    """Id of the run: the stored one, resumed if it has stopped, or a new one."""
     status = await operator.newest_run()
     if status is not None:
         if status.state in (operator_pb2.RUN_STATE_STOPPED, operator_pb2.RUN_STATE_FAILED):
@@ -100,7 +100,7 @@ async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
 
 
 class _Counter:
-    """A display that only counts rounds."""
+    """Counts rounds in place of displaying them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -112,12 +112,12 @@ class _Counter:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Something new happened."""
+        """Report the number of rounds committed."""
         if event.WhichOneof("event") == "committed":
             self._progress(len(view.committed))
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """The coordinator went away, or is back."""
+        """Nothing is counted when the connection is lost or found again."""
 
 
 def _result(cell: Cell, view: RunView, label_mix: LabelMix, seconds: float) -> CellResult:

@@ -31,7 +31,7 @@ class PublishedFigure(Settings):
 
 
 class Reading(Settings):
-    """How a cell's rounds become one number, and cells become a table."""
+    """The way a cell's rounds become one number, and cells a table."""
 
     metric: Metric = Field(default="accuracy", description="What the tables compare.")
     last: int = Field(
@@ -162,7 +162,7 @@ class ExperimentFile(Settings):
 
 
 def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
-    """The experiment of a file; `quick` applies its [quick] table. Raises ConfigurationError."""
+    """Load an experiment; `quick` applies its [quick] table. Raises ConfigurationError."""
     try:
         values = tomllib.loads(decode(path.read_bytes(), source=str(path)))
     except OSError as error:
@@ -182,7 +182,7 @@ def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
 
 
 def label(value: Any) -> str:
-    """How a value of an axis is called in tables."""
+    """Name of an axis' value in tables."""
     return (
         value
         if isinstance(value, str)
@@ -254,7 +254,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
-    """The keys that every value of an axis sets, so that the base run's are never used."""
+    """The keys that every value of an axis sets: the base run's own values are never used."""
     if not isinstance(values, dict):
         return set()
     return set.intersection(*(set(_flat(settings)) for settings in values.values()))

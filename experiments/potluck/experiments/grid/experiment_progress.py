@@ -1,4 +1,4 @@
-"""How far an experiment is: bars on a terminal, a line per cell elsewhere."""
+"""The progress of an experiment: bars on a terminal, a line per cell elsewhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Board:
         self._bars.stop()
 
     def begin(self, cells: Sequence[Cell], finished: Mapping[str, CellResult]) -> None:
-        """All cells of the experiment, and which of them are finished already."""
+        """Show all cells of the experiment; some are finished already."""
         distinct = {cell.digest: cell for cell in cells}
         self._cells, self._finished = len(distinct), len(finished)
         self._total = sum(cell.rounds for cell in distinct.values())
@@ -69,7 +69,7 @@ class Board:
 
     @contextmanager
     def cell(self, cell: Cell) -> Iterator[Callable[[int], None]]:
-        """While a cell runs; yields what to call with its number of committed rounds."""
+        """Show a cell while it runs; yields a function that takes its committed rounds."""
         bar = self._bars.add_task(cell.title, total=cell.rounds, start_at=0)
         started = time.monotonic()
 
@@ -87,7 +87,7 @@ class Board:
             self._bars.remove_task(bar)
 
     def failed(self, cell: Cell, why: str) -> None:
-        """A cell has been given up."""
+        """Show that a cell has been given up."""
         self._say(f"failed: {cell.title}: {why}")
 
     def _end(self, cell: Cell, seconds: float) -> None:
@@ -115,7 +115,7 @@ class Board:
 
 
 class _Remaining(ProgressColumn):
-    """Time to go, by the pace since the command began; what was finished before doesn't count."""
+    """Time to go, by the pace since the command began; cells finished earlier do not count."""
 
     max_refresh = 0.5
 

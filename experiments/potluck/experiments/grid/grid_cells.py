@@ -1,4 +1,4 @@
-"""One run of an experiment: what it is, and what names it for ever."""
+"""The cells of an experiment, each a run with a name that follows from its settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Cell:
         return json.dumps({"name": table.name, "options": table.options}, sort_keys=True)
 
     def task(self) -> Task:
-        """What is learned. Raises PluginError."""
+        """The task of the run. Raises PluginError."""
         table = json.loads(self.task_text)
         return plugins.create(Task, table["name"], table["options"])
 

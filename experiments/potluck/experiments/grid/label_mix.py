@@ -1,4 +1,4 @@
-"""The true labels of a task's clients: what an experiment may know, and a coordinator may not."""
+"""The true labels of a task's clients; an experiment may know them, a coordinator may not."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class LabelMix:
         self.counts = counts
 
     def entropy(self, clients: Sequence[str]) -> float:
-        """Of the labels of these clients together, in bits; 0 without any."""
+        """Entropy of these clients' labels together, in bits; 0 without any."""
         rows = [int(client.rpartition("-")[2]) for client in clients]
         total = self.counts[rows].sum(axis=0, dtype=np.float64)
         return float(entropy(total) / np.log(2))
 
 
 class LabelMixes:
-    """Those of the tasks of an experiment, each counted once."""
+    """The label mixes of an experiment's tasks; each task is counted once."""
 
     def __init__(self, data: Path | None) -> None:
         self._data = data
         self._known: dict[str, LabelMix] = {}
 
     def of(self, cell: Cell) -> LabelMix:
-        """That of a cell's task. Raises what the task raises, as where data are missing."""
+        """The label mix of a cell's task. Raises what the task raises, as for missing data."""
         if cell.task_text not in self._known:
             task = cell.task()
             counts = [

@@ -1,4 +1,4 @@
-"""What comes of a cell, and where it is kept: one file per finished cell, written whole or not."""
+"""Results of cells: one file per finished cell, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RoundResult(BaseModel):
 
 
 class Timings(BaseModel):
-    """How long it took here; no part of the result, since it is another each time."""
+    """Seconds that a cell took; no part of its result, since they differ each time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class CellResult(BaseModel):
 
 
 class ResultsFolder:
-    """The folder of an experiment: `cells` are finished, `running` are under way."""
+    """The folder of an experiment: finished cells in `cells`, others in `running`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class ResultsFolder:
         )
 
     def workplace(self, cell: Cell) -> Path:
-        """Where a cell's federation lives while it is under way."""
+        """Folder of a cell's federation while it is under way."""
         return self.running / cell.digest
 
     def find(self, cell: Cell) -> CellResult | None:
@@ -114,7 +114,7 @@ class ResultsFolder:
         partial.replace(path)
 
     def finished(self, cells: Iterable[Cell]) -> dict[str, CellResult]:
-        """Results by digest of those cells that are finished."""
+        """Results of the finished cells, by digest."""
         return {cell.digest: result for cell in cells if (result := self.find(cell)) is not None}
 
     def _path(self, cell: Cell) -> Path:

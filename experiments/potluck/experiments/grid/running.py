@@ -1,4 +1,4 @@
-"""Runs what is missing of an experiment, as many cells side by side as the machine carries."""
+"""Runs the missing cells of an experiment, as many side by side as the machine carries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What cells run on."""
+    """The device, the data and the number of cells side by side."""
 
     device: str
     data: Path | None

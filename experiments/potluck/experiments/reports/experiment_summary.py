@@ -1,4 +1,4 @@
-"""What an experiment's cells come to: a number each, means over seeds, tests against a baseline."""
+"""The summary of an experiment: a number per cell, means over seeds, tests against a baseline."""
 
 from __future__ import annotations
 

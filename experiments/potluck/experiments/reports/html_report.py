@@ -1,4 +1,4 @@
-"""The report of an experiment: one HTML file with tables and pictures, that needs nothing else."""
+"""The report of an experiment: one HTML file that contains its tables and pictures."""
 
 from __future__ import annotations
 

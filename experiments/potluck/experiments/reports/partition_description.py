@@ -1,4 +1,4 @@
-"""How heterogeneous a task's partition is: each client's counts, and the six metrics of all."""
+"""The heterogeneity of a task's partition: each client's counts, and six metrics of all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClientDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionMetrics:
-    """See `FederatedHeterogeneity`; what attributes would tell is None where there are none."""
+    """See `FederatedHeterogeneity`; metrics of attributes are None where there are none."""
 
     gci: float
     gai: Share

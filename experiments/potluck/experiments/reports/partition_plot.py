@@ -1,4 +1,4 @@
-"""A picture of a partition: how many samples of each class every client holds."""
+"""A picture of a partition: the samples of each class at every client."""
 
 from __future__ import annotations
 

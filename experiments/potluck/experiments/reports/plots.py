@@ -1,4 +1,4 @@
-"""Pictures of an experiment: metric by round, cohort entropy, who was selected when."""
+"""Pictures of an experiment: the metric and the cohorts' entropy by round, the selections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plot_entropy(summary: Summary) -> bytes:
 
 
 def plot_rasters(summary: Summary) -> bytes:
-    """A PNG of who was included when, for the first seed of each arm."""
+    """A PNG of the clients included in each round, for the first seed of each arm."""
     arms = summary.arms[:_MOST_RASTERS]
     columns = min(3, len(arms))
     rows = -(-len(arms) // columns)

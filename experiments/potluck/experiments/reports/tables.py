@@ -44,7 +44,7 @@ def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 
 
 def timing_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """A row for each cell and round: the seconds it took here, another number each time."""
+    """A row for each cell and round: the seconds it took, another number each time."""
     return [
         {**cell.labels, "round": each.round, "seconds": seconds}
         for cell in results
@@ -136,7 +136,7 @@ def ranked(values: Sequence[float], *, lower: bool) -> Callable[[float, str], st
 
 
 def comparison_table(summary: Summary) -> list[str]:
-    """What each arm took, and how it compares with the baseline and with what was published."""
+    """Costs of each arm, and its comparison with the baseline and with published figures."""
     axes = list(summary.experiment.axes)
     reading = summary.experiment.reading
     tested = any(arm.test for arm in summary.arms)
@@ -164,7 +164,7 @@ def comparison_table(summary: Summary) -> list[str]:
 
 
 def notes(summary: Summary) -> Iterator[str]:
-    """What a reader must know to judge the tables."""
+    """Notes that a reader needs to judge the tables."""
     experiment = summary.experiment
     if experiment.reading.baseline:
         named = experiment.reading.baseline.items()
@@ -187,7 +187,7 @@ def notes(summary: Summary) -> Iterator[str]:
 
 
 def timing_line(summary: Summary) -> str:
-    """How long all took; for the report, not for the tables, since it is another each time."""
+    """The time that all cells took; for the report, not for the tables, since it varies."""
     total = sum(cell.timings.total for arm in summary.arms for cell in arm.cells)
     return f"{readable_seconds(total)} of federations, one after another"
 

@@ -99,7 +99,7 @@ def _recipe(form: DataFormat) -> str:
 
 @lru_cache(maxsize=8)
 def _open(form: DataFormat, path: Path, _size: int, _modified: int) -> Arrays:
-    """Kept by size and time of change: all clients of a host look at the same mapping."""
+    """Open a file once per size and time of change: all clients of a host share the mapping."""
     arrays = mapped_arrays(path)
     return checked(form, arrays, source=str(path))
 

@@ -1,4 +1,4 @@
-"""Which trees grow on a patch of land, from 54 columns of numbers about it."""
+"""The kind of forest on a patch of land, from 54 columns of numbers about it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _TEST_SEED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSkewTask(Splitting, LabelNoise, Task):
-    """What the tasks of this module's kind share; each names its format, networks and preparing.
+    """Base of tasks split by label; each names its format, networks and preparing.
 
     network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
     """
@@ -40,7 +40,7 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # follows from the options
-        """As many as the data have."""
+        """Number of classes in the data."""
         return self._form().classes
 
     def model(self) -> nn.Module:

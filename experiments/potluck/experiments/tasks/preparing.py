@@ -1,4 +1,4 @@
-"""Stored samples into inputs: scaled numbers, channels first. Pure."""
+"""Turns stored samples into inputs: scaled numbers, channels first. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of skew that the papers split their data by: pure functions of labels and a generator.
+"""The kinds of skew in the papers' partitions: pure functions of labels and a generator.
 
 `partition` has the Dirichlet rule and what all share.
 """

@@ -76,7 +76,7 @@ def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
 
 
 def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator) -> Indices:
-    """So many random samples (0: all), as many of each class as far as there are; sorted."""
+    """Positions of `wanted` random samples (0: all), as many of each class as there are; sorted."""
     if wanted == 0 or wanted >= len(labels):
         return np.arange(len(labels), dtype=np.int64)
     per_class = -(-wanted // len(np.unique(labels)))

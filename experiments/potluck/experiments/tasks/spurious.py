@@ -1,4 +1,4 @@
-"""Images in which something tells the class on most clients, but not in truth: FedDiverse's tasks.
+"""FedDiverse's tasks: images with an attribute that gives the class away at most clients only.
 
 Clients are split by Table 6 of the FedDiverse paper, each by its interaction matrix of class and
 attribute. Groups are class × 2 + attribute.

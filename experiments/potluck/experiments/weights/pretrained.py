@@ -1,4 +1,4 @@
-"""Weights trained elsewhere, made to fit one of our models. Pure.
+"""Makes weights trained elsewhere fit a model of Potluck. Pure.
 
 torchvision's networks and ours compute the same but for normalisation: theirs is over batches,
 ours over groups of channels. So what a batch normalisation has learned is kept (scale and shift),
@@ -69,7 +69,7 @@ def _check(weights: Arrays, names: Mapping[str, str], model: Arrays, fresh: list
 
 
 def torchvision_names(weights: Arrays) -> dict[str, str]:
-    """Our names for torchvision's, of those that have one: MobileNetV2 or a ResNet."""
+    """Potluck's names by torchvision's, for MobileNetV2 and ResNets."""
     if any(name.startswith("layer1.") for name in weights):
         return _resnet(weights)
     return {
