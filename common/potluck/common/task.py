@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # importing torch takes seconds, and most commands load no ta
     from torch import Tensor, nn
 
 
+Recommended = Mapping[str, object]
+"""Settings by name, for runs that choose none themselves."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """Labelled samples.
@@ -78,10 +82,10 @@ class Task(Plugin):
     """Number of groups for worst-group accuracy; 0 where there are none."""
     clients: int = 0
     """For how many clients there are data: a larger roster is refused. 0 where any number has."""
-    training: ClassVar[Mapping[str, object]] = {}
-    """Settings of local training (as in the run file's `[training]`) for runs that choose none."""
-    triplet: ClassVar[Mapping[str, object]] = {}
-    """Settings of the triplet estimate for runs that choose none."""
+    training: ClassVar[Recommended] = {}
+    """Settings of local training, as in the run file's `[training]`."""
+    triplet: ClassVar[Recommended] = {}
+    """Settings of the triplet estimate, as in the run file's `[profiles.triplet]`."""
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -24,7 +24,7 @@ from torch import nn
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
-from potluck.common.task import ClientData, Examples, Task
+from potluck.common.task import ClientData, Examples, Recommended, Task
 from potluck.common.tasks.label_noise import LabelNoise, mislabelled
 from potluck.common.tasks.partition import (
     HeldOut,
@@ -68,7 +68,7 @@ class Digits(LabelNoise, Task):
     central_test: bool = True
 
     classes = 10
-    training: ClassVar[dict[str, object]] = {
+    training: ClassVar[Recommended] = {
         "learning_rate": 0.1,
         "momentum": 0.9,
         "batch_size": 16,
@@ -136,13 +136,13 @@ class ColoredDigits(Task):
 
     classes = 2
     groups = 4
-    training: ClassVar[dict[str, object]] = {
+    training: ClassVar[Recommended] = {
         "learning_rate": 0.1,
         "momentum": 0.9,
         "batch_size": 16,
         "epochs": 5,
     }
-    triplet: ClassVar[dict[str, object]] = {
+    triplet: ClassVar[Recommended] = {
         "attribute_learning_rate": 0.1,
         "attribute_steps": 100,
     }

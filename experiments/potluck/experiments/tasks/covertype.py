@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from potluck.common.models.perceptron import perceptron
+from potluck.common.task import Recommended
 from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat
 from potluck.experiments.tasks.label_skew import LabelSkewTask
@@ -45,7 +46,7 @@ class Covertype(LabelSkewTask):
 
     name = "covtype"
     form = SEVEN
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
+    training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
 
     def model(self) -> nn.Module:
         """The network; its last layer depends on the number of classes."""

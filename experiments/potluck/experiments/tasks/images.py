@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.mnist_cnn import mnist_cnn
 from potluck.common.models.perceptron import perceptron
+from potluck.common.task import Recommended
 from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat
 from potluck.experiments.tasks.label_skew import LabelSkewTask
@@ -52,7 +53,7 @@ class Mnist(_ImageTask):
         "perceptron": partial(perceptron, 784, (200,), 10, 0.0),
     }
     images = Images(means=(0.1307,), deviations=(0.3081,))
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
+    training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +80,10 @@ class Emnist(_ImageTask):
         "perceptron": partial(perceptron, 784, (200,), 62, 0.0),
     }
     images = Images(means=(0.1736,), deviations=(0.3317,))
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
+    training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 64, "epochs": 3}
 
 
-_SMALL: dict[str, object] = {
+_SMALL: Recommended = {
     "learning_rate": 0.01,
     "momentum": 0.9,
     "weight_decay": 5e-4,
@@ -111,7 +112,7 @@ class Cifar10(_ImageTask):
     )
     networks: ClassVar[Networks] = {"lenet5": lenet5}
     images = Images(means=(0.4914, 0.4822, 0.4465), deviations=(0.2470, 0.2435, 0.2616))
-    training: ClassVar[dict[str, object]] = _SMALL
+    training: ClassVar[Recommended] = _SMALL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class Cifar100(_ImageTask):
     )
     networks: ClassVar[Networks] = {"lenet5": partial(lenet5, 3, 20)}
     images = Images(means=(0.5071, 0.4865, 0.4409), deviations=(0.2673, 0.2564, 0.2762))
-    training: ClassVar[dict[str, object]] = _SMALL
+    training: ClassVar[Recommended] = _SMALL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,4 +157,4 @@ class Cinic10(_ImageTask):
     )
     networks: ClassVar[Networks] = {"lenet5": lenet5}
     images = Images(means=(0.4789, 0.4723, 0.4305), deviations=(0.2421, 0.2383, 0.2587))
-    training: ClassVar[dict[str, object]] = _SMALL
+    training: ClassVar[Recommended] = _SMALL

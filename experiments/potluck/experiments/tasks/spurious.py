@@ -18,7 +18,7 @@ from torch import nn
 
 from potluck.common.models.mnist_cnn import mnist_cnn
 from potluck.common.names import ClientId
-from potluck.common.task import ClientData, Examples, Task
+from potluck.common.task import ClientData, Examples, Recommended, Task
 from potluck.common.tasks.partition import (
     HeldOut,
     Indices,
@@ -107,8 +107,8 @@ class ColoredMnist(SpuriousTask):
         "cnn": partial(small_cnn, 3, 2),
         "cnn-wide": partial(mnist_cnn, 3, 2),
     }
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
-    triplet: ClassVar[dict[str, object]] = {
+    training: ClassVar[Recommended] = {"learning_rate": 0.01, "batch_size": 28, "epochs": 1}
+    triplet: ClassVar[Recommended] = {
         "pretraining_rounds": 70,
         "attribute_learning_rate": 1.0,
         "attribute_steps": 500,
@@ -245,7 +245,7 @@ class Waterbirds(_PhotographTask):
         source="WaterBirds' metadata.csv and its folders of images",
         attributes=True,
     )
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}
+    training: ClassVar[Recommended] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,4 +269,4 @@ class Spawrious(_PhotographTask):
         source="Spawrious's images, as 0/beach/labrador/….png; beach and snow are used",
         attributes=True,
     )
-    training: ClassVar[dict[str, object]] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}
+    training: ClassVar[Recommended] = {"learning_rate": 0.001, "batch_size": 28, "epochs": 1}

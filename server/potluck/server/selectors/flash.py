@@ -8,7 +8,7 @@ is learned by linear Thompson sampling.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -57,7 +57,7 @@ class Flash(Selector):
     reward: Literal["absolute", "signed"] = "absolute"
     refresh: Literal["all", "selected"] = "all"
 
-    training: ClassVar = {"validation_share": 0.1}
+    training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
 
     @property
     def _rules(self) -> Rules:
