@@ -15,6 +15,7 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.hosts.attendance import HostSession
 from potluck.server.rounds.events import StopRequested
 from potluck.server.service.guard import Context
@@ -33,6 +34,13 @@ roster = 2
 task = {name = "digits", clients = 2}
 training = {steps = 2}
 """
+PRETRAINING = (
+    RUN_FILE.replace("digits", "colored-digits")
+    + """
+selector = {name = "feddiverse"}
+profiles.triplet = {pretraining_rounds = 1, bias_steps = 1, attribute_steps = 1}
+"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +137,20 @@ async def test_a_round_stored_amid_a_stop_is_told(federation: SumFederation) -> 
         if event.HasField("committed"):
             told.append(event.committed.round)
     assert told == [1]
+
+
+async def test_a_run_stopped_before_its_pretraining_begins_does_not_pretrain(
+    federation: SumFederation,
+) -> None:
+    coordinator = federation.coordinator
+    with held(ModelWork, "initial_model") as gate:
+        row = await coordinator.start_run(PRETRAINING)
+        await gate.is_reached()
+        stopping = asyncio.create_task(coordinator.stop_run(row.run_id))
+        await coordinator.archive.run(row.run_id)  # so the call has read it too
+        gate.opened.set()
+        row = await stopping
+    assert row.state is RunState.STOPPED
 
 
 async def test_a_run_whose_operator_left_while_it_was_stored_begins(

@@ -65,6 +65,7 @@ class RunsUnderWay:
         self._offended = offended
         self._drivers: dict[str, RunDriver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping: set[str] = set()
         self._tidying = Tidying(files, in_store, self._files_in_use)
         self.commits = Commits(config.state_directory / "journal", in_store)
         self.sums = SecureSums(attendance, in_store, trust.root)
@@ -108,6 +109,7 @@ class RunsUnderWay:
         task = self._tasks.get(row.run_id)
         if task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
+        self._stopping.add(row.run_id)  # its pre-training may yet have to begin
         for run_id in (row.run_id, pretraining_id(row.run_id)):
             if run_id in self._drivers:
                 self._drivers[run_id].post(StopRequested())
@@ -141,7 +143,7 @@ class RunsUnderWay:
         clients = len(self._attendance.clients)
         wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
         row: RunRow = await self._in_store(partial(_find_or_add, run=wanted, initial=initial))
-        if row.state is not RunState.FINISHED:
+        if row.state is not RunState.FINISHED and run_id not in self._stopping:
             modules = self._config.model_modules
             self.begin(row, draw_up(row.run_file, source="pre-training", model_modules=modules))
             await asyncio.wait([self._tasks[row.run_id]])
@@ -153,6 +155,7 @@ class RunsUnderWay:
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._files.let_go(self._drivers.pop(run_id).files_in_use())
         del self._tasks[run_id]
+        self._stopping.discard(run_id)
         self._metrics.under_way(self._drivers)
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
