@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from support.pki import TestFederation, make_federation, server_credentials
 
 from potluck.client.agent import Agent
+from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
@@ -61,6 +62,8 @@ class Members:
     names: Sequence[str]
     tls: TestFederation
     root: Path
+    instruments: dict[str, Instruments] = field(default_factory=dict)
+    """What the host of each client measures."""
 
     @classmethod
     def make(cls, folder: Path, clients: int) -> Members:
@@ -93,7 +96,14 @@ class Members:
         """A client agent that attends."""
         config = self.config(client, port, folder, **changes)
         state = StateDirectory(config.state_directory)
-        agent = Agent(config, state, device="cpu", generator=random.Random(0))
+        instruments = self.instruments[client] = Instruments(MeasuredParty.HOST)
+        agent = Agent(
+            config,
+            state,
+            device="cpu",
+            generator=random.Random(0),
+            metrics=HostMetrics(instruments),
+        )
         running = asyncio.create_task(agent.run())
         try:
             yield running

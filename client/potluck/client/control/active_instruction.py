@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from potluck.client.control.instruction_log import Entry, InstructionStage
+from potluck.client.disclosure.masked_updates import MASKED
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -22,8 +23,10 @@ class ActiveInstruction:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def progress(self, fraction: float) -> None:
-        """Note how much of the computation is done."""
-        self.entry.fraction = fraction
+        """Note how much of the computation is done; not of a masked update's, since how fast it
+        goes tells the number of samples."""
+        if self.instruction.train.encoding != MASKED:
+            self.entry.fraction = fraction
 
     def stop(self) -> None:
         """Give it up: its result is not wanted any more."""

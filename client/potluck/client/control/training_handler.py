@@ -109,8 +109,9 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
     result = trained.result
-    seen = result.steps * trained.settings.batch_size
-    context.metrics.trained(seen, result.seconds, result.loss)
+    if trained.file is not None:  # of a masked update nothing is said but by the sum
+        seen = result.steps * trained.settings.batch_size
+        context.metrics.trained(seen, result.seconds, result.loss)
     report = trained.report(weighting.tell(result.samples), instruction.round)
     update = (
         update_record(active, trained.file, report)

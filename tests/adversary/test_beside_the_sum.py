@@ -1,0 +1,51 @@
+"""What leaves a host beside a masked round's sum."""
+
+from __future__ import annotations
+
+from adversary.conftest import CLIENTS, Scene
+from prometheus_client.parser import text_string_to_metric_families
+
+from potluck.server.store import RunState
+
+ROUND = f"""
+rounds = 1
+count = {CLIENTS}
+roster = {CLIENTS}
+task = {{name = "digits", clients = {CLIENTS}}}
+training = {{epochs = 40}}
+"""
+TELLING = ("training_seconds", "training_loss", "training_samples")
+
+
+def told_by_metrics(scene: Scene) -> set[str]:
+    """The series about training that hosts' metrics have numbers for."""
+    return {
+        sample.name
+        for instruments in scene.federation.members.instruments.values()
+        for family in text_string_to_metric_families(instruments.exposition().decode())
+        for sample in family.samples
+        if sample.value and any(name in sample.name for name in TELLING)
+    }
+
+
+def told_progress(scene: Scene) -> set[float]:
+    """The shares of their training that hosts said were done."""
+    return {
+        progress.fraction
+        for _, message in scene.liar.said
+        for progress in message.heartbeat.progress
+    } - {0.0}
+
+
+async def test_masked_rounds_leave_no_loss_speed_or_progress(scene: Scene) -> None:
+    row = await scene.federation.finished("secure_aggregation = true\n" + ROUND)
+    assert row.state is RunState.FINISHED, row.reason
+    assert not told_by_metrics(scene)
+    assert not told_progress(scene)
+
+
+async def test_open_rounds_show_them(scene: Scene) -> None:
+    """So that the test above looks at the right place."""
+    row = await scene.federation.finished(ROUND)
+    assert row.state is RunState.FINISHED, row.reason
+    assert told_by_metrics(scene)
