@@ -23,7 +23,7 @@ from potluck.client.config import ClientConfig
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.client.disclosure.sum_sessions import SumSessions
-from potluck.client.training.signals import label_counts
+from potluck.client.training.samples.signals import label_counts
 from potluck.common.disclosure import SumKind
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.metrics.metric_labels import MeasuredParty

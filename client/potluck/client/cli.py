@@ -82,18 +82,7 @@ def attend(
         "log_format": log_format,
         "log_level": log_level,
     }
-    settings = load_config(config, overrides)
-    configure_logging(settings.log_format, settings.log_level)
-    keep_freed_memory()
-    log.info(
-        "starting",
-        version=SOFTWARE_VERSION,
-        coordinator=settings.coordinator,
-        clients=",".join(settings.clients),
-        state=str(settings.state_directory),
-    )
-    log.debug("settings", **settings.model_dump(mode="json"))
-    return _serve(settings)
+    return _serve(load_config(config, overrides))
 
 
 @app.command("config")
@@ -162,6 +151,16 @@ def show_disclosures(
 
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
+    configure_logging(config.log_format, config.log_level)
+    keep_freed_memory()
+    log.info(
+        "starting",
+        version=SOFTWARE_VERSION,
+        coordinator=config.coordinator,
+        clients=",".join(config.clients),
+        state=str(config.state_directory),
+    )
+    log.debug("settings", **config.model_dump(mode="json"))
     with Ending() as ending:
         from potluck.client.base.state_directory import StateDirectory
 

@@ -33,7 +33,7 @@ _EXAMPLES = {
 
 
 class ClientConfig(Settings):
-    """What a client process is told: whom to call, for whom to answer, what it may use."""
+    """The settings of a client process: the coordinator, the clients, what it may use."""
 
     kind = HOST
 

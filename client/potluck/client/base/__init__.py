@@ -1,4 +1,4 @@
-"""What every part of a host uses: its state directory, worker threads, pauses, noise, metrics.
+"""Parts that all of a host uses: its state directory, worker threads, pauses, noise, metrics.
 
 Imports `potluck.common` only.
 """

@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Pauses before trying again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Backoff:
     attempt: int = 0
 
     def next_seconds(self) -> float:
-        """How long to wait now."""
+        """The next pause."""
         seconds = backoff_seconds(
             self.attempt, first=self.first, maximum=self.maximum, jitter=self.generator.random()
         )

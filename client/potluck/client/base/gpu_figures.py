@@ -41,7 +41,7 @@ def gpu_figures() -> Sequence[GpuFigures]:
                     utilisation=busy.gpu / 100,
                 )
             )
-    except driver.NVMLError:  # a GPU fell off, or shares that are not told
+    except driver.NVMLError:  # a GPU fell off, or does not say
         return tuple(found)
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""What a host's metrics tell: its connection, its work, its files, its privacy."""
+"""The metrics of a host: its connection, its work, its files, its privacy."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Noise X has P(X = x) ∝ exp(−|x| · ε / Δ₁), where Δ₁ is how much the 
 neighbouring data. Sampling is exact: whole numbers and fractions throughout, since the low bits of
 a floating-point Laplace sample give the true value away (Mironov, CCS 2012). The method is
 Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
-(NeurIPS 2020); its running time depends on the noise, so nobody but the client may time it.
+(NeurIPS 2020); its running time depends on the noise, so only the client may time it.
 
-ε-differential privacy is of one release. Make it once, keep it, and never draw it anew: whoever
-averages T draws has seen T · ε. What is done to noisy counts afterwards (clipping, sums) is free.
+ε-differential privacy is of one release. Make it once, keep it, and never draw it anew: the
+average of T draws costs T · ε. What is done to noisy counts afterwards (clipping, sums) is free.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from potluck.common.errors import ConfigurationError
 
 Adjacency = Literal["add-remove", "replace"]
-"""Which data are neighbours: with one sample more or less, or one sample exchanged for another.
+"""The data that are neighbours: with one sample more or less, or one exchanged for another.
 
 Under `replace` the number of samples is public; under `add-remove` it is protected as well.
 """

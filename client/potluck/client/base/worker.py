@@ -8,37 +8,37 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-Bench = TypeVar("Bench")
+Device = TypeVar("Device")
 Result = TypeVar("Result")
 
 
-class _Thread(Generic[Bench]):
-    """A thread with a workbench of its own."""
+class _Thread(Generic[Device]):
+    """A thread with a device of its own."""
 
-    def __init__(self, make: Callable[[], Bench]) -> None:
+    def __init__(self, make: Callable[[], Device]) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
-        self._bench: Future[Bench] = self._executor.submit(make)
+        self._device: Future[Device] = self._executor.submit(make)
 
-    def submit(self, function: Callable[[Bench], Result]) -> Future[Result]:
-        return self._executor.submit(lambda: function(self._bench.result()))
+    def submit(self, function: Callable[[Device], Result]) -> Future[Result]:
+        return self._executor.submit(lambda: function(self._device.result()))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class Worker(Generic[Bench]):
-    """Runs functions on workbenches in threads of their own, so that the control stream stays
+class Worker(Generic[Device]):
+    """Runs functions on devices in threads of their own, so that the control stream stays
     alive. Each device has one thread: trainings on it never overlap. Lives on the event loop."""
 
-    def __init__(self, *makes: Callable[[], Bench]) -> None:
+    def __init__(self, *makes: Callable[[], Device]) -> None:
         """Each of `makes` is called in its thread, at once; what it raises, `run` raises."""
         self._threads = [_Thread(make) for make in makes]
-        self._idle: asyncio.Queue[_Thread[Bench]] = asyncio.Queue()
+        self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()
         for thread in self._threads:
             self._idle.put_nowait(thread)
 
-    async def run(self, function: Callable[[Bench], Result]) -> Result:
-        """Call `function` with a workbench, the next that is free after all that was asked before.
+    async def run(self, function: Callable[[Device], Result]) -> Result:
+        """Call `function` with a device, the next that is free after all that was asked before.
 
         Cancelling takes it from the queue; if it has begun, it goes on, and must notice itself.
         """

@@ -36,7 +36,7 @@ from potluck.rpc.v1 import coordinator_pb2_grpc
 log = structlog.get_logger()
 
 _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
-"""What connecting again can't help."""
+"""Errors that connecting again can't help."""
 
 _WELCOME_SECONDS = 30.0
 """A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
@@ -45,7 +45,7 @@ _SENT_AWAY_SECONDS = 10.0
 """A stream that the coordinator ends so soon does not begin the pauses anew."""
 
 _REFUSALS = 10
-"""So often in a row another process may attend in this one's place: it may be about to end."""
+"""Refusals in a row while another process attends in this one's place: it may be about to end."""
 
 
 class Attending:
@@ -77,7 +77,7 @@ class Attending:
 
     async def for_ever(self, instructions: Instructions, link: Link) -> None:
         """Attend until cancelled. Raises what connecting again can't help."""
-        told, refusals = "", 0
+        logged, refusals = "", 0
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(lambda: self._before.aclose())
             while True:
@@ -102,8 +102,8 @@ class Attending:
                 refusals = refusals + 1 if elsewhere else 0
                 if isinstance(trouble, _HOPELESS) and not self._may_pass(trouble, refusals):
                     raise trouble
-                await self._pause(trouble, again=trouble.message == told)
-                told = trouble.message
+                await self._pause(trouble, again=trouble.message == logged)
+                logged = trouble.message
 
     async def _pause(self, trouble: PotluckError, *, again: bool) -> None:
         """Wait before the next attempt; say why, unless that was said last."""
@@ -118,7 +118,7 @@ class Attending:
         await asyncio.sleep(seconds)
 
     def _may_pass(self, trouble: PotluckError, refusals: int) -> bool:
-        """Whether a trouble of ours may be over later, without a restart."""
+        """True where a trouble of ours may be over later, without a restart."""
         if isinstance(trouble, AttendsElsewhereError):
             return refusals < _REFUSALS
         if isinstance(trouble, CertificateExpiredError) and self._welcomed:
@@ -196,14 +196,14 @@ class Attending:
             self._metrics.lost()
 
     def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
-        """What ended a control stream.
+        """The error that ended a control stream.
 
         Certificates that don't fit end a process that has never attended. One that has goes on
         trying: the coordinator's may have expired, and somebody will renew it.
         """
         trouble = connection_error(error, self._config.coordinator, self._config.tls)
-        told = from_rpc_error(error)
-        if self._welcomed and not isinstance(told, _HOPELESS):
+        stated = from_rpc_error(error)
+        if self._welcomed and not isinstance(stated, _HOPELESS):
             return UnreachableError(trouble.message)
         return trouble
 

@@ -79,7 +79,7 @@ class ControlStream:
                 receive(response.instruction)
 
     async def _write(self, interval: float) -> None:
-        """Heartbeats go first, whatever waits."""
+        """Send heartbeats when they are due, and messages in between."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:

@@ -1,4 +1,4 @@
-"""What the handlers of instructions share: the parts of the host, and the way to use them."""
+"""The parts of a host that the handlers of instructions share, and the ways to use them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerContext:
-    """The parts of a host that handlers work with. Lives on the event loop; computations run in
+    """The parts of a host, for handlers. Lives on the event loop; computations run in
     the worker's threads."""
 
     clients: frozenset[ClientId]

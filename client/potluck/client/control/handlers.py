@@ -1,4 +1,4 @@
-"""Which handler carries out which kind of instruction."""
+"""The table of handlers, one for each kind of instruction."""
 
 from __future__ import annotations
 

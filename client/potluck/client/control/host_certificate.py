@@ -16,11 +16,11 @@ from potluck.common.net.tls import TlsFiles, TlsMaterial
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
-"""How often the files are looked at: three syscalls."""
+"""Pause between two looks at the files, which take three syscalls."""
 
 
 class HostCertificate:
-    """What the coordinator is shown. Lives on the event loop."""
+    """The certificate that the coordinator is shown. Lives on the event loop."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -32,14 +32,14 @@ class HostCertificate:
         return self._shown
 
     def renewed(self) -> bool:
-        """Whether other files lie here than those shown last, and may be taken."""
+        """True where other files lie here than those shown last, and are valid."""
         try:
             return self.files.load(Role.HOST) != self._shown
         except PotluckError:
             return False
 
     async def until_renewed(self) -> None:
-        """Wait for files other than those shown last, that may be taken."""
+        """Wait for valid files other than those shown last."""
         seen = self._look()
         while not self.renewed():
             while (now := self._look()) == seen:  # noqa: ASYNC110  # files give no signal

@@ -136,7 +136,7 @@ class Instructions:
             self._stop(instruction_id)
         self._updates.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
         settle = instruction.settle
-        # What it can't write down now, it is told again with the next training.
+        # If it can't be written now, the next training says it again.
         with contextlib.suppress(StorageError):
             self._states.settle(run_id, client_id, settle.update_id, included=settle.included)
 
@@ -164,7 +164,7 @@ class Instructions:
                 answer = await carry_out(self._context, active)
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
-            # What it has made stays: a coordinator that was away longer may ask for it again.
+            # Its update stays: a coordinator that was away longer may ask for it again.
             bound.warning("dropped, its deadline has passed")
             self._drop(active)
             return
@@ -210,7 +210,7 @@ class Instructions:
 
 
 def _deadline(instruction: rpc.Instruction) -> float | None:
-    """When the work must be done, by the event loop's clock; None for whenever."""
+    """When the work must be done, by the event loop's clock; None for no deadline."""
     if not instruction.HasField("time_left"):
         return None
     left = instruction.time_left.ToTimedelta().total_seconds()
@@ -223,7 +223,7 @@ def _failure(instruction_id: str, error: PotluckError) -> rpc.Answer:
 
 
 def _crash(error: Exception) -> TrainingError:
-    """An exception nobody foresaw, in one line, with where it came from."""
+    """An unexpected exception in one line, with the place it came from."""
     frame = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
     text = " ".join(str(error).split())[:500]

@@ -1,15 +1,15 @@
-"""Which instructions this host has met, and how far each has come.
+"""The instructions this host has met, and how far each has come.
 
 Pure: no asyncio, grpc or clock. The coordinator sends an instruction again after every reconnect
-until it is carried out, always under the same id; the ledger says whether an id is new, going on,
+until it is carried out, always under the same id; the log says whether an id is new, going on,
 or finished, so that every piece of work is done once.
 
     QUEUED → DOWNLOADING → QUEUED → COMPUTING → UPLOADING → FINISHED
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
 
-Whatever is sent is wanted: what was dropped begins anew when it comes again, and so does an id that
-comes with other work, from a coordinator that went back to a backup. Only an id that was abandoned
-before it came is refused, once: its instruction was overtaken.
+Each instruction that is sent is wanted: one that was dropped begins anew when it comes again, and
+so does an id that comes with other work, from a coordinator that went back to a backup. Only an id
+that was abandoned before it came is refused, once: its instruction was overtaken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REMEMBERED = 10_000
 
 
 class InstructionStage(StrEnum):
-    """Where an instruction stands."""
+    """The stage of an instruction."""
 
     QUEUED = "queued"
     DOWNLOADING = "downloading"
@@ -39,7 +39,7 @@ class InstructionStage(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be done for it."""
+        """True where nothing more will be done for it."""
         return self in (
             InstructionStage.FINISHED,
             InstructionStage.DROPPED,
@@ -56,7 +56,7 @@ _STAGES = {
 
 
 class Reception(StrEnum):
-    """What to do with an instruction that has just arrived."""
+    """The way to treat an instruction that has just arrived."""
 
     BEGIN = "begin"
     """It is new, or wanted again; what was begun under its id before is to be stopped."""
@@ -187,7 +187,7 @@ class InstructionLog:
         return [entry for entry in self._entries.values() if not entry.stage.over]
 
     def progress(self) -> list[rpc.Progress]:
-        """What a heartbeat says of the work under way."""
+        """The progress of the work under way, for a heartbeat."""
         return [
             rpc.Progress(
                 instruction_id=entry.id,
@@ -210,9 +210,9 @@ class InstructionLog:
 
 
 def digest_of_work(instruction: rpc.Instruction) -> str:
-    """What tells this work from other work that comes under the same id.
+    """The digest by which this work differs from other work under the same id.
 
-    The time left says nothing of the work, nor do the files that a model may be had as.
+    It leaves out the time left and the files that models may be had as.
     """
     work = rpc.Instruction()
     work.CopyFrom(instruction)

@@ -52,7 +52,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> None:
 
 
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
-    """How the number of samples is to be disclosed with an update.
+    """The way the number of samples is to be disclosed with an update.
 
     Raises DisclosureRefusedError where the owner's policy forbids that, or such an update at all.
     """
@@ -100,7 +100,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             trained = device.train(
                 instruction, files, progress=active.progress, cancelled=cancelled
             )
-            if cancelled():  # nobody will come to know of these files
+            if cancelled():  # no record will name these files
                 files.update.unlink(missing_ok=True)
                 context.states.path(instruction.id).unlink(missing_ok=True)
             return trained

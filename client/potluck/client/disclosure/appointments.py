@@ -1,4 +1,4 @@
-"""Where a client's training meets the secure sum that its update goes into.
+"""Appointments of a client's training with the secure sum that its update goes into.
 
 `sum_sessions` drives the session, `training_handler` the training. The masks are agreed on while
 the client trains.

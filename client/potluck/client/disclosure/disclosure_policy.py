@@ -1,4 +1,4 @@
-"""What may leave a client: its owner's rules, and what they make of a request. Pure."""
+"""The rules of a client's owner on what may leave it, applied to requests. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from potluck.common.secagg.policy.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_
 from potluck.common.settings.configuration import Settings
 
 MOST_RELEASES = 1000
-"""Disclosures of a client, all together: a bound on its ledger, whatever is asked."""
+"""Most disclosures of a client, all together: a bound on its ledger."""
 
 _TABLE = "the [disclosure] table of its configuration"
 
 
 class DisclosurePolicy(Settings):
-    """What the clients of a host disclose. Each has a privacy budget of its own."""
+    """The rules for all clients of a host. Each has a privacy budget of its own."""
 
     signals: tuple[SignalName, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
@@ -128,7 +128,7 @@ class DisclosurePolicy(Settings):
 
     @property
     def of_sums(self) -> ClientPolicy:
-        """What a secure sum must keep to."""
+        """The rules that a secure sum must keep to."""
         return ClientPolicy(
             least_hosts=self.sum_hosts,
             colluding_hosts=self.sum_colluding_hosts,
@@ -140,19 +140,19 @@ class DisclosurePolicy(Settings):
 
     @property
     def of_updates(self) -> ClientPolicy:
-        """What a secure sum of updates must keep to: masked is never worse than open."""
+        """The rules for a secure sum of updates: masked is never worse than open."""
         return replace(
             self.of_sums, disclosures=frozenset({SumKind.UPDATE.value}), unprotected=frozenset()
         )
 
     @property
     def by_protocol(self) -> bool:
-        """Whether the clients take part in what gives their label counts away."""
+        """True where the clients take part in sums that give their label counts away."""
         return SumKind.PROTOCOL in self.sums
 
     @property
     def undermined(self) -> bool:
-        """Whether noise under `add-remove` is undone by telling the number of samples."""
+        """True where noise under `add-remove` is undone by disclosing the number of samples."""
         return self.adjacency == "add-remove" and self.weighting is not Weighting.EQUAL
 
 
@@ -165,7 +165,7 @@ def terms(
     task: TaskReference,
     model: str | None,
 ) -> Parameters:
-    """How the policy lets a signal be disclosed. `model`: BLAKE3 digest, for a triplet.
+    """The terms on which a signal may be disclosed. `model`: BLAKE3 digest, for a triplet.
 
     Raises DisclosureRefusedError, naming the key of the policy that forbids it.
     """
@@ -251,7 +251,7 @@ def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> Non
 
 
 def check_held_out(policy: DisclosurePolicy, client: str) -> None:
-    """Raises DisclosureRefusedError where nothing may be told of held-out samples."""
+    """Raises DisclosureRefusedError where held-out samples may not be evaluated on."""
     if not policy.held_out_counts:
         raise DisclosureRefusedError(
             f"client '{client}' does not evaluate models: `held_out_counts` is false in {_TABLE}; "

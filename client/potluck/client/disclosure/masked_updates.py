@@ -39,7 +39,7 @@ _BLOCK: Final = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """What a training sends, before it is masked. body, auxiliaries: float32, the length of the
+    """The update of a training, before it is masked. body, auxiliaries: float32, the length of the
     model's floating-point vector; masking writes over them. layout: the model's. buffers: names of
     its floating-point tensors that are no parameters."""
 
@@ -50,7 +50,7 @@ class Differences:
 
 
 def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
-    """What a client knows of the sum for an instruction to train, from the model's file. Blocks.
+    """The expectation of a client for the sum of an instruction to train. Blocks: reads the model.
 
     Raises ProtocolError where the training is for this client alone.
     """
@@ -90,7 +90,7 @@ def differences(
     buffers: frozenset[str],
     auxiliaries: Mapping[str, Mapping[str, NDArray[Any]]],
 ) -> Differences:
-    """What a trained model has moved by from `base`, and what goes beside it; copies."""
+    """The differences of a trained model from `base`, and what goes beside them; copies."""
     layout = base.layout
     trained, origin = FlatVector(arrays, layout), FlatVector(base.arrays, layout)
     body = _joined(trained)
@@ -127,7 +127,7 @@ def write_masked(
             continue
         of_body = lane.name == BODY
         vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
-        # Auxiliaries are summed as they are, whatever a client weighs.
+        # Auxiliaries are summed as they are, without a client's weight.
         weight = report.samples if of_body else header.weight_bound
         encoder = BodyEncoder(header, lane, clients, weight)
         if of_body and normalizer != 1.0:

@@ -1,8 +1,8 @@
-"""What the clients of a host have disclosed, kept for ever and given again word for word.
+"""The releases of the clients of a host, kept for ever and given again word for word.
 
 One JSON file for each client in the state directory's `disclosures`. A release is on disk, synced,
 before a word of it is sent: a process killed in between gives the same release afterwards, not
-another draw of the noise. Whoever deletes these files forgets what was spent.
+another draw of the noise. Without these files it is forgotten what was spent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Kept(BaseModel):
 
 
 class Recipient(_Kept):
-    """To whom a release went: a federation's coordinator, for a run, first when."""
+    """A coordinator that a release went to, for a run, and when it went there first."""
 
     federation: str
     coordinator: str
@@ -32,13 +32,13 @@ class Recipient(_Kept):
     at: AwareDatetime
 
     def same(self, other: Recipient) -> bool:
-        """Whether both are the same run of the same coordinator."""
+        """True where both are the same run of the same coordinator."""
         mine, theirs = ((each.federation, each.coordinator, each.run) for each in (self, other))
         return mine == theirs
 
 
 class ReleaseKey(NamedTuple):
-    """What a client discloses once for ever."""
+    """The identity of a release: a client discloses it once for ever."""
 
     data_epoch: int
     signal: str
@@ -59,7 +59,7 @@ class Release(_Kept):
 
     @property
     def key(self) -> ReleaseKey:
-        """What it is the release of."""
+        """The identity of the release."""
         return ReleaseKey(self.data_epoch, self.signal, self.parameters_json)
 
 

@@ -47,7 +47,7 @@ Measure = Callable[[Parameters], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Asker:
-    """Who asks: the federation and address that TLS has verified."""
+    """The coordinator that asks: the federation and address that TLS has verified."""
 
     federation: str
     coordinator: str
@@ -151,7 +151,7 @@ class Discloser:
 
 
 def randomness(policy: DisclosurePolicy, client: str, parameters: Parameters) -> random.Random:
-    """Where noise comes from: the operating system's generator, but in a simulation."""
+    """The source of noise: the operating system's generator, but in a simulation."""
     if policy.simulation_seed is None:
         return secrets.SystemRandom()
     return random.Random(f"{policy.simulation_seed}/{client}/{parameters.canonical()}")

@@ -1,9 +1,9 @@
-"""What the clients of a host remember of secure sums, kept for ever.
+"""The ledgers of secure sums that clients of a host went into, kept for ever.
 
 One file of JSON lines for each client in the state directory's `sums`: its name, then an entry a
 line. An entry is on disk, synced, before what it is about is sent: a process killed in between has
-spent more than it gave, never less. A last line that is not whole was never acted upon. Whoever
-deletes these files forgets what was released.
+spent more than it gave, never less. A last line that is not whole was never acted upon. Without
+these files it is forgotten what was released.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SumLedger:
         return sorted(name for name in names if is_name(name))
 
     def _append(self, path: Path, lines: bytes, size: int) -> None:
-        """After the bytes that are in order, whatever an earlier attempt left behind them."""
+        """Write after the bytes that are in order, over what an earlier attempt left there."""
         try:
             with path.open("r+b") as file:
                 file.seek(size)

@@ -58,7 +58,7 @@ COUNTS = "counts"
 """The lane that label counts are in."""
 
 _MOST_SESSIONS = 8
-"""Of one client at once; an honest coordinator has one."""
+"""Sessions of one client at once; an honest coordinator has one."""
 
 Count = Callable[[], Awaitable[list[int]]]
 """Looks at the client's data: its samples by class."""
@@ -93,7 +93,7 @@ class SumSessions:
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
-        """What a client says to a message of the coordinator; a refusal is part of it.
+        """Answer a message of the coordinator for a client; a refusal is an answer, too.
 
         Raises DisclosureRefusedError, ProtocolError, ConfigurationError, StorageError, and what
         `count` raises.
@@ -185,7 +185,7 @@ class SumSessions:
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
-            # Whatever the task is called: two names for the same data must not be two inputs.
+            # Without the task's name: two names for the same data must not be two inputs.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )

@@ -27,7 +27,7 @@ Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedAuxiliaries:
-    """What came with an instruction to train.
+    """The auxiliaries that came with an instruction to train.
 
     names: of the auxiliaries. shared, personal: files from the coordinator; personal is None where
     there is none. kept: what counts of earlier trainings, None for nothing yet. keep_at: where to
@@ -54,7 +54,7 @@ def corrected(
 
 
 def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Arrays:
-    """What a correction sends, as arrays of the model's layout; zeros for what it left out.
+    """The tensors a correction sends, in the model's layout; zeros for those it left out.
 
     Raises PluginError where it sends other auxiliaries or tensors than it should.
     """

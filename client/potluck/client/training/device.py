@@ -24,7 +24,7 @@ from potluck.client.training.local_update import (
     train_update,
 )
 from potluck.client.training.plugin_options import json_object
-from potluck.client.training.signals import interaction_matrix, label_counts
+from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
     LocalPrivacy,

@@ -1,4 +1,4 @@
-"""What a model makes of its inputs just before it decides: its last layer's inputs."""
+"""The features that a model makes of its inputs: what goes into its last layer."""
 
 from __future__ import annotations
 

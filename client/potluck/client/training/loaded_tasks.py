@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from potluck.client.training.device_samples import DeviceSamples
 from potluck.client.training.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.plugin_options import json_object, options_of
+from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.common.learning.task_checks import check_client_data
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import LocalTraining

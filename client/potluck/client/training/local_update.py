@@ -18,20 +18,20 @@ from potluck.client.training.auxiliary_files import (
     write_kept,
 )
 from potluck.client.training.loaded_tasks import LoadedTask
-from potluck.client.training.loop import TrainingContext, TrainingResult, train
+from potluck.client.training.loop import Corrected, TrainingContext, TrainingResult, train
 from potluck.client.training.plugin_options import created, json_object
-from potluck.client.training.quotas import within_quotas
+from potluck.client.training.samples.quotas import within_quotas
+from potluck.client.training.samples.validation import validation_split
 from potluck.client.training.smaller_batches import within_memory
 from potluck.client.training.squared_losses import UTILITY, utility
 from potluck.client.training.update_encoding import encoding_of, write_update
-from potluck.client.training.validation import validation_split
 from potluck.common.errors import ProtocolVersionError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.task_checks import check_finite
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.learning.update_report import UpdateReport
 from potluck.common.names import ClientId
-from potluck.common.task import Task
+from potluck.common.task import Examples, Task
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.model_arrays import buffer_names, state_arrays
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors
@@ -75,7 +75,7 @@ class Trained:
         return {UTILITY: utility(met, loss)}
 
     def normalizer(self, steps: int, round_number: int) -> float:
-        """What so many steps of this training amount to."""
+        """The normalizer of so many steps of this training."""
         if steps == self.result.steps:
             return self.result.normalizer
         return normalizer(self.settings, steps, round_number=round_number, mu=self.mu)
@@ -83,7 +83,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What an instruction to train asks for, with its plug-ins made.
+    """An instruction to train as it was read, with its plug-ins made.
 
     encoding: of the update's file; None where the update is to be masked. measures_utility:
     whether the coordinator wants that number reported.
@@ -144,16 +144,12 @@ def train_update(
     work, client_id = instruction.train, ClientId(instruction.client_id)
     plan = plan_training(work, loaded.task)
     data = loaded.client_data(client_id).train
-    share, classes = plan.settings.validation_share, loaded.task.classes
-    samples = loaded.on_device(client_id, share, validation_split(data, share, client_id)[0])
-    samples = within_quotas(samples, work.quotas, classes=classes, seed=work.seed)
-    correction = None
-    if plan.correction is not None and files.auxiliaries is not None:
-        correction = corrected(plan.correction, files.auxiliaries, loaded.layout)
+    samples = _samples(loaded, client_id, work, plan.settings.validation_share)
+    correction = _correction(plan, files, loaded)
     if cancelled():
         raise RoundClosedError("the training was cancelled; nobody waits for it")
     context = TrainingContext(
-        classes=classes,
+        classes=loaded.task.classes,
         seed=work.seed,
         round=instruction.round,
         device=loaded.device,
@@ -191,6 +187,19 @@ def train_update(
         kept=kept,
         simulated_seconds=work.pace * len(data) if work.pace else None,
     )
+
+
+def _samples(loaded: LoadedTask, client_id: ClientId, work: rpc.Train, share: float) -> Examples:
+    """The samples that a client trains on: not those kept back, and no more than its quotas."""
+    training, _ = validation_split(loaded.client_data(client_id).train, share, client_id)
+    training = loaded.on_device(client_id, share, training)
+    return within_quotas(training, work.quotas, classes=loaded.task.classes, seed=work.seed)
+
+
+def _correction(plan: TrainingPlan, files: TrainingFiles, loaded: LoadedTask) -> Corrected | None:
+    if plan.correction is None or files.auxiliaries is None:
+        return None
+    return corrected(plan.correction, files.auxiliaries, loaded.layout)
 
 
 def _auxiliaries(

@@ -26,10 +26,10 @@ def smaller(settings: LocalTraining) -> LocalTraining | None:
 def within_memory(
     attempt: Callable[[LocalTraining], Result], settings: LocalTraining
 ) -> tuple[Result, LocalTraining]:
-    """What `attempt` gives with these settings, or with the first smaller batches that fit.
+    """The result of `attempt` with these settings, or with the first smaller batches that fit.
 
-    And the settings it was done with. `attempt` must begin anew each time. Raises
-    DeviceMemoryError when nothing that the run allows fits, and whatever else `attempt` raises.
+    Also returns the settings it was done with. `attempt` must begin anew each time. Raises
+    DeviceMemoryError when nothing that the run allows fits, and what else `attempt` raises.
     """
     while True:
         try:
@@ -41,5 +41,5 @@ def within_memory(
             why = error.message
         log.warning("trying again with smaller batches", batch_size=fewer.batch_size, why=why)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what the failed attempt left fragmented
+            torch.cuda.empty_cache()  # the failed attempt left it fragmented
         settings = fewer

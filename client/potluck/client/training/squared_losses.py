@@ -1,4 +1,4 @@
-"""How badly the received model does on a client's samples, summed up while it trains on them."""
+"""The losses of the received model on a client's samples, summed up while it trains on them."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class SquaredLosses:
 
 
 def utility(samples: int, root_mean_square: float) -> float:
-    """|B| · √(mean squared loss): as many samples as a pass met, as far as that is told."""
+    """|B| · √(mean squared loss). samples: those of a pass, as far as they are disclosed."""
     return samples * root_mean_square

@@ -71,7 +71,7 @@ class MatrixEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class TripletEstimate:
-    """What a client may disclose. triplet: (CI, AI, SC), each in [0, 1].
+    """The triplet that a client may disclose. triplet: (CI, AI, SC), each in [0, 1].
 
     degenerate: the estimate found no attribute; None for a noisy triplet, which does not
     disclose it.
@@ -83,7 +83,7 @@ class TripletEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateTerms:
-    """How an estimate is made: its settings, its seed, the device, and whether to give it up."""
+    """The settings and the seed of an estimate, its device, and whether it is cancelled."""
 
     settings: TripletSettings
     seed: int
@@ -99,7 +99,7 @@ def released_triplet(found: MatrixEstimate, privacy: LocalPrivacy | None) -> Tri
     """The triplet of an estimated matrix, plain or (with `privacy`) of a noisy one.
 
     With `privacy`, every cell of Ñ gets discrete Laplace noise and is clipped at 0; the triplet is
-    computed from that. ε then holds for the counts, given how samples were told apart. It does not
+    computed from that. ε then holds for the counts, given how samples were split. It does not
     cover that the models were trained on the same samples: one sample more or less can change
     the attribute found for others. docs/triplet-estimate.md has measurements.
 
@@ -177,7 +177,7 @@ class _Split:
 
     @property
     def has_both(self) -> bool:
-        """Whether neither part is empty."""
+        """True where neither part is empty."""
         return self.gap < len(self.minority)
 
 

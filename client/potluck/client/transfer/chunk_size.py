@@ -1,4 +1,4 @@
-"""How large the chunks of files are on a link. When it breaks, what came of a chunk is lost."""
+"""The size of chunks of files on a link. When it breaks, what came of a chunk is lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MANY = 64
 
 @dataclass
 class ChunkSize:
-    """Of one direction. A link that breaks before a chunk is through must get smaller ones, or a
-    file never arrives."""
+    """The size in one direction. A link that breaks before a chunk is through must get smaller
+    ones, or a file never arrives."""
 
     bytes: int = CHUNK_BYTES
 

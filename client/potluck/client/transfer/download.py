@@ -36,10 +36,10 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 LayoutSource = Callable[[], Awaitable[Layout]]
-"""Where to learn the layout of the task's model; only needed for some encodings."""
+"""Gives the layout of the task's model; only needed for some encodings."""
 
 _ATTEMPTS = 3
-"""How often a file may arrive with a wrong digest."""
+"""Times that a file may arrive with a wrong digest."""
 
 _STALE_SECONDS = 24 * 3600.0
 

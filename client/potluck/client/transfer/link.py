@@ -41,7 +41,7 @@ def calling() -> Iterator[None]:
 
 
 class Link:
-    """Where files go up and down: a connection apart from the control stream, so that heartbeats
+    """The connection for files, up and down, apart from the control stream, so that heartbeats
     never wait behind a model.
 
     Lives on the event loop.

@@ -14,7 +14,7 @@ from potluck.common.tensors.tensor_files import file_digest
 
 
 def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
-    """Which models to delete so that `keep` stay; `by_use` has the one used last at its end.
+    """The models to delete so that `keep` stay; `by_use` has the one used last at its end.
 
     Models in use count, but are never deleted.
     """
@@ -41,15 +41,15 @@ class ModelCache:
         self._evict()
 
     def path(self, blake3: str) -> Path:
-        """Where a model belongs. Raises ProtocolError for a digest that is none."""
+        """Path of a model. Raises ProtocolError for a digest that is none."""
         return self._folder / check_digest(blake3)
 
     def holds(self, blake3: str) -> bool:
-        """Whether a model is here."""
+        """True where a model is here."""
         return blake3 in self._by_use and self.path(blake3).is_file()
 
     def verified(self, blake3: str) -> bool:
-        """Whether a model that is here still has its digest; read once per process. Blocks."""
+        """True where a model that is here still has its digest; read once per process. Blocks."""
         if blake3 not in self._verified:
             if file_digest(self.path(blake3)).blake3 != blake3:
                 return False

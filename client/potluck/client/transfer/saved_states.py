@@ -1,4 +1,4 @@
-"""What clients keep from one training to the next (SCAFFOLD's control variates, for example).
+"""State that clients keep from one training to the next (SCAFFOLD's control variates, for example).
 
 What came of a training is *pending* until the coordinator says that the update became part of a
 model; then it is *committed*, and what was committed before goes. The coordinator says so when it
@@ -57,11 +57,11 @@ class KeptStates:
                 path.unlink(missing_ok=True)
 
     def path(self, update_id: str) -> Path:
-        """Where what was kept of a training belongs. An id may hold anything; its hash may not."""
+        """Path of the state saved by a training. An id may hold anything; its hash may not."""
         return self._folder / f"{_hashed(update_id)}.safetensors"
 
     def begin(self, run_id: str, client_id: str, included_update_id: str) -> Path | None:
-        """A new training begins: the file of what counts, None where nothing has counted yet.
+        """Begin a training: the file of the committed state, None where there is none yet.
 
         `included_update_id`: the client's last update that became part of the run's model, as the
         coordinator has it. Raises StateLostError where what was kept of that one is not here.
@@ -80,12 +80,12 @@ class KeptStates:
         return self.path(included_update_id) if included_update_id else None
 
     def pend(self, run_id: str, client_id: str, update_id: str) -> None:
-        """What came of a training is at `path`; it waits for its round. Raises StorageError."""
+        """Note that the state of a training is at `path`, pending. Raises StorageError."""
         record = self._records.get((run_id, client_id), _Record(run_id=run_id, client_id=client_id))
         self._replace(record, committed=record.committed, pending=update_id)
 
     def settle(self, run_id: str, client_id: str, update_id: str, *, included: bool) -> None:
-        """The round of an update is committed, with it or without. Raises StorageError."""
+        """Note that the round of an update is over, with it or without. Raises StorageError."""
         record = self._records.get((run_id, client_id))
         if record is None or record.pending != update_id:
             return

@@ -74,7 +74,7 @@ class KeptUpdates:
                 path.unlink(missing_ok=True)
 
     def path(self, update_id: str) -> Path:
-        """Where the tensor file of an update belongs. An id may hold anything; its hash may not."""
+        """Path of the tensor file of an update. An id may hold anything; its hash may not."""
         return self._folder / f"{_file_name(update_id)}.safetensors"
 
     def keep(self, update: KeptUpdate) -> None:
@@ -99,7 +99,7 @@ class KeptUpdates:
                 self.drop(update.update_id)
 
     def drop_expired(self, *, now: float) -> None:
-        """Delete updates for which nobody has come back."""
+        """Delete updates that no coordinator has asked for in time."""
         for update in list(self._updates.values()):
             if update.expires + KEEP_AFTER_DEADLINE_SECONDS <= now:
                 self.drop(update.update_id)

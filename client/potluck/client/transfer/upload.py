@@ -28,16 +28,16 @@ from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
 log = structlog.get_logger()
 
 _ATTEMPTS = 3
-"""How often the coordinator may find another digest than announced."""
+"""Times that the coordinator may find another digest than announced."""
 
 
 def may_help_to_retry(error: PotluckError) -> bool:
-    """Whether sending an update again may succeed: the way there broke, or the coordinator has
+    """True where sending an update again may succeed: the way there broke, or the coordinator has
     a passing trouble. Wrong digests are counted apart."""
     if isinstance(error, TooLargeError):
         return False
     # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
-    # base class: the coordinator failed in a way nobody foresaw.
+    # base class: the coordinator failed unexpectedly.
     passing = (UnreachableError, TransferError, StorageError, NotFoundError)
     return isinstance(error, passing) or type(error) is PotluckError
 
@@ -46,7 +46,7 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
     """Bring an update to the coordinator; returns when it is verified and kept there.
 
     `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
-    RoundClosedError when nobody waits for the update any more, UpdateError, IdentityError,
+    RoundClosedError when the update is not wanted any more, UpdateError, IdentityError,
     ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
     wrong digests, StorageError if the file is gone.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.training.signals import label_counts
+from potluck.client.training.samples.signals import label_counts
 from potluck.common.learning.heterogeneity import entropy
 from potluck.common.names import ClientId
 from potluck.experiments.grid.grid_cells import Cell

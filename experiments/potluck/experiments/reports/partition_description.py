@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.client.training.signals import interaction_matrix, label_counts
+from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.heterogeneity import federated_heterogeneity, triplet
 from potluck.common.names import ClientId

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import NonNegativeFloat
 
 from potluck.client.question import Question, QuestionContext
-from potluck.client.training.validation import mean_loss, mean_robust_loss, validation_split
+from potluck.client.training.samples.validation import mean_loss, mean_robust_loss, validation_split
 from potluck.common.errors import TrainingError
 
 _SHARE = 0.1

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.client.question import Question, QuestionContext
-from potluck.client.training.signals import label_counts
+from potluck.client.training.samples.signals import label_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import LABEL_DISTANCE
 

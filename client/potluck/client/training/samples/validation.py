@@ -21,7 +21,7 @@ def validation_split(
 ) -> tuple[Examples, Examples]:
     """(training, validation): ⌊share · n⌋ samples are for validation, at least 1 of 2 or more.
 
-    The same ones in every round and run, whoever asks: chosen at random by the client's id.
+    The same ones in every round and run: chosen at random by the client's id.
     """
     if share <= 0:
         return examples, examples.subset(torch.zeros(0, dtype=torch.int64))

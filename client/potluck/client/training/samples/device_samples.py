@@ -11,7 +11,7 @@ from potluck.common.task import Examples
 from potluck.common.tasks.stored import StoredExamples
 
 SHARE_OF_MEMORY = 0.25
-"""Of a GPU's memory, how much samples may take; the rest is for models and their activations."""
+"""Share of a GPU's memory for samples; the rest is for models and their activations."""
 
 
 class DeviceSamples:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.training.quotas import within_quotas
+from potluck.client.training.samples.quotas import within_quotas
 from potluck.common.errors import ProtocolError, TrainingError
 from potluck.common.task import Examples
 

@@ -1,4 +1,4 @@
-"""What can be disclosed of a client's training samples, before any noise. Pure."""
+"""Signals that can be disclosed of a client's training samples, before any noise. Pure."""
 
 from __future__ import annotations
 

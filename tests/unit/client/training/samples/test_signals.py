@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from potluck.client.training.signals import interaction_matrix, label_counts
+from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.common.errors import TrainingError
 from potluck.common.task import Examples
 

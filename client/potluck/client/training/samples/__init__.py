@@ -1,0 +1,1 @@
+"""A client's samples: which ones a training sees, where they lie, and what is counted of them."""
