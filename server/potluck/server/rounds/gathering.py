@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
+from potluck.common.runfile import LateJoiners
+from potluck.server.rounds.cohort import RoundCohort
 from potluck.server.rounds.presence import Presence
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, listed
 from potluck.server.rounds.waiting import Muster, Waiting
+from potluck.server.store.records import MemberState
 
 REATTACH_SECONDS = 30.0
 """How long the clients of a run are waited for after a restart, or after too few attended."""
@@ -44,6 +47,7 @@ class Gathering:
         self._last = _LONG_AGO  # until when a run waits that has selected nobody yet
         self._patience = _LONG_AGO  # until when clients that are away hold a selection up
         self._pause = _LONG_AGO
+        self._refused: set[str] = set()  # came too late
         self._short = False  # too few attended when it was last looked
 
     def start(self, now: float) -> None:
@@ -80,6 +84,19 @@ class Gathering:
     def is_present(self, client: str, now: float) -> bool:
         """Whether a client attends, or may still come back in time."""
         return self.presence.attends(client) or now < self.presence.back_by(client)
+
+    def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The clients that join a run whose roster stands, and those that come too late for it,
+        each once. Sorted."""
+        known = self._refused | self.left_out.troubles.keys()
+        new = tuple(sorted(c for c in clients if c not in self.roster and c not in known))
+        if not self.roster:
+            return (), ()
+        if self.rules.policy.late_joiners is LateJoiners.REFUSE:
+            self._refused.update(new)
+            return (), new
+        self.roster.append(new)
+        return new, ()
 
     # Whether a round can begin -----------------------------------------------------------------
 
@@ -128,6 +145,16 @@ class Gathering:
         """Whether so many clients are needed, and these are enough, on enough hosts."""
         return self._muster(clients, needed).suffices
 
+    def lost_its_hosts(self, cohort: RoundCohort) -> bool:
+        """Whether a cohort was large enough, and is too small without those that went away."""
+        there = [
+            client
+            for client, member in cohort.members.items()
+            if member.state is not MemberState.LOST and self.presence.attends(client)
+        ]
+        needed = cohort.needed
+        return self.suffices(tuple(cohort.members), needed) and not self.suffices(there, needed)
+
     def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
         """Those of the clients that may be selected as far as it depends on them."""
         return tuple(c for c in clients if c not in self.excluded and c not in self.left_out)
@@ -165,7 +192,7 @@ class Gathering:
         self._wait(what, until, muster)
 
     def _and_left_out(self) -> str:
-        return f"; {self.left_out.told()}" if self.left_out else ""
+        return f"; {self.left_out.summary()}" if self.left_out else ""
 
     def _wait(self, what: str, until: float | None, muster: Muster) -> None:
         self.wake = until

@@ -1,4 +1,4 @@
-"""What is wrong with clients, told once where it is the same for many. Pure."""
+"""What is wrong with clients, said once where it is the same for many. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LeftOutClients:
         """Let clients take part again; those that did not before."""
         return tuple(c for c in clients if self.troubles.pop(c, None) is not None)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Who is left out, and why."""
         return each_once(self.troubles, "left out")
 
@@ -49,7 +49,7 @@ class LeftOutClients:
             return ""
         return (
             f"{left} of {counted(len(roster))} can take part, at least {needed} must; "
-            f"{self.told()}; put that right, start these hosts anew, then resume the run"
+            f"{self.summary()}; put that right, start these hosts anew, then resume the run"
         )
 
 

@@ -70,7 +70,7 @@ class Finishing:
                 run.plan,
                 run.key,
                 model,
-                run.machine.present(now()),
+                run.machine.gathering.present(now()),
                 seconds=run.plan.run_file.round.deadline_seconds,
                 present=run.is_present,
             )

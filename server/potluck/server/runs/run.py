@@ -137,7 +137,7 @@ class Run:
     @property
     def roster(self) -> RunRoster:
         """The run's clients."""
-        return self.machine.roster
+        return self.machine.gathering.roster
 
     @property
     def left_out(self) -> LeftOutRegister:
@@ -206,7 +206,7 @@ class Run:
 
     def is_present(self, client: str) -> bool:
         """Whether a client attends, or may still come back in time."""
-        return self.machine.is_present(client, now())
+        return self.machine.gathering.is_present(client, now())
 
     # What people are told ---------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Run:
         if waiting is None:
             return None
         until = None if waiting.until is None else self._epoch + timedelta(seconds=waiting.until)
-        return waiting_message(waiting, until, self.machine.away())
+        return waiting_message(waiting, until, self.machine.gathering.away())
 
     def progress(self) -> operator_pb2.RoundProgress | None:
         """The round under way; None between rounds."""
@@ -247,7 +247,7 @@ class Run:
         )
 
     def _member(self, client: str, chosen: CohortMember) -> operator_pb2.Member:
-        member = self.machine.members.get(client)
+        member = self.machine.cohort.members.get(client)
         pending = self.services.attendance.pending(self.instruction_id(client))
         return member_message(
             client,

@@ -55,7 +55,9 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
         _check_quotas(run)
     quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
     members = {
-        client: CohortMember(host=run.machine.host_of(client), reason=reason, quotas=most)
+        client: CohortMember(
+            host=run.machine.gathering.presence.host_of(client), reason=reason, quotas=most
+        )
         for client, reason, most in zip(cohort, selection.reasons, quotas, strict=True)
     }
     run.attempt = replace(run.attempt, cohort=members, answers=answers)
@@ -86,7 +88,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
     rows = await run.eligibility.in_label_sums(rows, run.is_present)
     run.begin_attempt()  # once more: what came before it does not count
     if run.stored_attempt != key:
-        spent, begun = run.machine.spent, utc()
+        spent, begun = run.machine.attempts.spent, utc()
         await run.services.in_store(
             lambda store: store.begin_attempt(key, rows.tolist(), begun, spent=spent)
         )

@@ -104,7 +104,7 @@ class Collecting:
     def expects(self, client: str, update_id: str) -> bool:
         """Whether an update with this id is waited for."""
         run = self._run
-        return client in run.machine.pending and update_id == run.instruction_id(client)
+        return client in run.machine.cohort.pending and update_id == run.instruction_id(client)
 
     def has(self, client: str, update_id: str) -> bool:
         """Whether the update with this id is spooled in the attempt under way."""

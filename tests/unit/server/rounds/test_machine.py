@@ -177,10 +177,10 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         elif choice == 1:
             event = rounds.Left(clients)
             attending.difference_update(clients)
-        elif choice == 2 and machine.pending:
-            event = rounds.ClientFailed(data.draw(st.sampled_from(machine.pending)), "no")
-        elif choice == 3 and machine.pending:
-            client = data.draw(st.sampled_from(machine.pending))
+        elif choice == 2 and machine.cohort.pending:
+            event = rounds.ClientFailed(data.draw(st.sampled_from(machine.cohort.pending)), "no")
+        elif choice == 3 and machine.cohort.pending:
+            client = data.draw(st.sampled_from(machine.cohort.pending))
             received.add(client)
             event = rounds.UpdateArrived(client, data.draw(st.sampled_from([1.0, 2.0, 6.0])))
         elif choice == 6 and machine.phase in (Phase.TRAINING, Phase.REDUCING):
@@ -207,7 +207,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                 case rounds.Reduce(clients=reduced):
                     assert set(reduced) <= received
                     assert list(reduced) == sorted(reduced)
-                    seconds = [machine.members[client].seconds for client in reduced]
+                    seconds = [machine.cohort.members[client].seconds for client in reduced]
                     assert not rules.simulated or max(seconds) <= 5.0
                     outstanding = [rounds.Reduced()]
                 case rounds.Evaluate():

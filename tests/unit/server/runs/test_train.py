@@ -56,7 +56,7 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
         services=SimpleNamespace(in_store=in_store),
         row=SimpleNamespace(run_id="run"),
         key=AttemptKey("run", 1, 1),
-        machine=SimpleNamespace(pending=waited_for),
+        machine=SimpleNamespace(cohort=SimpleNamespace(pending=waited_for)),
         instruction_id=lambda _client: "update",
     )
     collecting = Collecting(cast(Run, run))

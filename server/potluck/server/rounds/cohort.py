@@ -1,0 +1,145 @@
+"""The members of an attempt at a round: who is waited for, how each one's part ended. No clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from potluck.server.rounds.events import Abandon, Action, MarkMember, Say
+from potluck.server.rounds.round_rules import RoundRules
+from potluck.server.rounds.troubles import LeftOutClients, Tellings
+from potluck.server.store.records import MemberState
+
+
+@dataclass(kw_only=True)
+class Member:
+    """A client of the cohort. seconds: what its training took on a virtual clock."""
+
+    state: MemberState = MemberState.SELECTED
+    trouble: str = ""
+    seconds: float = 0.0
+
+
+class CohortOutcome(Enum):
+    """What follows from how far the members are."""
+
+    OPEN = auto()
+    ENOUGH = auto()
+    TOO_FEW = auto()
+
+
+class RoundCohort:
+    """The cohort of one attempt. left_out: clients that can't take part in the run."""
+
+    def __init__(
+        self,
+        rules: RoundRules,
+        round_number: int,
+        attempt: int,
+        members: Mapping[str, Member],
+        left_out: LeftOutClients,
+    ) -> None:
+        self.members = dict(members)
+        """In the order chosen."""
+        self._rules = rules
+        self._round = round_number
+        self._attempt = attempt
+        self._left_out = left_out
+        self._tellings = Tellings()
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def answered(self) -> list[str]:
+        """Members whose update is here, in the order chosen."""
+        return [c for c, m in self.members.items() if m.state is MemberState.RECEIVED]
+
+    @property
+    def pending(self) -> list[str]:
+        """Members still waited for, in the order chosen."""
+        return [client for client in self.members if self.waits_for(client)]
+
+    def waits_for(self, client: str) -> bool:
+        """Whether a client is a member that is waited for."""
+        member = self.members.get(client)
+        return member is not None and member.state is MemberState.SELECTED
+
+    @property
+    def wanted(self) -> int:
+        """How many updates the round is to have."""
+        return min(self._rules.count, len(self.members))
+
+    @property
+    def needed(self) -> int:
+        """How many updates make a quorum."""
+        return self._rules.policy.needed(self.wanted)
+
+    def outcome(self) -> CohortOutcome:
+        """What follows from how far the members are. On a virtual clock all are waited for."""
+        answered, pending = len(self.answered), len(self.pending)
+        enough = answered >= self.wanted and not self._rules.simulated
+        if enough or (not pending and answered >= self.needed):
+            return CohortOutcome.ENOUGH
+        return CohortOutcome.OPEN if answered + pending >= self.needed else CohortOutcome.TOO_FEW
+
+    # How a member's part ends -----------------------------------------------------------------
+
+    def receive(self, client: str, seconds: float) -> None:
+        """The update of a member is here."""
+        self.members[client].state = MemberState.RECEIVED
+        self.members[client].seconds = seconds
+
+    def drop(self, clients: Iterable[str], state: MemberState, trouble: str) -> list[Action]:
+        """The round goes on without these members."""
+        actions: list[Action] = []
+        for client in clients:
+            self.members[client].state = state
+            self.members[client].trouble = trouble
+            actions.append(MarkMember(self._round, self._attempt, client, state, trouble))
+            said = self._tellings.over(client, state, trouble, left_out=client in self._left_out)
+            if said:
+                actions.append(Say(f"round {self._round}: {said}", warning=True))
+            if state is not MemberState.FAILED:
+                actions.append(Abandon(self._round, self._attempt, (client,)))
+        return actions
+
+    def drop_late(self) -> list[Action]:
+        """Drop those past the simulated deadline, and the slowest beyond those wanted."""
+        if not self._rules.simulated:
+            return []
+        actions: list[Action] = []
+        wanted, limit = self.wanted, self._rules.simulated_deadline
+        for client in self.answered:
+            seconds = self.members[client].seconds
+            if seconds > limit:
+                trouble = f"{seconds:.4g} simulated seconds, of {limit:g}"
+                actions += self.drop([client], MemberState.LATE, trouble)
+        if not self.pending:
+            ranked = sorted(self.answered, key=lambda c: (self.members[c].seconds, c))
+            actions += self.spare(ranked[wanted:])
+        return actions
+
+    def spare(self, clients: Sequence[str]) -> list[Action]:
+        """The round has enough updates without these."""
+        actions: list[Action] = []
+        for client in clients:
+            self.members[client].state = MemberState.SPARED
+            why = "the round had enough updates without it"
+            actions.append(MarkMember(self._round, self._attempt, client, MemberState.SPARED, why))
+        return actions + self.abandon(clients)
+
+    def abandon(self, clients: Sequence[str]) -> list[Action]:
+        """Tell these members to stop."""
+        return [Abandon(self._round, self._attempt, tuple(clients))] if clients else []
+
+    # What is said at the end ------------------------------------------------------------------
+
+    def rest(self) -> list[Action]:
+        """What is still to be said of members whose part is over."""
+        return [Say(f"round {self._round}: {text}", warning=True) for text in self._tellings.rest()]
+
+    def troubles(self) -> list[str]:
+        """Every trouble once, with how many have it."""
+        return self._tellings.summary()
