@@ -22,11 +22,11 @@ from potluck.common.task import ClientData
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionContext:
-    """What an answer may be computed from.
+    """The facts that an answer is computed from.
 
-    client: who is asked. round: from 1, the one whose cohort is being chosen. data: the client's.
+    client: the one asked. round: from 1, the one whose cohort is being chosen. data: the client's.
     classes, groups: the task's. model: the round's, with its weights, not yet on `device`; None for
-    a kind that needs none. cancelled: whether nobody waits for the answer any more.
+    a kind that needs none. cancelled: tells that the answer is no longer wanted.
     validation_share: of the samples that are kept back from training. pace: simulated seconds of a
     training per sample, on a virtual clock; 0 on a real one.
     """

@@ -26,6 +26,7 @@ from potluck.common.settings.plugins import SELECTORS, Plugin
 from potluck.server.state import State
 
 Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Signal(StrEnum):
@@ -45,7 +46,7 @@ class Population:
     triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN where a client sent none.
     interaction_matrices: K × classes × 2, float64; NaN where a client sent none.
     label_totals: classes, float64: all clients' label counts, where a secure sum gave them.
-    A column nobody asked for is None.
+    A column is None where no profile of that kind was asked for.
     """
 
     ids: Sequence[str]
@@ -62,7 +63,7 @@ class Population:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionContext:
-    """What a selector may look at in one round.
+    """The facts a selector chooses by in one round.
 
     round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
     available. available: rows, sorted, without repeats.
@@ -84,9 +85,9 @@ class SelectionContext:
 class Ask:
     """A question to clients: the engine carries it there and sends the answers back in.
 
-    rows: whom to ask, without repeats, all available. kind: what, e.g. "loss"; a plug-in of the
-    clients' hosts (`potluck.questions`). parameters: its options, JSON scalars. names: of the
-    numbers wanted; by default one, called like the kind.
+    rows: of the clients asked, without repeats, all available. kind: of the question, e.g. "loss";
+    a plug-in of the clients' hosts (`potluck.questions`). parameters: its options, JSON scalars.
+    names: of the numbers wanted; by default one, called like the kind.
     """
 
     rows: Rows
@@ -102,10 +103,10 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What clients answered: one row of finite numbers each.
+    """Answers of clients: one row of finite numbers each.
 
-    rows: those who did, in the order asked; others are absent. values: by name, one per row; every
-    name that was wanted is there, whoever answered.
+    rows: of the clients that answered, in the order asked. values: by name, one per row; every name
+    that was wanted is there, even without answers.
     """
 
     rows: Rows
@@ -117,7 +118,7 @@ class AskSum:
     """A secure sum of clients' label counts, of the kind that is called `protocol`.
 
     Clients take part only where their owner allows it: sums over groups that a selector chooses
-    can be told apart. rows: over whom, without repeats, all available.
+    can be told apart. rows: of the clients to sum over, without repeats, all available.
     """
 
     rows: Rows
@@ -125,16 +126,16 @@ class AskSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Summed:
-    """A secure sum. rows: who is in it; some of those asked may have been lost. total: classes,
-    int64; below 0 only with noise."""
+    """A secure sum. rows: of the clients in it; some of those asked may have been lost. total:
+    classes, int64; below 0 only with noise."""
 
     rows: Rows
     total: NDArray[np.int64]
 
 
 Interview = Generator[Ask | AskSum, Any, "Selection"]
-"""What asks before it selects. An `Ask` is answered with `Answers`, an `AskSum` with a `Summed`, or
-None where there can be no sum."""
+"""A selection that asks clients first. An `Ask` is answered with `Answers`, an `AskSum` with a
+`Summed`, or None where there can be no sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +153,15 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
-    """How a committed round ended.
+    """The result of a committed round.
 
-    selected: the cohort in the order chosen. included: those whose update became part of the model.
+    selected: the cohort in the order chosen. included: the clients whose update became part of the
+    model.
     seconds: per selected client, from instruction to update; NaN where none came.
     reports: per selected client, "loss" and what the selector's `reports` names, as it came with
     the update; NaN where none came.
-    answers: what clients answered before this cohort was chosen, in the order asked.
-    deadline_seconds: what a client that failed has taken at least, as far as that is known.
+    answers: to the questions before this cohort was chosen, in the order asked.
+    deadline_seconds: the least that a client which failed has taken, as far as that is known.
     """
 
     round: int
@@ -177,7 +179,7 @@ class Selector(Plugin):
     group = SELECTORS
 
     needs: frozenset[Signal] = frozenset()
-    """What every client must have disclosed before it can be selected."""
+    """The profiles that a client must have disclosed before it can be selected."""
     reports: frozenset[str] = frozenset()
     """Names of the numbers that are to come with every update, e.g. "utility"."""
     wants_label_totals: bool = False

@@ -160,12 +160,12 @@ class Strategy(Plugin):
     """Names of what is sent down and up beside the weights; each has the tensors of the model
     that are floating-point, as float32."""
     correction: Correction | None = None
-    """What clients do with the auxiliaries; None where there are none."""
+    """The clients' half, which uses the auxiliaries; None where there are none."""
     needs: frozenset[Statistic] = frozenset()
-    """What `weigh` must be told of the updates beyond what clients report."""
+    """Statistics of the updates that `weigh` needs beyond what clients report."""
     individual: bool = False
-    """Whether it must see single updates, which secure aggregation hides: other reductions than a
-    mean, norms, or `RoundContext.updates`."""
+    """True where it must see single updates, which secure aggregation hides: for other reductions
+    than a mean, norms, or `RoundContext.updates`."""
     summation: Summation = Summation.BY_SAMPLES
     """What masked updates are summed to, where no single one is seen."""
 
@@ -176,7 +176,7 @@ class Strategy(Plugin):
     ) -> Sequence[str]:
         """Called before a run starts. Returns remarks on it, a sentence each.
 
-        training: the clients' settings. weighting: how exactly they tell their samples. Raises
+        training: the clients' settings. weighting: how exactly they disclose their samples. Raises
         ConfigurationError, naming both parts and the reason, where they don't go together.
         """
         return ()

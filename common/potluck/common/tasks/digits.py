@@ -3,8 +3,8 @@
 They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI
 Machine Learning Repository 1998 (CC BY 4.0), in the file that scikit-learn has as well.
 
-`Digits` is plain recognition with label skew. `ColoredDigits` tells small digits (0–4) from large
-ones (5–9) where colour goes with size for most clients, but for none of the test set.
+`Digits` is plain recognition with label skew. `ColoredDigits` separates small digits (0–4) from
+large ones (5–9) where colour goes with size for most clients, but for none of the test set.
 """
 
 from __future__ import annotations

@@ -6,10 +6,16 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import NonNegativeInt
 
-from potluck.server.selection import Population, Selection, SelectionContext, Selector, Signal
+from potluck.server.selection import (
+    Floats,
+    Population,
+    Selection,
+    SelectionContext,
+    Selector,
+    Signal,
+)
 from potluck.server.selectors.dc_protocol import StepByStep
 from potluck.server.selectors.parts.choosing import TIE, largest
 from potluck.server.selectors.parts.dc_parts import (
@@ -22,18 +28,16 @@ from potluck.server.selectors.parts.dc_parts import (
 from potluck.server.selectors.parts.parallel import Pass, passes
 from potluck.server.state import State
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Steered(Selector):
-    """Uniform clients, then one by one whoever brings the cohort nearest to a target.
+    """Uniform clients, then one by one the client that brings the cohort nearest to a target.
 
-    added: how many of `count` are chosen by the target. stop_early: choose no more once nobody
+    added: how many of `count` are chosen by the target. stop_early: choose no more once no client
     brings the cohort nearer by more than 1e-12; it then stays smaller than `count`.
 
-    Clients without a profile can only be among the uniform ones, or fill a cohort that nobody else
-    is left for. O(added · K · classes).
+    Clients without a profile can only be among the uniform ones, or fill a cohort when no others
+    are left. O(added · K · classes).
     """
 
     added: NonNegativeInt = 5
@@ -42,7 +46,7 @@ class _Steered(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def by_protocol(self) -> Selector:
-        """The same choice from sums and distances, as the paper's clients tell them."""
+        """The same choice from sums and distances, as in the paper."""
         return StepByStep(
             target=self.target,
             added=self.added,

@@ -9,11 +9,10 @@ from math import comb
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import NonNegativeInt
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Rows, Selection, SelectionContext, Selector, Signal
+from potluck.server.selection import Floats, Rows, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import TIE
 from potluck.server.selectors.parts.dc_parts import (
     balanced,
@@ -23,8 +22,6 @@ from potluck.server.selectors.parts.dc_parts import (
     federation_total,
 )
 from potluck.server.state import State
-
-Floats = NDArray[np.float64]
 
 MOST_SUBSETS = 10**8
 _LARGEST_TABLE = 5 * 10**5

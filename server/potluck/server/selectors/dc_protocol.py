@@ -19,6 +19,7 @@ from potluck.server.selection import (
     Answers,
     Ask,
     AskSum,
+    Floats,
     Population,
     Selection,
     SelectionContext,
@@ -29,17 +30,15 @@ from potluck.server.selectors.parts.choosing import TIE, largest
 from potluck.server.selectors.parts.dc_parts import begin, distance
 from potluck.server.state import State
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepByStep(Selector):
-    """Uniform clients, then one by one whoever says it brings the cohort nearest to the target.
+    """Uniform clients, then one by one the client that claims to bring them nearest to a target.
 
     target: the label distribution to come near to. wants_label_totals: whether it is that of the
     federation. added, stop_early: as of the selector that does the same from label counts, which
     this one, telling the same numbers, chooses alike. Every step is a secure sum over the cohort so
-    far and a question to everybody else. Where there is no sum, or nobody answers, the rest of the
+    far and a question to all other clients. Without a sum, or without answers, the rest of the
     cohort is drawn uniformly.
     """
 
@@ -51,7 +50,7 @@ class StepByStep(Selector):
     def select(
         self, state: State, context: SelectionContext
     ) -> Generator[Ask | AskSum, Any, Selection]:
-        """`count` clients, of them `added` by what clients tell."""
+        """`count` clients, of them `added` by the distances that clients answer with."""
         if self.wants_label_totals and context.population.label_totals is None:
             raise RunError("there is no sum of the federation's label counts to steer by")
         cohort, generator = begin(context, self.added)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import triplets as triplets_of
 from potluck.server.selection import (
+    Floats,
     Population,
     Rows,
     Selection,
@@ -19,8 +19,6 @@ from potluck.server.selection import (
 )
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, largest, profiles, weighted
 from potluck.server.state import State
-
-Floats = NDArray[np.float64]
 
 _COMPONENTS = ("ci", "ai", "sc")
 _ROTATION = (2, 0, 1)
@@ -33,7 +31,7 @@ class FedDiverse(Selector):
 
     rotation: the component is the round's (`round`, Alg. 6), or moves on with each three clients
     (`triplet`, the paper's text). cross_product: the third client is the one furthest along the
-    axis the first two lack, whatever the sign (`absolute`, which reproduces the paper's figures),
+    axis the first two lack, in either direction (`absolute`, which reproduces the paper's figures),
     or with its sign (`signed`, as printed). triplets: `estimated` by the clients, or `known`,
     computed from their interaction matrices.
 

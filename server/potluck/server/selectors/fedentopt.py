@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import NonNegativeInt
 
 from potluck.common.errors import StorageError
 from potluck.server.selection import (
+    Floats,
     Population,
     RoundOutcome,
     Rows,
@@ -24,17 +24,15 @@ from potluck.server.selectors.parts.label_entropy import Entropies, bits
 from potluck.server.selectors.parts.parallel import passes
 from potluck.server.state import State
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntOpt(Selector):
     """A random first client, then always the one that raises the label entropy most.
 
     buffer: how many of the clients selected last pause; half of the initial clients if not given.
-    Where nobody else is available, those longest in the buffer are let out first. A client that
+    Where no others are available, those longest in the buffer are let out first. A client that
     was selected and failed pauses like the others. Clients without a profile can only be the random
-    first, or fill a cohort that nobody else is left for. O(count · K · classes).
+    first, or fill a cohort when no others are left. O(count · K · classes).
     """
 
     buffer: NonNegativeInt | None = None
@@ -155,7 +153,7 @@ class _Pool:
                 self._reopen(fallen)
 
     def is_open(self) -> bool:
-        """Whether anybody can be chosen, letting out the oldest of the buffer if need be."""
+        """Return whether a client can be chosen; lets out the oldest of the buffer if need be."""
         if self._open:
             return True
         waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]

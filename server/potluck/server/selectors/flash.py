@@ -1,9 +1,9 @@
 """FLASH: a bandit on each client's losses and speed (ALGORITHMS §1.12).
 
 "Federated Learning Across Simultaneous Heterogeneities": data that differ, labels that are wrong
-and clients that are slow, all at once. Before each round clients tell their losses under the
-model; from these, and from how long they took, the expected change of a client's loss per second
-is learned by linear Thompson sampling.
+and clients that are slow, all at once. Before each round clients answer with their losses under the
+model. From these, and from the durations of their trainings, linear Thompson sampling learns the
+expected change of a client's loss per second.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from potluck.server.state import State
 class Flash(Selector):
     """Those with the largest reward by coefficients drawn anew in each round.
 
-    A client's context: its robust loss and its validation loss, both as a ratio to the first it
-    told; how long its last training took; and how much its robust loss last changed, per second.
+    A client's context: its robust loss and its validation loss, each as a ratio to its first one;
+    the duration of its last training; and the last change of its robust loss, per second.
     The reward of a round is that change for each client whose update was included; it is known, and
     credited, when the next question is answered.
 
@@ -44,9 +44,10 @@ class Flash(Selector):
     reverse CE(labels). regularization, delta: λ and δ of the bandit. scale: `standardised` divides
     durations and changes by their running means, `raw` takes seconds and nats as they are. reward:
     `absolute`, as in the paper, also rewards damage; `signed` counts falling losses only as gain.
-    refresh: whom to ask: `all`, or those just `selected` (and who has never answered).
+    refresh: which clients are asked: `all`, or those just `selected` and those that never answered.
 
-    Who gives no finite losses keeps its last context; who never gave any comes last. O(K).
+    A client that gives no finite losses keeps its last context; one that never gave any comes last.
+    O(K).
     """
 
     alpha: NonNegativeFloat = 1.0
@@ -64,7 +65,7 @@ class Flash(Selector):
         return Rules(standardised=self.scale == "standardised", signed=self.reward == "signed")
 
     def init(self, population: Population) -> State:
-        """Nothing is known of anybody."""
+        """An empty memory."""
         return Memory.empty(len(population), self.regularization).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:

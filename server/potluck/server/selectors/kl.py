@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import NonNegativeFloat
 
-from potluck.server.selection import Rows, Selection, SelectionContext, Selector, Signal
+from potluck.server.selection import Floats, Rows, Selection, SelectionContext, Selector, Signal
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
 from potluck.server.state import State
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ class Walk:
         return float((shares * np.log(shares * len(self._counted))).sum())
 
     def next(self) -> Accepted | None:
-        """The next client to accept; None where nobody has the scarcest class."""
+        """The next client to accept; None where no client has the scarcest class."""
         scarcest = int(self._counted.argmin())
         place = 0 if self._place < 0 else self._after(scarcest)
         if place is None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from potluck.server.selection import (
+    Floats,
     Population,
     RoundOutcome,
     Rows,
@@ -27,7 +28,6 @@ from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, sampl
 from potluck.server.selectors.parts.reported import LARGEST, plausible
 from potluck.server.state import State
 
-Floats = NDArray[np.float64]
 Share = Annotated[float, Field(ge=0, le=1)]
 Percentage = Annotated[float, Field(ge=0, le=100)]
 

@@ -43,7 +43,7 @@ class PowerOfChoice(Selector):
     losses; `asc` the smallest, as some papers print it.
 
     Candidates that don't answer, or not with a number ≥ 0, count as not available: others, drawn
-    uniformly, take their places; they themselves only if there is nobody else.
+    uniformly, take their places; they themselves only if no others are left.
     O(K + candidates · log candidates).
     """
 

@@ -11,7 +11,7 @@ from potluck.common.learning.evaluation import evaluate
 
 
 class Loss(Question):
-    """`loss`: the mean cross-entropy over all training samples, whatever clients train with.
+    """`loss`: the mean cross-entropy over all training samples, with any objective.
 
     What power-of-choice selection asks (pow-d; ALGORITHMS §1.3).
     """

@@ -1,4 +1,4 @@
-"""What every selector does alike: breaking ties, filling a cohort, giving reasons."""
+"""Steps that all selectors share: breaking ties, filling a cohort, giving reasons."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.selection import Population, Rows, Selection, SelectionContext
-
-Floats = NDArray[np.float64]
+from potluck.server.selection import Floats, Population, Rows, Selection, SelectionContext
 
 TIE = 1e-12
 """Scores this close are equal; the round's generator decides between them (ALGORITHMS §0)."""
@@ -43,7 +41,7 @@ def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) ->
     """`size` positions, one after the other, each with probability ∝ weight (≥ 0), none twice.
 
     Positions of weight zero come only where no others are left, uniformly. By exponential keys
-    (Efraimidis and Spirakis 2006), so O(K) whatever `size` is.
+    (Efraimidis and Spirakis 2006), so O(K) for any `size`.
     """
     # an infinite first key is a weight of zero, and among those the second one decides
     first, second = generator.exponential(size=(2, len(weights)))

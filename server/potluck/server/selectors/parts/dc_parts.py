@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from potluck.server.selection import Population, Rows, SelectionContext
+from potluck.server.selection import Floats, Population, Rows, SelectionContext
 from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
-
-Floats = NDArray[np.float64]
 
 
 def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:

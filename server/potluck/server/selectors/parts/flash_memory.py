@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.selection import Answers, RoundOutcome
+from potluck.server.selection import Answers, Floats, RoundOutcome
 from potluck.server.selectors.parts.linear_thompson import Posterior
 from potluck.server.selectors.parts.reported import LARGEST, column, plausible
 from potluck.server.state import State
-
-Floats = NDArray[np.float64]
 
 FEATURES = 4
 """Numbers in a context."""
@@ -60,7 +58,7 @@ class Memory:
 
     @classmethod
     def empty(cls, clients: int, regularization: float) -> Memory:
-        """Nobody has told anything."""
+        """The memory before the first answer."""
         prior = Posterior.prior(FEATURES, regularization)
         return cls(
             first=np.full((clients, 2), np.nan),
@@ -110,7 +108,7 @@ class Memory:
         told = np.minimum(told, LARGEST)  # so that no ratio and no reward overflows
         heard = ~np.isnan(told[:, 0])
         estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
-        estimated[estimated == 0] = np.nan  # on a real clock nobody knows before it has trained
+        estimated[estimated == 0] = np.nan  # on a real clock it is unknown before a training
         seconds = np.where(np.isnan(self.seconds), estimated, self.seconds)
         rewards = self._rewards(told[:, 0], seconds, rules)
         changed = heard & (self.last_heard > 0)

@@ -11,12 +11,10 @@ import math
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import entropy
+from potluck.server.selection import Floats
 from potluck.server.selectors.parts.parallel import Pass
-
-Floats = NDArray[np.float64]
 
 _TINY = 1e-300
 """Added to every count: no logarithm of zero, and no sum changes."""

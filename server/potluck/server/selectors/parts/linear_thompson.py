@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-Floats = NDArray[np.float64]
+from potluck.server.selection import Floats
 
 
 @dataclass(frozen=True, kw_only=True)

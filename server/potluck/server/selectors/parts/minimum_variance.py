@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from potluck.server.selection import Floats
 
 RIDGE = 1e-6
 _STEPS = 200
@@ -117,6 +117,6 @@ class _Dual:
         step: Floats
         try:
             step = np.linalg.solve(hessian, -gradient).astype(np.float64)
-        except np.linalg.LinAlgError:  # nobody is active, or numbers too far apart
+        except np.linalg.LinAlgError:  # no client is active, or numbers are too far apart
             step = np.linalg.lstsq(hessian, -gradient, rcond=1e-15)[0].astype(np.float64)
         return step, float(gradient @ step)

@@ -20,7 +20,7 @@ _WORTH_A_THREAD = 1 << 15
 def passes(length: int, block: int = 4096) -> Iterator[Pass]:
     """Yields a function that runs a piece of work over [0, length) in steps of `block`.
 
-    Blocks write to places of their own, so the result is the same whatever the number of threads.
+    Blocks write to places of their own, so the result is the same with any number of threads.
     """
     threads = min(_THREADS, 1 + length // _WORTH_A_THREAD)
 

@@ -7,11 +7,8 @@ the others counts as little more than theirs: so one client can't drown the rest
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from potluck.server.selection import Answers
-
-Floats = NDArray[np.float64]
+from potluck.server.selection import Answers, Floats
 
 LARGEST = 1e9
 """No loss per sample and no duration in seconds is larger; squares of it are still exact enough."""
