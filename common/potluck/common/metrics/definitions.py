@@ -44,7 +44,7 @@ _UNITS = ("seconds", "bytes", "bits")
 
 
 class MetricKind(StrEnum):
-    """How a metric is counted."""
+    """The kind of a metric, as Prometheus names it."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -53,8 +53,8 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """What is measured. condition: when it is there; empty for always. shared: whether coordinator
-    and hosts have it."""
+    """A metric. condition: of its being there; empty for always. shared: by coordinator and
+    hosts."""
 
     name: str
     kind: MetricKind

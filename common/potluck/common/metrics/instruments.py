@@ -108,7 +108,7 @@ class Instruments:
         return child
 
     def _unset(self) -> frozenset[str]:
-        """Gauges that nobody has set yet; they would show 0."""
+        """Gauges that are not set yet; they would show 0."""
         known = {name for name, _ in tuple(self._set)}
         return frozenset(
             metric.name
@@ -118,7 +118,7 @@ class Instruments:
 
 
 class _Shown(Collector):
-    """What is shown of a registry: no gauges without a value, no times of creation."""
+    """A registry without gauges that have no value, and without times of creation."""
 
     def __init__(self, registry: CollectorRegistry, hidden: Callable[[], frozenset[str]]) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""What metrics are labelled with: every value that a label may have.
+"""The labels of metrics, with every value that each may have.
 
 No label has a value that depends on how many clients or hosts there are.
 """
@@ -24,14 +24,14 @@ imbalance, spurious correlation."""
 
 
 class MeasuredParty(StrEnum):
-    """Who has a metric."""
+    """A party that has metrics."""
 
     COORDINATOR = "coordinator"
     HOST = "host"
 
 
 class Direction(StrEnum):
-    """Which way a file goes."""
+    """Direction of a file, seen from the coordinator."""
 
     DOWN = "down"
     UP = "up"
@@ -51,7 +51,7 @@ class RoundPhase(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """What became of an attempt at a round."""
+    """Outcome of an attempt at a round."""
 
     COMMITTED = "committed"
     QUORUM_MISSED = "quorum_missed"
@@ -59,7 +59,7 @@ class AttemptOutcome(StrEnum):
 
 
 class RunOutcome(StrEnum):
-    """How a run ended."""
+    """Outcome of a run."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -67,7 +67,7 @@ class RunOutcome(StrEnum):
 
 
 class MemberOutcome(StrEnum):
-    """What became of a selected client; SELECTED is the sum of all others."""
+    """Outcome of a selected client; SELECTED is the sum of all others."""
 
     SELECTED = "selected"
     ANSWERED = "answered"
@@ -79,14 +79,14 @@ class MemberOutcome(StrEnum):
 
 
 class TransferOutcome(StrEnum):
-    """How an attempt to move a file ended."""
+    """Outcome of an attempt to move a file."""
 
     COMPLETED = "completed"
     BROKEN = "broken"
 
 
 class ProfileOutcome(StrEnum):
-    """What became of the coordinator's request for a profile."""
+    """Outcome of the coordinator's request for a profile."""
 
     RECEIVED = "received"
     REFUSED = "refused"
@@ -94,7 +94,7 @@ class ProfileOutcome(StrEnum):
 
 
 class DisclosureOutcome(StrEnum):
-    """What a client did when asked for a profile."""
+    """Answer of a client that was asked for a profile."""
 
     MADE = "made"
     REPEATED = "repeated"
@@ -102,7 +102,7 @@ class DisclosureOutcome(StrEnum):
 
 
 class Work(StrEnum):
-    """What a host is told to do."""
+    """Kind of an instruction to a host."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -110,7 +110,7 @@ class Work(StrEnum):
 
 
 class WorkOutcome(StrEnum):
-    """How it ended."""
+    """Outcome of an instruction."""
 
     DONE = "done"
     FAILED = "failed"
@@ -118,7 +118,7 @@ class WorkOutcome(StrEnum):
 
 
 class HostStage(StrEnum):
-    """How far a host is with an instruction."""
+    """Stage of an instruction on its host."""
 
     QUEUED = "queued"
     DOWNLOADING = "downloading"
@@ -127,7 +127,7 @@ class HostStage(StrEnum):
 
 
 class Target(StrEnum):
-    """What a cohort's labels are held against."""
+    """Labels that a cohort's are compared with."""
 
     BALANCED = "balanced"
     FEDERATION = "federation"
@@ -146,7 +146,7 @@ class Label:
 RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last")
 DIRECTION = Label(name="direction", values=tuple(Direction))
 MASKED = "masked"
-"""Where an encoding is named: words of a secure sum, whatever they stand for."""
+"""The name among encodings for words of a secure sum."""
 ENCODING = Label(name="encoding", values=(*Encoding, MASKED))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
 SECURE_PHASE = Label(

@@ -34,7 +34,8 @@ Ready = Callable[[], str]
 
 @dataclass
 class Readiness:
-    """A `Ready` that is told. reason: why the process is not ready; empty if it is."""
+    """A `Ready` with its reason set from outside. reason: why the process is not ready; empty if
+    it is."""
 
     reason: str = ""
     interruption: str = ""
@@ -129,7 +130,7 @@ class _Server:
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     await self._answer(reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, or never meant to ask
+            pass  # the client went away, or never meant to ask
         finally:
             self._connections.discard(task)
             writer.close()

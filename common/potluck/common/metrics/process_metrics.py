@@ -20,5 +20,5 @@ def show_disk(instruments: Instruments, folder: Path) -> None:
 
 
 def show_certificate(instruments: Instruments, tls: TlsFiles) -> None:
-    """When the certificate in use expires. Raises what `TlsFiles.load` raises."""
+    """Show the end of the certificate in use. Raises what `TlsFiles.load` raises."""
     instruments.set(CERTIFICATE_EXPIRY, tls.load().expires.timestamp())

@@ -1,4 +1,4 @@
-"""Who attends, and what they have been told: hosts, their clients, instructions under way.
+"""The hosts that attend, their clients, and the instructions under way.
 
 Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending
 until it is retired, soon after its deadline at the latest. It is sent when its client's host
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 Clock = Callable[[], float]
 
 LOOK_SECONDS = 10.0
-"""How often it is looked whether deadlines of instructions have passed."""
+"""Seconds between looks for instructions whose deadline has passed."""
 
 LONGEST_TASK_NAME = 64
 """Of names of tasks so much is kept."""
@@ -44,7 +44,7 @@ class HostSession:
     data_epoch: int = 0
     """Version of its clients' data."""
     process_id: str = ""
-    """Which process of the host it is; empty for one that does not say."""
+    """Id of the host's process; empty for one that does not say."""
     address: str = ""
     since: datetime = _NEVER
     last_heard: datetime = _NEVER
@@ -56,7 +56,7 @@ class HostSession:
     """Instructions to send; None ends the stream."""
 
     def offers(self, task: str) -> bool:
-        """Whether a task is installed on the host."""
+        """True if a task is installed on the host."""
         return task[:LONGEST_TASK_NAME] in self.tasks
 
     def hear(self, at: datetime) -> None:
@@ -97,7 +97,7 @@ class Attendance:
 
     @property
     def host_count(self) -> int:
-        """How many hosts are connected; may be read by any thread."""
+        """Number of connected hosts; may be read by any thread."""
         return len(self._hosts)
 
     @property
@@ -114,7 +114,7 @@ class Attendance:
         return self._sessions.get(client_id)
 
     def listen(self, listener: AttendanceListener) -> Callable[[], None]:
-        """Be told who joins and leaves; call the result to stop."""
+        """Have `listener` called with those who join and leave; call the result to stop."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -202,7 +202,7 @@ class Attendance:
         return self._pending.get(instruction_id)
 
     def retire(self, instruction_ids: Iterable[str], *, abandon: bool = False) -> None:
-        """Instructions are done with; with `abandon`, hosts at work on them are told to stop."""
+        """Forget instructions; with `abandon`, hosts at work on them are instructed to stop."""
         abandoned: dict[HostSession, list[str]] = {}
         for instruction_id in instruction_ids:
             pending = self._pending.pop(instruction_id, None)

@@ -12,7 +12,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 
 _PRESENCE_SECONDS = 0.5
-"""How often is looked whether clients that have not answered may still come back."""
+"""Seconds between looks whether clients that have not answered may still come back."""
 
 
 async def gather(

@@ -28,7 +28,7 @@ async def evaluate_on_clients(
     seconds: float,
     present: Callable[[str], bool],
 ) -> EvaluationCounts | None:
-    """Summed counts of the clients, in the order given; None if nobody holds any out.
+    """Summed counts of the clients, in the order given; None if no client holds any out.
 
     Counts add up exactly, so the metrics are those of all held-out samples together.
     """

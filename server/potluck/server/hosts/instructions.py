@@ -1,9 +1,10 @@
-"""What the coordinator puts on the wire: references to models, instructions to hosts."""
+"""Messages to hosts: instructions, and references to models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.runfile import PluginTable, RunFile
@@ -21,7 +22,7 @@ ENCODINGS = {
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
 }
 MASKED = transfer_pb2.ENCODING_MASKED_UINT32
-"""Of masked updates, whatever the number of bits: their file says it."""
+"""Of masked updates with any number of bits, which their file says."""
 WEIGHTINGS = {
     Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
     Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
@@ -77,31 +78,11 @@ def train_instruction(
     quotas: Sequence[float] = (),
 ) -> coordinator_pb2.Instruction:
     """Tells a client to train. quotas: the most samples of each class; none for no limit."""
-    run_file = plan.run_file
-    up, masked = run_file.transport.up, run_file.secure_aggregation
-    return coordinator_pb2.Instruction(
-        id=instruction_id,
-        client_id=client,
-        run_id=run_id,
-        round=round_number,
-        train=coordinator_pb2.Train(
-            model=model,
-            task=task_plugin(run_file),
-            objective=plugin(run_file.objective),
-            training_json=plan.training.model_dump_json(),
-            seed=client_seed(run_file.seed, round_number, client),
-            run_seed=run_file.seed,
-            encoding=MASKED if masked else ENCODINGS[up.encoding],
-            delta=masked or up.delta,
-            compressed=up.compress,
-            weighting=WEIGHTINGS[run_file.weighting],
-            auxiliary=auxiliary,
-            reports=sorted(plan.reports),
-            pace=plan.client_pace(round_number, client),
-            quotas=quotas,
-            normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
-        ),
-    )
+    train = _train(plan, round_number, client, model)
+    train.quotas.extend(quotas)
+    if auxiliary is not None:
+        train.auxiliary.CopyFrom(auxiliary)
+    return _instruction(instruction_id, run_id, round_number, client, train=train)
 
 
 def check_instruction(
@@ -113,18 +94,13 @@ def check_instruction(
     layout: bytes,
 ) -> coordinator_pb2.Instruction:
     """Asks a client's host whether it could train. layout: of the run's model; may be empty."""
-    none, correction = transfer_pb2.ModelReference(), plan.strategy.correction
-    told = train_instruction(plan, "", run_id, round_number, client, none).train
+    train = _train(plan, round_number, client, transfer_pb2.ModelReference())
+    correction = plan.strategy.correction
     if correction is not None:
-        told.auxiliary.correction.name = correction.name
-        told.auxiliary.correction.options_json = json.dumps(dict(correction.options))
-    return coordinator_pb2.Instruction(
-        id=instruction_id,
-        client_id=client,
-        run_id=run_id,
-        round=round_number,
-        check=coordinator_pb2.Check(train=told, layout=layout),
-    )
+        train.auxiliary.correction.name = correction.name
+        train.auxiliary.correction.options_json = json.dumps(dict(correction.options))
+    check = coordinator_pb2.Check(train=train, layout=layout)
+    return _instruction(instruction_id, run_id, round_number, client, check=check)
 
 
 def question_instruction(
@@ -137,21 +113,16 @@ def question_instruction(
     model: transfer_pb2.ModelReference,
 ) -> coordinator_pb2.Instruction:
     """Asks a client something before a round's selection."""
-    return coordinator_pb2.Instruction(
-        id=instruction_id,
-        client_id=client,
-        run_id=run_id,
-        round=round_number,
-        question=coordinator_pb2.Question(
-            kind=ask.kind,
-            parameters_json=canonical_json(ask.parameters),
-            names=ask.wanted,
-            pace=plan.client_pace(0, client),
-            validation_share=plan.training.validation_share,
-            task=task_plugin(plan.run_file),
-            model=model,
-        ),
+    question = coordinator_pb2.Question(
+        kind=ask.kind,
+        parameters_json=canonical_json(ask.parameters),
+        names=ask.wanted,
+        pace=plan.client_pace(0, client),
+        validation_share=plan.training.validation_share,
+        task=task_plugin(plan.run_file),
+        model=model,
     )
+    return _instruction(instruction_id, run_id, round_number, client, question=question)
 
 
 def evaluate_instruction(
@@ -163,10 +134,36 @@ def evaluate_instruction(
     model: transfer_pb2.ModelReference,
 ) -> coordinator_pb2.Instruction:
     """Tells a client to evaluate a model on its held-out samples."""
+    evaluate = coordinator_pb2.Evaluate(model=model, task=task_plugin(plan.run_file))
+    return _instruction(instruction_id, run_id, round_number, client, evaluate=evaluate)
+
+
+def _train(
+    plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
+) -> coordinator_pb2.Train:
+    """The training of a client, without quotas and auxiliary files."""
+    run_file = plan.run_file
+    up, masked = run_file.transport.up, run_file.secure_aggregation
+    return coordinator_pb2.Train(
+        model=model,
+        task=task_plugin(run_file),
+        objective=plugin(run_file.objective),
+        training_json=plan.training.model_dump_json(),
+        seed=client_seed(run_file.seed, round_number, client),
+        run_seed=run_file.seed,
+        encoding=MASKED if masked else ENCODINGS[up.encoding],
+        delta=masked or up.delta,
+        compressed=up.compress,
+        weighting=WEIGHTINGS[run_file.weighting],
+        reports=sorted(plan.reports),
+        pace=plan.client_pace(round_number, client),
+        normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
+    )
+
+
+def _instruction(
+    instruction_id: str, run_id: str, round_number: int, client: str, **work: Any
+) -> coordinator_pb2.Instruction:
     return coordinator_pb2.Instruction(
-        id=instruction_id,
-        client_id=client,
-        run_id=run_id,
-        round=round_number,
-        evaluate=coordinator_pb2.Evaluate(model=model, task=task_plugin(plan.run_file)),
+        id=instruction_id, client_id=client, run_id=run_id, round=round_number, **work
     )

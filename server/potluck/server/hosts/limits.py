@@ -1,6 +1,6 @@
-"""How much of the coordinator one peer may use, and how slow it may be.
+"""Limits of a peer: how much of the coordinator it may use, and how slow it may be.
 
-A peer is whoever holds one certificate. Lives on the event loop.
+A peer is the holder of one certificate. Lives on the event loop.
 """
 
 from __future__ import annotations

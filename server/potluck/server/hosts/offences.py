@@ -1,4 +1,4 @@
-"""Updates that hold no usable numbers: whoever keeps sending them is put into quarantine."""
+"""Clients that keep sending updates without usable numbers are put into quarantine."""
 
 from __future__ import annotations
 

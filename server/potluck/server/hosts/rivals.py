@@ -1,7 +1,7 @@
 """Two processes with one certificate: the one that attends stays, for as long as it is alive.
 
 A host that was started anew comes with the certificate of its predecessor, whose stream may still
-look open where a machine or a network went down without a word. So whoever comes waits until the
+look open where a machine or a network went down without a word. So the newcomer waits until the
 other has been heard, or has been silent for longer than a living host is.
 """
 

@@ -1,4 +1,4 @@
-"""What is stored of runs and clients, as operators ask for it."""
+"""Stored runs, clients and disclosures, as operators ask for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDS_AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Disclosures:
-    """What left the clients of a run, as far as the coordinator saw it.
+    """All that left the clients of a run, as far as the coordinator saw it.
 
     sums: secure sums that clients of the run were asked for, in any run, oldest first. profiles:
     those of its clients. independent: whether somebody else than the coordinator keeps the root.
@@ -115,7 +115,7 @@ class Archive:
         return row, round_number, blake3
 
     async def profiles(self, run_id: str) -> Population:
-        """What a run's clients have disclosed. Raises NotFoundError."""
+        """The disclosed profiles of a run's clients. Raises NotFoundError."""
         row = await self.run(run_id)
         return (await self._stored_profiles(row, self._plan(row))).population()
 
@@ -133,7 +133,7 @@ class Archive:
         return population, audits
 
     async def audit_disclosures(self, run_id: str) -> Disclosures:
-        """What left a run's clients. Raises NotFoundError."""
+        """All that left a run's clients. Raises NotFoundError."""
         row = await self.run(run_id)
         found: Disclosures = await self._in_store(
             partial(_read_disclosures, run_id=row.run_id, independent=self._trust.independent)
@@ -151,7 +151,7 @@ class Archive:
 
 
 def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
-    """How the updates of a run moved the output bias."""
+    """The moves of the output bias in a run's updates."""
     return BiasRecords(config.state_directory / "bias-updates" / run_id)
 
 

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class ServerCertificate:
-    """What new connections are shown. Connections that are open keep what they were shown.
+    """The certificate that new connections are shown. Open connections keep the one they know.
 
     Files that can't be used (amid being replaced, say) are logged once and tried again when they
     change; meanwhile the certificate before them goes on serving.
@@ -33,7 +33,7 @@ class ServerCertificate:
 
     @property
     def expires(self) -> datetime:
-        """When the certificate that is shown now ends."""
+        """The end of the certificate that is shown now."""
         return self._material.expires
 
     def credentials(self) -> grpc.ServerCredentials:

@@ -211,7 +211,7 @@ class Coordinator:
 
 
 def _trust(config: CoordinatorConfig) -> Trust:
-    """Whose signatures count. Raises ConfigurationError, IdentityError."""
+    """The members whose signatures count. Raises ConfigurationError, IdentityError."""
     federation = config.tls.load(Role.COORDINATOR).identity.federation
     if config.federation_root is None and config.members is None:
         return Trust(federation=federation, members=None)

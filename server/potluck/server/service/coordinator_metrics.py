@@ -45,7 +45,7 @@ class Transfer:
 
 
 class CoordinatorMetrics:
-    """Lives on the event loop, but for `refresh`, which is called by whoever looks."""
+    """Lives on the event loop, but for `refresh`, which any thread calls that reads the metrics."""
 
     def __init__(self, instruments: Instruments, attendance: Attendance, state: Path) -> None:
         self.instruments = instruments
@@ -63,7 +63,7 @@ class CoordinatorMetrics:
         instruments.refresh_with(self.refresh)
 
     def refresh(self) -> None:
-        """What is not counted but looked up. Thread-safe."""
+        """Set the figures that are looked up instead of counted. Thread-safe."""
         instruments = self.instruments
         instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
         instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))

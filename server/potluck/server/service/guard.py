@@ -1,6 +1,8 @@
-"""What every call to the coordinator passes: is the caller of the right role, does its certificate
-still count, is what it sends a message, and, on the way out, the one place where exceptions become
-gRPC statuses."""
+"""The guard that every call to the coordinator passes.
+
+It checks the caller's role, that its certificate still counts, and that what it sends is a message.
+On the way out it is the one place where exceptions become gRPC statuses.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from potluck.server.hosts.limits import (
 from potluck.server.service.refusal_log import RefusalLog
 
 LOOK_SECONDS = 1.0
-"""How often it is looked whether certificates with calls under way have expired."""
+"""Seconds between looks for expired certificates with calls under way."""
 
 Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
 
@@ -49,12 +51,12 @@ _ROLES = {
 
 
 def credential_of(context: Context) -> Credential:
-    """What the caller's verified certificate says."""
+    """The credential in the caller's verified certificate."""
     return peer_credential(context.auth_context())
 
 
 def identity_of(context: Context) -> Identity:
-    """Who is calling, by its verified certificate."""
+    """The caller's identity, by its verified certificate."""
     return credential_of(context).identity
 
 
@@ -76,11 +78,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         limits: Limits,
-        check_credential: Callable[[Credential], None] = lambda _: None,
-        observe_refusal: Callable[[str], None] = lambda _: None,
+        check_credential: Callable[[Credential], None],
+        observe_refusal: Callable[[str], None],
     ) -> None:
         """`check_credential` raises IdentityError for a certificate that was revoked.
-        `observe_refusal` is told the reason of every call that is refused."""
+        `observe_refusal` is called with the reason of every refusal."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_revoked = check_credential
@@ -242,7 +244,7 @@ def _with_fast_frames(handler: Any, method: str) -> Any:
 
 
 def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
-    """What a handler does, given messages as bytes.
+    """The handler's behaviour, given messages as bytes.
 
     They are decoded where the guard sees it: what a deserializer of gRPC raises ends the call
     without a reason, and fills the log. Every text in them becomes plain text here.

@@ -133,7 +133,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def LocateUpload(
         self, request: coordinator_pb2.LocateUploadRequest, context: Context
     ) -> coordinator_pb2.LocateUploadResponse:
-        """How much of an update has arrived."""
+        """Say how much of an update has arrived."""
         return await self._uploads.locate(request, identity_of(context))
 
     async def SubmitUpdate(
@@ -144,5 +144,5 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
 
 def _chunk_bytes(request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> int:
-    """What is asked for, within what is sensible."""
+    """The size that is asked for, within sensible bounds."""
     return min(max(request.chunk_bytes or CHUNK_BYTES, LEAST_CHUNK_BYTES), CHUNK_BYTES)

@@ -23,7 +23,7 @@ from potluck.server.store.records import RunRow
 from potluck.server.watching.feed import Event, committed_round_message, run_status
 
 PROGRESS_SECONDS = 0.25
-"""How often a watcher is told how the round under way goes."""
+"""Seconds between reports on the round under way to a watcher."""
 
 
 def _number(token: str) -> int:
@@ -111,16 +111,16 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         driver = self._runs.driver(run_id)
         watcher = driver.feed.watch() if driver is not None else None
         try:
-            # Watching first and reading then may tell a round twice, but never not at all.
+            # Watching first and reading then may find a round twice, but misses none.
             row = await self._archive.run(run_id)
             status = self._status(row)
             yield Event(status=status)
             waiting = status.waiting
-            told = min(request.after_round, row.committed_rounds)
+            sent = min(request.after_round, row.committed_rounds)
             if request.newest_rounds:
-                told = max(told, row.committed_rounds - request.newest_rounds)
-            async for each in self._archive.committed_rounds(run_id, after=told):
-                told = each.key.round
+                sent = max(sent, row.committed_rounds - request.newest_rounds)
+            async for each in self._archive.committed_rounds(run_id, after=sent):
+                sent = each.key.round
                 yield Event(committed=committed_round_message(each))
             while driver is not None and watcher is not None:
                 try:
@@ -140,8 +140,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                     if event.HasField("status"):
                         waiting = event.status.waiting
                     yield event
-                elif event.committed.round > told:
-                    told = event.committed.round
+                elif event.committed.round > sent:
+                    sent = event.committed.round
                     yield event
             yield Event(status=self._status(await self._archive.run(run_id)))
         finally:
@@ -170,7 +170,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def FetchProfiles(
         self, request: operator_pb2.FetchProfilesRequest, context: Context
     ) -> AsyncIterator[operator_pb2.FetchProfilesResponse]:
-        """What a run's clients have disclosed."""
+        """Send the disclosed profiles of a run's clients."""
         population = await self._archive.profiles(request.run_id)
         for message in profile_messages(population):
             yield message
@@ -178,7 +178,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def AuditLabels(
         self, request: operator_pb2.AuditLabelsRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditLabelsResponse]:
-        """What a run's clients claim of their labels, held against their updates."""
+        """Compare the labels that a run's clients claim with their updates."""
         population, audits = await self._archive.audit_labels(request.run_id)
         for message in audit_messages(population, audits):
             yield message
@@ -186,7 +186,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def AuditDisclosures(
         self, request: operator_pb2.AuditDisclosuresRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditDisclosuresResponse]:
-        """What left the clients of a run."""
+        """Send a list of all that left the clients of a run."""
         found = await self._archive.audit_disclosures(request.run_id)
         for message in disclosure_messages(found):
             yield message
@@ -194,7 +194,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def DescribeCoordinator(
         self, request: operator_pb2.DescribeCoordinatorRequest, context: Context
     ) -> operator_pb2.DescribeCoordinatorResponse:
-        """What the coordinator is and how it fares."""
+        """Describe the coordinator and its state."""
         described = self._coordinator.metrics.description()
         described.runs.extend(self._status(row) for row in self._runs.rows())
         return described

@@ -1,4 +1,4 @@
-"""What the log says of calls that are refused: however many there are, a few lines."""
+"""Refused calls in the log: a few lines, however many there are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.common.errors import PotluckError
 log = structlog.get_logger()
 
 INTERVAL_SECONDS = 30.0
-"""The first refusal of a peer for a reason is told at once, those that follow together."""
+"""The first refusal of a peer for a reason is logged at once, those that follow together."""
 
 
 class RefusalLog:
@@ -25,7 +25,7 @@ class RefusalLog:
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
         """A call was refused for this reason."""
-        self._tell(
+        self._log(
             (peer, error.reason),
             lambda: log.info(
                 "call refused", peer=peer, method=method, reason=error.reason, why=error.message
@@ -34,16 +34,16 @@ class RefusalLog:
 
     def failed(self, peer: str, method: str, error: Exception) -> None:
         """A call failed by a fault of ours."""
-        self._tell(
+        self._log(
             (peer, type(error).__name__),
             lambda: log.error("call failed", peer=peer, method=method, exc_info=error),
         )
 
-    def _tell(self, event: tuple[str, str], tell: Callable[[], Any]) -> None:
+    def _log(self, event: tuple[str, str], write: Callable[[], Any]) -> None:
         if event in self._more:
             self._more[event] += 1
             return
-        tell()
+        write()
         self._begin(event)
 
     def _begin(self, event: tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Which model files may go, and deleting them. Lives on the event loop.
+"""Deletes model files that no run needs any more. Lives on the event loop.
 
 A file stays while a run under way uses it, while the run that it was written for has yet to say so,
 and while a round that names it is within its run's retention. After a commit only those are looked
@@ -50,7 +50,7 @@ class Tidying:
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
-        """Delete those of the files found at the start that nobody needs."""
+        """Delete those of the files found at the start that are not needed."""
         files = sorted(found)
         for begin in range(0, len(files), _AT_ONCE):
             async with self._one_at_a_time:
@@ -76,7 +76,7 @@ class Tidying:
 
 
 def is_kept(holder: FileHolder) -> bool:
-    """Whether a run's retention keeps a file of one of its rounds."""
+    """True if a run's retention keeps a file of one of its rounds."""
     age = holder.committed_rounds - holder.round
     if holder.of_state or age == 0:
         return age == 0

@@ -23,7 +23,7 @@ from potluck.common.net.revocation import (
 log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
-"""How often the watched file is looked at: two syscalls."""
+"""Seconds between looks at the watched file, which cost two system calls."""
 
 KEPT = "revoked.pem"
 """In the state directory, the newest list that an operator has sent."""

@@ -176,7 +176,7 @@ class RunsUnderWay:
         return self._drivers.get(run_id)
 
     async def inbox_of(self, run_id: str, update_id: str) -> UpdateInbox:
-        """Where the run takes an update that says it is for it. Raises RoundClosedError.
+        """The inbox of the run that an update says it is for. Raises RoundClosedError.
 
         After a restart hosts may come before the run knows where it stood: they wait for it.
         """

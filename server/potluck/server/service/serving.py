@@ -29,7 +29,7 @@ from potluck.server.service.revocations import Revoking
 log = structlog.get_logger()
 
 STOP_SECONDS = 2.0
-"""How long calls under way may take to end when the coordinator stops."""
+"""Time for calls under way to end when the coordinator stops."""
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ _TURNS: Final = 4
 """So many files move fast at once: more are not faster."""
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 16 << 20
-"""What moves less in that time leaves room for another."""
+"""A file that moves less in that time leaves room for another."""
 
 
 class Transfers:

@@ -38,7 +38,7 @@ from potluck.server.store.sql.column_types import (
 
 
 class AttemptState(StrEnum):
-    """How an attempt ended, if it did. At most one of a run is open."""
+    """The end of an attempt, if it has ended. At most one of a run is open."""
 
     OPEN = "open"
     ABANDONED = "abandoned"
@@ -110,7 +110,7 @@ class Attempts(Part):
             connection.execute(insert(schema.attempts), row)
 
     def last_attempt(self, run_id: str, round_number: int) -> int:
-        """The number of the last attempt at a round, whatever became of it; 0 for none."""
+        """The number of the last attempt at a round, in any state; 0 for none."""
         with self._database.transaction() as connection:
             return _last_attempt(connection, run_id, round_number)
 
@@ -151,7 +151,7 @@ class Attempts(Part):
                 raise self._refusal(f"question {step} in {key} has answers already")
 
     def answers(self, key: AttemptKey) -> list[Exchange]:
-        """What was asked and answered in an attempt, in order."""
+        """The questions and answers of an attempt, in order."""
         with self._database.transaction() as connection:
             return _exchanges(connection, key)
 
@@ -161,7 +161,7 @@ class Attempts(Part):
         cohort: Sequence[tuple[str, str, str]],
         quotas: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Record client id, host id and reason of everyone chosen, in order, before they are told.
+        """Record client id, host id and reason of each member, in order, before any is instructed.
 
         quotas: by client, the most samples of each class to train on, for those with a limit.
         Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
@@ -228,7 +228,7 @@ class Attempts(Part):
                     )
 
     def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
-        """Record that nobody waits for an attempt any more. Raises StorageError if it is over."""
+        """Record that an attempt is given up. Raises StorageError if it is over."""
         attempts = schema.attempts
         with self._database.transaction() as connection:
             self._require_open(connection, key)

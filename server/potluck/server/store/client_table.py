@@ -34,7 +34,7 @@ _read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": 
 
 
 class Clients(Part):
-    """When each was heard of and on which host; quarantine; who is left out of which run."""
+    """Last contacts, quarantine, and the clients left out of each run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
         """Record that clients were heard of, all in one transaction; later ones win."""

@@ -1,4 +1,4 @@
-"""Which files the rounds of runs name."""
+"""The files that the rounds of runs name."""
 
 from __future__ import annotations
 

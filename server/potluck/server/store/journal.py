@@ -1,4 +1,4 @@
-"""Which rounds were committed, told a second time, so that a database that forgets some is noticed.
+"""A second record of committed rounds, so that a database that loses some is noticed.
 
 A bit that flips in SQLite's write-ahead log, or an older backup, takes the last commits away
 without an error. So each commit is also a line in a file of its own, written after it: a round that
@@ -136,7 +136,7 @@ class LostRounds:
 
 
 def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, LostRounds]:
-    """What a database has lost. committed: each run's last round in it."""
+    """The rounds that a database has lost. committed: each run's last round in it."""
     last = {each.run_id: each.round for each in noted}
     return {
         run_id: LostRounds(run_id=run_id, committed=committed.get(run_id), lost=number)

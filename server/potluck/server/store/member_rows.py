@@ -66,7 +66,7 @@ def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) 
             "run_id": key.run_id,
             "client_id": client_id,
             "picks": 1,
-            # Of a masked update the number of samples is not known: nobody told.
+            # A masked update does not say its number of samples.
             "samples": (samples or None) if client_id in in_model else None,
             "included_round": key.round if client_id in in_model else None,
             "included_attempt": key.attempt if client_id in in_model else None,

@@ -1,4 +1,4 @@
-"""What the parts of the store share."""
+"""The base of the store's parts, and statements that they share."""
 
 from __future__ import annotations
 

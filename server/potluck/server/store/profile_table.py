@@ -1,4 +1,4 @@
-"""What clients disclosed, once and for ever."""
+"""The disclosures of clients, each kept once and for ever."""
 
 from __future__ import annotations
 

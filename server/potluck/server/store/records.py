@@ -1,4 +1,4 @@
-"""What the store keeps, as values: what goes in, and the rows that come back.
+"""The values that the store keeps: records that go in, and rows that come back.
 
 All times are aware; they come back in UTC with microseconds. A float that may be None is also
 stored as None where it is NaN (SQLite knows no NaN); infinities are kept.
@@ -32,7 +32,7 @@ class AttemptKey(NamedTuple):
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -42,10 +42,10 @@ class RunState(StrEnum):
 
 
 class MemberState(StrEnum):
-    """Where a member of a cohort stands, as far as it must survive a kill."""
+    """The state of a member of a cohort, as far as it must survive a kill."""
 
     SELECTED = "selected"
-    """Told to train, or about to be."""
+    """Instructed to train, or about to be."""
     RECEIVED = "received"
     """Its update is in the spool, verified."""
     INCLUDED = "included"
@@ -195,7 +195,7 @@ class MetricsRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCommit:
-    """What makes a round committed. state_blake3: the file with the arrays of both states."""
+    """All that is stored with a round. state_blake3: the file with the arrays of both states."""
 
     key: AttemptKey
     model_blake3: str
@@ -233,14 +233,16 @@ class RoundRow:
 
     @property
     def disclosed_samples(self) -> Mapping[str, int]:
-        """Training samples, by client, as told with updates that are part of the model.
+        """Training samples, by client, as disclosed with updates that are part of the model.
 
-        Not with those that came too late: whether they did is another story after a kill. Of
-        nobody where updates are masked.
+        Updates that came too late do not count, as a kill may change which ones did. Empty where
+        updates are masked.
         """
-        told = {member.client_id: member.update for member in self.included}
+        updates = {member.client_id: member.update for member in self.included}
         return {
-            client: update.samples for client, update in told.items() if update and update.samples
+            client: update.samples
+            for client, update in updates.items()
+            if update and update.samples
         }
 
 
@@ -274,7 +276,7 @@ class FileHolder:
 class Participation:
     """A client's part in a run's committed rounds.
 
-    picks: in how many it was selected. samples: as its last included update told; None where none
+    picks: in how many it was selected. samples: as its last included update says; None where none
     did. included_round, included_attempt: where that update became part of the model, or None.
     """
 
@@ -324,7 +326,7 @@ class QuarantineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a client disclosed once, kept word for word because it may be signed.
+    """A disclosure of a client, kept word for word because it may be signed.
 
     parameters_json: canonical JSON (it is part of the key). payload_json: any JSON.
     """
@@ -340,7 +342,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """What came of one session of secure aggregation, in its order among all of them.
+    """The outcome of one session of secure aggregation, in its order among all of them.
 
     kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the version of
     each invited client's data. record: a `SessionRecord` as JSON values. total: the sum, where

@@ -56,7 +56,7 @@ _read_participation = Reader(Participation, "participation", ["run_id", "client_
 
 
 class Rounds(Part):
-    """What is decided and stays decided."""
+    """Committed rounds, which never change."""
 
     def commit_round(self, commit: RoundCommit) -> None:
         """Make a round part of the run, in one transaction.
@@ -111,7 +111,7 @@ class Rounds(Part):
             return {run_id: int(number) for run_id, number in connection.execute(query)}
 
     def participation(self, run_id: str) -> list[Participation]:
-        """What a run remembers of each client that was selected in a committed round, by id."""
+        """The part of each client that was selected in a committed round of a run, by id."""
         table = schema.participation
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(table).where(table.c.run_id == run_id))

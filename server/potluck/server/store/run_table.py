@@ -28,7 +28,7 @@ _read_run = Reader(
 
 
 class Runs(Part):
-    """What was started, where it stands, and which clients it is for."""
+    """Runs, their states and their rosters."""
 
     def add_run(self, run: NewRun) -> None:
         """Record a new run, waiting. Raises StorageError where its id is taken."""

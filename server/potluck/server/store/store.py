@@ -59,7 +59,7 @@ class Store(Runs, Attempts, Rounds, References, Clients, Profiles, Sums):
         self._database.give_up()
 
     def watch(self, tell_away: Callable[[str], None]) -> None:
-        """Be told, in whichever thread, why the database is away, and with "" that it is back."""
+        """Call, in any thread, with the reason why the database is away; "" when it is back."""
         self._database.tell_away = tell_away
 
     def checkpoint(self) -> bool:

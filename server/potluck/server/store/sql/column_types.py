@@ -93,7 +93,7 @@ _NUMBERS = TypeAdapter(tuple[float, ...])
 
 
 def decode_json(value: object) -> Any:
-    """What JSON text holds; ValueError where it is none."""
+    """The value of JSON text; ValueError where it is none."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no JSON text")
     return json.loads(value)

@@ -53,7 +53,7 @@ class Database:
         self.version: int | None = None
         """Of the schema, once it is known; another one must not turn up behind a new connection."""
         self.tell_away: Callable[[str], None] = lambda _: None
-        """Told why the database is away, and with "" that it is back; from whichever thread."""
+        """Called with the reason why the database is away, "" when it is back; in any thread."""
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -147,7 +147,7 @@ class Database:
         return self.patiently(lambda: self._is_committed(number))
 
     def _is_committed(self, number: int) -> bool:
-        """Whether a transaction whose end was not heard of was committed."""
+        """True if a transaction was committed whose end was not heard of."""
         query = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
         with self.transaction() as connection:
             status = connection.execute(query, {"number": str(number)}).scalar_one()
@@ -166,7 +166,7 @@ class Database:
 
 
 def pause_seconds(attempt: int) -> float:
-    """How long to wait for a database before the next attempt, after the `attempt`-th, from 1."""
+    """Pause before the next attempt to reach a database, after the `attempt`-th, from 1."""
     return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 

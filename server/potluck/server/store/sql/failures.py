@@ -1,4 +1,4 @@
-"""What a database's error means for the operator: one line with cause and remedy."""
+"""Errors of databases as one line for the operator, with cause and remedy."""
 
 from __future__ import annotations
 
