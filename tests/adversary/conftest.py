@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,14 +29,21 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
     return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
 
 
-@pytest_asyncio.fixture
-async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+@contextlib.asynccontextmanager
+async def attacked(members: Members, folder: Path, **hosts: Any) -> AsyncIterator[Scene]:
+    """A federation that a liar stands in. hosts: changes of its hosts' configuration."""
     async with (
-        sum_federation(members, tmp_path) as federation,
+        sum_federation(members, folder) as federation,
         lying_coordinator(
             members.tls.coordinator, members.tls.hosts, federation.port, Script()
         ) as liar,
     ):
-        await federation.start(port=liar.port)
+        await federation.start(port=liar.port, **hosts)
         yield Scene(federation, liar)
         await federation.stack.aclose()
+
+
+@pytest_asyncio.fixture
+async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with attacked(members, tmp_path) as scene:
+        yield scene

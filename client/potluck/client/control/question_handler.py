@@ -10,7 +10,7 @@ import structlog
 
 from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.control.handler_context import HandlerContext
-from potluck.client.disclosure.disclosure_policy import check_question
+from potluck.client.disclosure.disclosure_policy import check_pace, check_question
 from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -24,6 +24,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
     """Answer with the numbers asked for, where the owner's policy allows that."""
     instruction, work = active.instruction, active.instruction.question
     check_question(context.policy, instruction.client_id, work.kind)
+    check_pace(context.policy, instruction.client_id, work.pace)
     question = await context.look_up(active, work.task, lambda device: device.question(work))
     async with contextlib.AsyncExitStack() as files:
         model: Path | None = None

@@ -12,6 +12,7 @@ from potluck.client.control.instruction_log import InstructionStage
 from potluck.client.control.update_records import update_record
 from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
+    check_pace,
     check_updates,
     check_weighting,
 )
@@ -62,6 +63,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
             f"this host's software does not know weighting {work.weighting}; update it"
         )
     check_weighting(policy, client, weighting)
+    check_pace(policy, client, work.pace)
     check_updates(policy, client, masked=work.encoding == MASKED)
     return weighting
 

@@ -240,6 +240,20 @@ def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> 
         )
 
 
+def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
+    """Raises DisclosureRefusedError where simulated seconds would tell the number of samples.
+
+    pace: seconds for each sample, 0 on a real clock.
+    """
+    if pace and policy.weighting is not Weighting.EXACT:
+        raise DisclosureRefusedError(
+            f"client '{client}' tells its number of samples at most '{policy.weighting}', and "
+            f"simulated seconds are {pace:g} times that number; remove [virtual_clock] from the "
+            "run file",
+            client=client,
+        )
+
+
 def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
     """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
     if policy.updates == "masked" and not masked:

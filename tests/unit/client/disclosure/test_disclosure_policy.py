@@ -18,6 +18,7 @@ from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
     check_budget,
     check_held_out,
+    check_pace,
     check_weighting,
     terms,
 )
@@ -130,6 +131,13 @@ def test_a_run_gets_the_weighting_that_the_policy_permits() -> None:
     check_held_out(DisclosurePolicy(), "a")
     with pytest.raises(DisclosureRefusedError, match=r"evaluation\.every"):
         check_held_out(DisclosurePolicy(held_out_counts=False), "a")
+
+
+def test_simulated_seconds_tell_samples_only_where_these_are_told() -> None:
+    check_pace(DisclosurePolicy(), "a", 0.5)
+    check_pace(DisclosurePolicy(weighting=Weighting.EQUAL), "a", 0.0)
+    with pytest.raises(DisclosureRefusedError, match="virtual_clock"):
+        check_pace(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", 0.5)
 
 
 def test_noise_that_telling_the_samples_undoes_is_noticed() -> None:
