@@ -14,13 +14,14 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from potluck.common.disclosure import SumKind
-from potluck.common.errors import PotluckError, RoundClosedError, RunError
+from potluck.common.errors import LayoutError, PotluckError, RoundClosedError, RunError
 from potluck.common.interruptible import in_thread
+from potluck.common.learning.update_report import UpdateReport
 from potluck.common.masking import METRIC_BOUND, lane_lengths, lanes_of, metric_names
+from potluck.common.metrics.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.secagg import (
     CoordinatorSession,
     FederationRoot,
@@ -35,20 +36,22 @@ from potluck.common.secagg import (
 from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
 from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.secagg.wire.messages import SESSION_ID_BYTES, Stage
-from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.common.training_agreement import training_sha256
+from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.masked_reduction import check_masked
 from potluck.server.aggregation.update_files import SpooledUpdate
-from potluck.server.hosts.instructions import task_plugin
+from potluck.server.hosts.instructions import MASKED, task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
 from potluck.server.runs.run import RoundModel, Run
+from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation
 from potluck.server.sums.counts import SumOutcome, check_invited
 from potluck.server.sums.label_sums import task_reference
 from potluck.server.sums.sum_session import SumTerms
-from potluck.server.sums.update_session import MaskedSession, Vouched
+from potluck.server.sums.update_session import MaskedSession, SignedInput
 
 _RELEASED = (
     "these updates are in an earlier sum over other clients, and both together would give the "
@@ -64,13 +67,15 @@ class _Sum:
     key: AttemptKey
     header: Header
     session: MaskedSession
-    vouched: dict[str, Vouched] = field(default_factory=dict)
+    signed: dict[str, SignedInput] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     driving: asyncio.Task[Unmasking | None] | None = None
 
 
 class MaskedRounds:
-    """The part of a run that has its updates summed securely."""
+    """The path of updates that are summed securely; none of them is seen."""
+
+    encoding = MASKED_LABEL
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -79,11 +84,8 @@ class MaskedRounds:
 
     # An attempt -------------------------------------------------------------------------------
 
-    async def begin(self, training: bytes) -> None:
-        """Invite the cohort of the attempt under way; again, nothing.
-
-        training: digest of what all its clients are told to do alike, 32 bytes.
-        """
+    async def begin(self, work: coordinator_pb2.Train) -> None:
+        """Invite the cohort of the attempt under way."""
         run, key = self._run, self._run.key
         if self._sum is not None and self._sum.key == key:
             return
@@ -95,7 +97,7 @@ class MaskedRounds:
                 "updates can't be masked: the federation has no root; set federation_root and "
                 "members of the coordinator"
             )
-        header = self._header(root, invited, key, training)
+        header = self._header(root, invited, key, training_sha256(work))
         current = _Sum(key=key, header=header, session=self._session(header, invited))
         self._sum = current
         try:
@@ -108,35 +110,47 @@ class MaskedRounds:
         step = coordinator.invite(header, invited, root)
         current.driving = asyncio.create_task(self._drive(current, current.session.run(step)))
 
-    def vouch(self, client: str, word: wire.SecureEnvelope, blake3: str) -> None:
-        """A client's masked file has arrived, with its word for it. Raises ProtocolError."""
-        current = self._require()
-        current.vouched[client] = current.session.vouch(client, word, bytes.fromhex(blake3))
+    def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Check the form. Raises LayoutError."""
+        if header.encoding != MASKED or not header.delta or header.compressed:
+            raise LayoutError(
+                "this run wants masked updates; the update announced is in another form"
+            )
+
+    async def check_file(self, update: ReceivedUpdate) -> None:
+        """Check the form. What the words stand for can't be seen."""
+        await asyncio.to_thread(check_masked, update.path, self._require().header)
+
+    def check_sender(self, update: ReceivedUpdate) -> None:
+        """Check the client's signed word that this file is its input to the sum."""
+        current, header = self._require(), update.header
+        current.signed[header.client_id] = current.session.check_input(
+            header.client_id, header.masked_input, bytes.fromhex(header.blake3)
+        )
+
+    def report(self, _header: transfer_pb2.UpdateHeader, /) -> UpdateReport:
+        """Nothing: whatever a client says of its own training is not used."""
+        return UpdateReport()
 
     def lose(self, client: str) -> None:
-        """The round does not wait for a client any more."""
+        """Take a client out of the sum."""
         if self._sum is not None:
             self._sum.session.lose(client)
 
-    def check(self, path: Path) -> None:
-        """Whether a received file has the form of the attempt's. Blocks. Raises LayoutError."""
-        check_masked(path, self._require().header)
-
-    async def reduce(self, updates: Sequence[SpooledUpdate]) -> bool:
-        """Make the round's model of these updates' sum. False where there is none, which the round
-        learns by itself; the run has the result otherwise."""
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
+        """Make the round's model of the sum of these updates."""
         run, current = self._run, self._require()
-        uploads = {update.client: current.vouched[update.client] for update in updates}
+        uploads = {update.client: current.signed[update.client] for update in updates}
         current.session.certify(uploads)
         if current.driving is None:
-            return False
+            return None
         unmasking = await asyncio.shield(current.driving)
         if unmasking is None:
-            return False
+            return None
         if unmasking.survivors != tuple(uploads):
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
-            return False
+            return None
         model, strategy_state, head = await in_thread(
             run.work.next_masked_model,
             run.machine.round,
@@ -146,11 +160,10 @@ class MaskedRounds:
             run.states.strategy,
             clients=len(run.roster),
         )
-        run.result = RoundModel(model=model, strategy_state=strategy_state)
-        self._tell(head, unmasking)
-        return True
+        self._say(head, unmasking)
+        return RoundModel(model=model, strategy_state=strategy_state)
 
-    def _tell(self, head: HeadSum, unmasking: Unmasking) -> None:
+    def _say(self, head: HeadSum, unmasking: Unmasking) -> None:
         run = self._run
         means = {name: round(value, 6) for name, value in head.metrics.items()}
         run.log.info("unmasked", clients=head.clients, weight=head.weight, **means)
@@ -184,7 +197,7 @@ class MaskedRounds:
             self._sum.driving.cancel()
 
     async def give_up(self) -> None:
-        """The attempt is over without a sum: tell its clients."""
+        """End the sum. Its clients hear of it."""
         current, self._sum = self._sum, None
         if current is not None and current.driving is not None:
             current.driving.cancel()

@@ -11,12 +11,13 @@ from potluck.common.errors import PotluckError, disk_error
 from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.runs.commit import Finishing
+from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
-from potluck.server.runs.train import Collecting
+from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
+from potluck.server.runs.update_path import OpenRounds, UpdatePath
 
 
 class RoundLoop:
@@ -28,10 +29,10 @@ class RoundLoop:
         self._end = end
         self._attendance = run.services.attendance
         masked = run.plan.run_file.secure_aggregation
-        self._masking = MaskedRounds(run) if masked else None
-        self._collecting = Collecting(run, self._masking)
-        self._finishing = Finishing(run, self._masking)
-        self.inbox = UpdateInbox(run, self._collecting, self._masking)
+        self._path: UpdatePath = MaskedRounds(run) if masked else OpenRounds(run)
+        self.inbox = UpdateInbox(run, self._path)
+        self._training = Training(run, self._path, self.inbox)
+        self._aftermath = Aftermath(run)
         self._slow: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -39,14 +40,14 @@ class RoundLoop:
 
     def serves(self, blake3: str) -> bool:
         """Whether hosts fetch this file now."""
-        return blake3 in self.run.model.digests or blake3 in self._collecting.auxiliaries.digests
+        return blake3 in self.run.model.digests or blake3 in self._training.auxiliaries.digests
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self.run
         models = (run.model, run.model_before, run.result.model, run.profiling.model)
         of_models = {digest for model in models if model is not None for digest in model.digests}
-        return of_models | self._collecting.auxiliaries.digests
+        return of_models | self._training.auxiliaries.digests
 
     # Events -----------------------------------------------------------------------------------
 
@@ -76,9 +77,8 @@ class RoundLoop:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._slow
-        if self._masking is not None:
-            await self._masking.give_up()
-        await self._finishing.settled()
+        await self._path.give_up()
+        await self._aftermath.settled()
 
     async def stop(self) -> None:
         """The run is not driven any more."""
@@ -86,9 +86,8 @@ class RoundLoop:
         if self._slow is not None:
             self._slow.cancel()
             await asyncio.wait({self._slow})
-        self._finishing.stop()
-        if self._masking is not None:
-            self._masking.stop()
+        self._aftermath.stop()
+        self._path.stop()
 
     async def _next_event(self) -> rounds.Event:
         run = self.run
@@ -102,7 +101,7 @@ class RoundLoop:
         except TimeoutError:
             pass
         # What came in time is in time, also where the database was away and it is stored late.
-        await self._collecting.recorded()
+        await self.inbox.recorded()
         with contextlib.suppress(asyncio.QueueEmpty):
             return run.events.get_nowait()
         return rounds.Ticked()
@@ -132,19 +131,19 @@ class RoundLoop:
             case rounds.Select():
                 self._begin_slow(select(run, action))
             case rounds.Train(client):
-                await self._collecting.train(client)
+                await self._training.begin(client)
             case rounds.Abandon():
-                self._collecting.abandon(action)
+                self._training.abandon(action)
             case rounds.MarkMember():
-                await self._collecting.mark(action)
+                await self._training.mark(action)
             case rounds.GiveUpAttempt():
-                await self._collecting.give_up(action)
+                await self._training.give_up(action)
             case rounds.Reduce(clients):
-                self._begin_slow(self._finishing.reduce(clients))
+                self._begin_slow(reduce(run, self._path, clients))
             case rounds.Evaluate():
-                self._begin_slow(self._finishing.evaluate())
+                self._begin_slow(evaluate(run))
             case rounds.Commit():
-                self._begin_slow(self._finishing.commit(action))
+                self._begin_slow(commit(run, action, self._aftermath))
             case rounds.Say(text, warning):
                 run.say(text, warning=warning)
             case rounds.End():

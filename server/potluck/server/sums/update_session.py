@@ -34,8 +34,8 @@ Left: TypeAlias = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vouched:
-    """A client's signed word for its masked file. digest: the file's, 32 bytes."""
+class SignedInput:
+    """A client's signed word that a file is its input to the sum. digest: the file's, 32 bytes."""
 
     word: Envelope
     digest: bytes
@@ -45,7 +45,7 @@ class Vouched:
 class _Certify:
     """The round has all uploads it will have: these."""
 
-    uploads: Mapping[str, Vouched]
+    uploads: Mapping[str, SignedInput]
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class MaskedSession(SumSession):
 
     # What the round says ----------------------------------------------------------------------
 
-    def vouch(self, client: str, message: wire.SecureEnvelope, digest: bytes) -> Vouched:
-        """Check a client's word for the file that has arrived from it.
+    def check_input(self, client: str, message: wire.SecureEnvelope, digest: bytes) -> SignedInput:
+        """Check that a client has signed the file that arrived from it for this session.
 
-        Raises ProtocolError where it is not its word for this file in this session.
+        Raises ProtocolError.
         """
         session = self._session
         if session is None or not isinstance(session.state, Uploading):
@@ -97,14 +97,14 @@ class MaskedSession(SumSession):
         step = coordinator.receive(session, client, word, datetime.now(UTC), upload_digest=digest)
         if step.refusal is not None or step.session is session:
             raise ProtocolError(f"client '{client}' does not vouch for its update: {step.refusal}")
-        return Vouched(word=word, digest=digest)
+        return SignedInput(word=word, digest=digest)
 
     def lose(self, client: str) -> None:
         """Don't wait for a client any more; nothing if it has left already."""
         self._control.put_nowait(_Lost(client))
         self._events.put_nowait((client, _WAKE))
 
-    def certify(self, uploads: Mapping[str, Vouched]) -> None:
+    def certify(self, uploads: Mapping[str, SignedInput]) -> None:
         """Sum over these uploads and no others."""
         self._control.put_nowait(_Certify(dict(uploads)))
         self._events.put_nowait(("", _WAKE))

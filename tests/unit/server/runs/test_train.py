@@ -13,7 +13,9 @@ import pytest
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.events import MarkMember
 from potluck.server.runs.run import Run
-from potluck.server.runs.train import Collecting
+from potluck.server.runs.train import Training
+from potluck.server.runs.update_inbox import UpdateInbox
+from potluck.server.runs.update_path import UpdatePath
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
 
@@ -54,16 +56,18 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
 
     run = SimpleNamespace(
         services=SimpleNamespace(in_store=in_store),
-        row=SimpleNamespace(run_id="run"),
+        id="run",
         key=AttemptKey("run", 1, 1),
         machine=SimpleNamespace(cohort=SimpleNamespace(pending=waited_for)),
         instruction_id=lambda _client: "update",
     )
-    collecting = Collecting(cast(Run, run))
+    path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
+    inbox = UpdateInbox(cast(Run, run), path)
+    training = Training(cast(Run, run), path, inbox)
     update = SpooledUpdate(client="client-0", path=Path("update"), row=UPDATE)
-    arrival = asyncio.create_task(collecting.accept("client-0", "update", update))
+    arrival = asyncio.create_task(inbox.accept("update", update))
     await asyncio.sleep(0)  # the update is on its way to the store
     waited_for.clear()
-    await collecting.mark(MarkMember(1, 1, "client-0", MemberState.SPARED, "enough without it"))
+    await training.mark(MarkMember(1, 1, "client-0", MemberState.SPARED, "enough without it"))
     await arrival
     assert store.states == [MemberState.RECEIVED, MemberState.SPARED]

@@ -1,0 +1,191 @@
+"""The path of updates from their announcement to the round's model: open here, masked elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from potluck.common.errors import LayoutError
+from potluck.common.interruptible import in_thread
+from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
+from potluck.common.learning.training import LocalTraining
+from potluck.common.learning.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.hosts.instructions import ENCODINGS
+from potluck.server.runs.run import RoundModel, Run
+
+MOST_SAMPLES: Final = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedUpdate:
+    """An update whose file has the announced digest.
+
+    model: the one that the client trained from. finite: a `FiniteScreen` saw the file, and it is
+    clean.
+    """
+
+    header: transfer_pb2.UpdateHeader
+    path: Path
+    model: ModelVersion
+    finite: bool
+
+
+class UpdatePath(Protocol):
+    """What differs between open and masked updates. Lives on the event loop."""
+
+    @property
+    def encoding(self) -> str:
+        """The form of the updates, as rows and metrics name it."""
+        ...
+
+    async def begin(self, work: coordinator_pb2.Train) -> None:
+        """Clients of the attempt under way are about to do this work. Called for each of them."""
+        ...
+
+    def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Check what is announced. Raises LayoutError."""
+        ...
+
+    async def check_file(self, update: ReceivedUpdate) -> None:
+        """Check the file's content. Raises UpdateError, TooLargeError, ProtocolError."""
+        ...
+
+    def check_sender(self, update: ReceivedUpdate) -> None:
+        """Check what the client signed, once its file is found good. Raises ProtocolError."""
+        ...
+
+    def report(self, header: transfer_pb2.UpdateHeader, /) -> UpdateReport:
+        """The report of an update, as far as it is of use."""
+        ...
+
+    def lose(self, client: str) -> None:
+        """The round does not wait for a client any more."""
+        ...
+
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
+        """Make the round's model. None where it can't be made and the round learns why."""
+        ...
+
+    async def give_up(self) -> None:
+        """The attempt is over without a model."""
+        ...
+
+    def stop(self) -> None:
+        """The run is not driven any more."""
+        ...
+
+
+class OpenRounds:
+    """The path of updates that the coordinator may read."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._up = run.plan.run_file.transport.up
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of the run's updates."""
+        return self._up.encoding.value
+
+    async def begin(self, work: coordinator_pb2.Train) -> None:
+        """Nothing is to be agreed on."""
+
+    def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Check the report and the form. Raises LayoutError."""
+        check_report(UpdateReport.from_message(header.report), self._run.plan.training)
+        up = self._up
+        if (
+            header.encoding != ENCODINGS[up.encoding]
+            or header.delta != up.delta
+            or (header.compressed and not up.compress)
+        ):
+            raise LayoutError(
+                f"this run wants updates as {up.encoding}{' delta' if up.delta else ''}, "
+                f"{'compressed or not' if up.compress else 'not compressed'}; the update announced "
+                "is in another form"
+            )
+
+    async def check_file(self, update: ReceivedUpdate) -> None:
+        """Check layout and numbers."""
+        await asyncio.to_thread(
+            self._run.work.check_update,
+            update.path,
+            update.model,
+            compressed=update.header.compressed,
+            finite=update.finite,
+        )
+
+    def check_sender(self, update: ReceivedUpdate) -> None:
+        """The connection's certificate says enough."""
+
+    def report(self, header: transfer_pb2.UpdateHeader) -> UpdateReport:
+        """The report, with those of the selector's numbers that are finite."""
+        report = UpdateReport.from_message(header.report)
+        reports = {
+            name: report.reports[name]
+            for name in sorted(self._run.plan.reports)
+            if name in report.reports and math.isfinite(report.reports[name])
+        }
+        return replace(report, reports=reports)
+
+    def lose(self, client: str) -> None:
+        """Nobody else's update depends on it."""
+
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
+        """Reduce the updates as the strategy wants it."""
+        run = self._run
+        model, strategy_state = await in_thread(
+            run.work.next_model,
+            run.machine.round,
+            updates,
+            run.model,
+            run.states.strategy,
+            clients=len(run.roster),
+        )
+        return RoundModel(model=model, strategy_state=strategy_state)
+
+    async def give_up(self) -> None:
+        """Nothing is under way."""
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+def check_report(report: UpdateReport, training: LocalTraining) -> None:
+    """Check that a client may have trained so. Strategies weigh by these numbers.
+
+    Raises LayoutError.
+    """
+    if not 1 <= report.samples <= MOST_SAMPLES:
+        raise LayoutError(
+            f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
+            f"{MOST_SAMPLES}",
+            samples=report.samples,
+        )
+    for name, value in report.not_finite().items():
+        raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
+    if report.seconds < 0:
+        raise LayoutError(
+            f"the update reports {report.seconds} s of training; it can't be less than 0"
+        )
+    planned = training.planned_steps(report.samples)
+    if report.steps > planned:
+        raise LayoutError(
+            f"an update from {report.samples} samples reports {report.steps} steps; this run "
+            f"takes {planned} at most",
+            steps=report.steps,
+        )
+    most = largest_normalizer(training, planned)
+    if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
+        raise LayoutError(
+            f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
+            f"must be from {LEAST_NORMALIZER} to {most:g}",
+            normalizer=report.normalizer,
+        )
