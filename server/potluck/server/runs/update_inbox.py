@@ -25,6 +25,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now
 from potluck.server.hosts.offences import OFFENCES
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.machine import Phase
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
@@ -62,8 +63,9 @@ class UpdateInbox:
 
     def expects(self, client: str, update_id: str) -> bool:
         """Whether an update with this id is waited for."""
-        run = self._run
-        return client in run.machine.cohort.pending and update_id == run.instruction_id(client)
+        run, machine = self._run, self._run.machine
+        under_way = machine.phase is not Phase.ENDED and client in machine.cohort.pending
+        return under_way and update_id == run.instruction_id(client)
 
     def require(self, client: str, update_id: str) -> None:
         """Raises RoundClosedError unless an update with this id is waited for."""

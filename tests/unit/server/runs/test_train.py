@@ -12,6 +12,7 @@ import pytest
 
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.events import MarkMember
+from potluck.server.rounds.machine import Phase
 from potluck.server.runs.run import Run
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
@@ -58,7 +59,7 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
         services=SimpleNamespace(in_store=in_store),
         id="run",
         key=AttemptKey("run", 1, 1),
-        machine=SimpleNamespace(cohort=SimpleNamespace(pending=waited_for)),
+        machine=SimpleNamespace(cohort=SimpleNamespace(pending=waited_for), phase=Phase.TRAINING),
         instruction_id=lambda _client: "update",
     )
     path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
@@ -71,3 +72,13 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
     await training.mark(MarkMember(1, 1, "client-0", MemberState.SPARED, "enough without it"))
     await arrival
     assert store.states == [MemberState.RECEIVED, MemberState.SPARED]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_no_update_is_waited_for_once_the_run_has_ended(phase: Phase) -> None:
+    run = SimpleNamespace(
+        machine=SimpleNamespace(cohort=SimpleNamespace(pending=["client-0"]), phase=phase),
+        instruction_id=lambda _client: "update",
+    )
+    inbox = UpdateInbox(cast(Run, run), cast(UpdatePath, SimpleNamespace()))
+    assert inbox.expects("client-0", "update") is (phase is not Phase.ENDED)
