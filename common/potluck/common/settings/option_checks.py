@@ -7,10 +7,12 @@ annotated takes anything.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import json
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -46,6 +48,8 @@ def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str)
     except ValidationError as error:
         problems = _problems(make, error.errors(include_url=False), options)
         raise PluginError(f"{of}: {'; '.join(problems)}") from None
+    except TypeError as error:  # an annotation that asks for what can't be
+        raise PluginError(f"{of}: its options can't be checked: {error}") from None
 
 
 @functools.lru_cache(maxsize=128)
@@ -71,13 +75,27 @@ def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
 
 
 def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
-    """Annotations by parameter; none where they name what is imported for type checkers alone."""
-    if isinstance(make, type) and not is_dataclass(make):
-        make = make.__init__  # type: ignore[misc]  # of this very class
-    try:
-        return get_type_hints(make, include_extras=True)
-    except NameError:
-        return {}
+    """Annotations by parameter, without those that can't be evaluated.
+
+    They may name what is imported for type checkers alone, or be no types at all.
+    """
+    sources: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
+    if isinstance(make, type) and is_dataclass(make):
+        for each in reversed(make.__mro__):
+            annotations = vars(each).get("__annotations__", {})
+            sources.append((annotations, vars(sys.modules[each.__module__])))
+    else:
+        function: Any = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
+        function = inspect.unwrap(function)
+        if inspect.isfunction(function):
+            sources.append((function.__annotations__, function.__globals__))
+    found: dict[str, Any] = {}
+    for annotations, names in sources:
+        for option, annotation in annotations.items():
+            one = types.SimpleNamespace(__annotations__={option: annotation})
+            with contextlib.suppress(Exception):
+                found |= get_type_hints(one, names, include_extras=True)
+    return found
 
 
 def _checkable(hint: Any) -> Any:
@@ -98,6 +116,8 @@ def _problems(
     wanted: dict[str, list[str]] = {}
     found: list[str] = []
     for detail in details:
+        if not detail["loc"]:  # nested too deep, or no text of Unicode
+            return [f"its options can't be read: {detail['msg']}"]
         option = str(detail["loc"][0])
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(option, known, n=1)

@@ -137,7 +137,12 @@ def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> 
     Raises PluginError for an option it does not have, or a value it refuses.
     """
     found: Any = find(kind.group, name)
-    cls = found if issubclass(found, kind) else _with_defaults(found, kind)
+    try:
+        cls = found if issubclass(found, kind) else _with_defaults(found, kind)
+    except TypeError as error:
+        raise PluginError(
+            f"{_KINDS[kind.group]} {name}: {error}; derive it from {kind.__name__}", name=name
+        ) from error
     return cast(PluginType, _made(kind.group, name, cls, options))
 
 

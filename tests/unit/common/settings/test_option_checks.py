@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -95,13 +96,56 @@ def test_a_missing_option_is_named_and_so_is_every_wrong_one() -> None:
     )
 
 
-def test_where_types_are_for_checkers_alone_the_names_are_still_checked() -> None:
-    class Guarded:
-        def __init__(self, *, hidden: Sequence[int] = ()) -> None: ...
+def test_an_inherited_constructor_is_checked_as_well() -> None:
+    class Heir(Plugin):
+        pass
 
-    assert checked(Guarded, {"hidden": [3]}, of="x") == {"hidden": [3]}
-    with pytest.raises(PluginError, match="there is no option 'depth'"):
-        checked(Guarded, {"depth": 3}, of="x")
+    with pytest.raises(PluginError, match="option 'size' is 0"):
+        checked(Heir, {"size": 0}, of="x")
+
+
+class Guarded:
+    """Its first option has a type that is there for checkers alone, its second has none."""
+
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = (),
+        wide: "how wide it is" = 1,  # type: ignore[valid-type]  # noqa: F722
+        depth: PositiveInt = 1,
+    ) -> None: ...
+
+
+def test_an_annotation_that_can_t_be_evaluated_takes_anything() -> None:
+    assert checked(Guarded, {"hidden": "x", "wide": []}, of="x") == {"hidden": "x", "wide": []}
+    with pytest.raises(PluginError, match="option 'depth' is 0"):
+        checked(Guarded, {"depth": 0}, of="x")
+    with pytest.raises(PluginError, match="there is no option 'high'"):
+        checked(Guarded, {"high": 3}, of="x")
+
+
+def test_an_annotation_that_no_value_fits_is_named() -> None:
+    def make(width: Annotated[dict[str, int], Field(gt=0)]) -> None: ...
+
+    with pytest.raises(PluginError, match=r"x: its options can't be checked: .*'gt'"):
+        checked(make, {"width": {}}, of="x")
+
+
+def deep(levels: int) -> object:
+    return [deep(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize("copy", ["\ud800", deep(300)], ids=["half a character", "deep"])
+def test_what_is_no_json_is_refused(copy: object) -> None:
+    with pytest.raises(PluginError, match="x: its options can't be read: "):
+        checked(Plugin, {"size": 1, "copy": copy}, of="x")
+
+
+def test_a_function_with_some_arguments_given_takes_the_others() -> None:
+    make = functools.partial(deep, levels=3)
+    assert checked(make, {"levels": 2}, of="x") == {"levels": 2}
+    with pytest.raises(PluginError, match="there is no option 'width'"):
+        checked(make, {"width": 2}, of="x")
 
 
 def test_any_name_goes_where_the_constructor_takes_any() -> None:
@@ -137,6 +181,11 @@ class Unfinished:
     classes = 2
 
 
+class Alone:
+    def __init_subclass__(cls) -> None:
+        raise TypeError("nothing derives from this")
+
+
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     information = tmp_path / "plain_tasks-1.dist-info"
@@ -144,6 +193,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-tasks\nVersion: 1\n")
     (information / "entry_points.txt").write_text(
         f"[potluck.tasks]\nplain = {__name__}:Plain\nunfinished = {__name__}:Unfinished\n"
+        f"alone = {__name__}:Alone\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Plain.__module__])
@@ -167,3 +217,5 @@ def test_a_class_with_the_methods_alone_gets_the_defaults_of_the_base() -> None:
 def test_what_a_class_lacks_is_named_when_it_is_made() -> None:
     with pytest.raises(PluginError, match=r"task unfinished: .*client_data, evaluation_data"):
         create(Task, "unfinished", {})
+    with pytest.raises(PluginError, match="task alone: nothing derives from this; derive it from"):
+        create(Task, "alone", {})
