@@ -184,6 +184,20 @@ def test_rooms_import_downwards_only(imports: dict[str, set[str]]) -> None:
     assert upwards == []
 
 
+def test_what_hosts_load_of_the_experiments_imports_common_only(
+    imports: dict[str, set[str]],
+) -> None:
+    loaded = ("potluck.experiments.tasks", "potluck.experiments.models")
+    allowed = (*loaded, "potluck.common")
+    offenders = {
+        module: sorted(other for other in others if not other.startswith(allowed))
+        for module, others in imports.items()
+        if module.startswith(loaded)
+    }
+    assert offenders
+    assert {module: others for module, others in offenders.items() if others} == {}
+
+
 def test_no_modules_import_one_another_in_a_circle(imports: dict[str, set[str]]) -> None:
     TopologicalSorter(imports).prepare()
 

@@ -1,1 +1,5 @@
-"""The models that come with Potluck, registered in the entry-point group `potluck.models`."""
+"""Small models, registered in the entry-point group `potluck.models`.
+
+Imports nothing of Potluck, and holds nothing but models: a run file may name any function of these
+modules as its model.
+"""
