@@ -50,7 +50,6 @@ class HostSession:
     last_heard: datetime = _NEVER
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever it says something, and when it leaves; cleared by who waits for that."""
-    serial: int = 0
     certificate_expires: datetime | None = None
     outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
     """Instructions to send; None ends the stream."""
