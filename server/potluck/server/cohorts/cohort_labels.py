@@ -1,4 +1,4 @@
-"""What a cohort's clients hold together, as far as they have disclosed it. Pure."""
+"""The labels of a cohort together, as far as its clients have disclosed them. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _distances(sums: Floats, target: Floats) -> Floats:
 
 
 def heterogeneity(population: Population) -> dict[str, float]:
-    """How uneven the federation is, by the names of `HETEROGENEITIES`, each in [0, 1].
+    """The federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
 
     From interaction matrices all six; from triplets the means of the clients' own. Empty where
     fewer than `LEAST_CLIENTS` have disclosed either.

@@ -1,4 +1,4 @@
-"""How many samples a client counts with, whatever it says. Pure."""
+"""The number of samples that a client counts with, bounded. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Samples = NDArray[np.int64]
 
 
 def counted(samples: Samples, limits: SampleLimits) -> Samples:
-    """What these clients' numbers of samples, each at least 1, count as: at most `maximum`, and
-    at most `maximum_multiple` times the median of the others'.
+    """Numbers of samples, each at least 1, bounded by `maximum` and by `maximum_multiple` times the
+    median of the others'.
 
-    Of the others: what a client says must not raise its own bound, however few there are.
+    Of the others: a client's own report must not raise its bound, however few clients there are.
     """
     bounds = limits.maximum_multiple * _medians_of_others(samples)
     if limits.maximum is not None:

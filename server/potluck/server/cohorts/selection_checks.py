@@ -1,4 +1,4 @@
-"""Whether what a selector says makes sense."""
+"""Checks of a selector's answers."""
 
 from __future__ import annotations
 

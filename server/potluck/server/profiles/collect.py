@@ -58,10 +58,10 @@ _ASKED_BY_NAME = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Whose signatures the coordinator asks for; `members` is None where there is no root.
+    """The members whose signatures are verified; `members` is None where there is no root.
 
-    root: says who is a member to those who sum securely. independent: whether somebody else than
-    the coordinator keeps it, as its operator says.
+    root: verifies members of secure sums. independent: whether it is kept apart from the
+    coordinator, as its operator says.
     """
 
     federation: str
@@ -72,8 +72,11 @@ class Trust:
 
 @dataclass(kw_only=True)
 class Collected:
-    """How asking went. refused: why, by client; unable: those that can't take part at all, why;
-    silent: those who have not answered."""
+    """The outcome of asking.
+
+    unable: clients that can't take part at all, refused: clients that decline, each with its reason;
+    silent: those that have not answered.
+    """
 
     unable: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class _Held:
 
 
 class Profiling:
-    """What the clients of a run have disclosed, as columns of its population."""
+    """The disclosures of a run's clients, as columns of its population."""
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Profiling:
     ) -> None:
         needs = {str(signal) for signal in plan.selector.needs}
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
-        """Whether label counts come from sums over cells, and no client is asked for its own."""
+        """True if label counts come from sums over cells, and no client is asked for its own."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
@@ -130,12 +133,12 @@ class Profiling:
 
     @property
     def needs_model(self) -> bool:
-        """Whether clients need a pre-trained model to describe themselves."""
+        """True if clients need a pre-trained model to describe themselves."""
         return TRIPLET in self.needs
 
     @property
     def model(self) -> ModelVersion | None:
-        """That model."""
+        """The pre-trained model."""
         return self._model
 
     def use_model(self, model: ModelVersion) -> None:
@@ -240,7 +243,7 @@ class Profiling:
             self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
 
     def changed_since_last_asked(self) -> bool:
-        """Whether a profile came into use since this was last asked."""
+        """Return whether a profile came into use since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -374,8 +377,10 @@ class Profiling:
 
 
 def is_unable(answer: coordinator_pb2.Answer) -> bool:
-    """Whether a client's host lacks what it takes to answer. One that does not want to may well
-    train."""
+    """Return whether a client's host lacks what it takes to answer.
+
+    A host that declines may still train.
+    """
     reason = answer.failure.reason if answer.WhichOneof("outcome") == "failure" else ""
     return is_permanent(reason) and reason != DisclosureRefusedError.reason
 
@@ -387,7 +392,7 @@ async def stored_profiles(
     in_store: InStore,
     trust: Trust,
 ) -> Profiling:
-    """What a run's clients have disclosed so far, under way or not."""
+    """The disclosures of a run's clients so far, whether it is under way or not."""
     roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3

@@ -1,4 +1,4 @@
-"""What a client claims to disclose, checked before it is believed. Pure.
+"""Checks of disclosures before they are used. Pure.
 
 A payload comes from somebody else's machine: wrong lengths, NaN, negative exact counts, shares
 outside [0, 1] and numbers beyond all data sets are refused with a reason, whoever signed them.

@@ -1,4 +1,4 @@
-"""What a run asks its clients to disclose. Pure."""
+"""Requests for disclosures, from a run's settings. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from potluck.common.runfile import RunFile
 
 
 def request_for(signal: str, run_file: RunFile) -> Request:
-    """What a run asks its clients for."""
+    """The request for a signal, by the run's settings."""
     wishes = run_file.profiles
     if signal == INTERACTION_MATRIX:
         return Request(mode=Mode.EXACT)

@@ -186,7 +186,7 @@ def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
 
 
 def _place(rows: Rows, row: int) -> int | None:
-    """Where `row` stands in sorted `rows`."""
+    """Position of `row` in sorted `rows`."""
     place = int(np.searchsorted(rows, row))
     return place if place < len(rows) and rows[place] == row else None
 

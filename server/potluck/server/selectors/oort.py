@@ -32,7 +32,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Percentage = Annotated[float, Field(ge=0, le=100)]
 
 UTILITY = "utility"
-"""What a client reports with its update: |B| · sqrt(mean squared loss) over its samples B."""
+"""A client's report with its update: |B| · sqrt(mean squared loss) over its samples B."""
 
 _FACTOR = 100.0
 _NARROW = 1e-9

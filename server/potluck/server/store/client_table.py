@@ -141,7 +141,7 @@ class Clients(Part):
 
 
 def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
-    """How often clients were selected and included, of those from `first` to `last`."""
+    """Numbers of times that clients from `first` to `last` were selected and included."""
     members = schema.members
     included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
     query = (

@@ -59,14 +59,14 @@ _PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class SumOutcome:
-    """What came of asking for a sum: the last session's record, and the sum if there is one."""
+    """Outcome of a sum: the last session's record, and the sum if there is one."""
 
     record: SessionRecord
     total: NDArray[np.int64] | None = None
     troubles: Mapping[str, str] = field(default_factory=dict)
 
     def explain(self) -> str:
-        """Why there is no sum, in a line."""
+        """The reason for which there is no sum, in a line."""
         record = self.record
         whys = [f"{who} refuses ({rule})" for who, rule in record.refusals.items()]
         others = self.troubles.keys() - record.refusals.keys()
@@ -95,7 +95,7 @@ class SecureSums:
 
     @property
     def possible(self) -> bool:
-        """Whether the federation has a root, without which nobody knows who a member is."""
+        """True if the federation has a root, without which members can't be verified."""
         return self._root is not None
 
     async def sum_counts(

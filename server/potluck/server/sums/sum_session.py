@@ -36,7 +36,7 @@ COUNTS = "counts"
 """The lane that label counts are in."""
 
 _PRESENCE_SECONDS = 0.5
-"""How often is looked whether clients that have not answered may still come back."""
+"""Seconds between two checks whether clients that have not answered may still come back."""
 
 Event = tuple[str, coordinator_pb2.Answer]
 PhaseObserver = Callable[[str, float, int], None]
@@ -45,7 +45,7 @@ PhaseObserver = Callable[[str, float, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SumTerms:
-    """What a sum is of, and how it is protected.
+    """The terms of a sum: its inputs and its protection.
 
     kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
     name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts
@@ -80,7 +80,7 @@ class SumSession:
         self.uploads: dict[str, bytes] = {}
         """The masked words of each client."""
         self.troubles: dict[str, str] = {}
-        """Why clients can't take part, in their words."""
+        """The reasons of clients that can't take part, in their words."""
         self._attendance = attendance
         self._in_store = in_store
         self._terms = terms
@@ -115,7 +115,7 @@ class SumSession:
         return session
 
     async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
-        """What follows from the next answers, or from there being none."""
+        """The step that follows from the next answers, or from there being none."""
         if left <= 0 and self._events.empty():
             return await asyncio.to_thread(coordinator.close, session)
         try:

@@ -87,7 +87,7 @@ class Cohort:
 
     @property
     def missing(self) -> int:
-        """How many clients are still to be chosen."""
+        """Number of clients still to be chosen."""
         return self.size - len(self.rows)
 
     def add(self, row: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What the selectors of the DC family have in common: how they start, targets, distances."""
+"""Parts of the selectors of the DC family: their start, targets and distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FLASH remembers of each client, and how answers and durations become contexts and rewards.
+"""FLASH's state of each client, and the contexts and rewards from answers and durations.
 
 ALGORITHMS §1.12; a context is (robust loss / its first, validation loss / its first, seconds of the
 last training, last reward).
@@ -92,7 +92,7 @@ class Memory:
 
     @property
     def posterior(self) -> Posterior:
-        """What is known of the rewards."""
+        """The posterior of the rewards."""
         return Posterior(precision=self.precision, response=self.response)
 
     # Events -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What clients report of themselves, made fit for arithmetic: numbers that may be lies or nonsense.
+"""Clients' reports about themselves, made fit for arithmetic: they may be lies or nonsense.
 
 Losses and durations can't be checked. A value that is no number counts as none, and one far above
 the others counts as little more than theirs: so one client can't drown the rest of a federation.
