@@ -1,4 +1,4 @@
-"""What all clients of a masked round compute alike, as one digest that its secure sum is bound to.
+"""The digest of all that clients of a masked round compute alike; its secure sum is bound to it.
 
 A coordinator that has one client train and the others stand still learns that client's update from
 the sum. So the sum's header names this digest, and each client compares it with that of its own

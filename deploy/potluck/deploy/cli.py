@@ -62,7 +62,7 @@ class Example(StrEnum):
 def options(
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
-    """What comes before the command."""
+    """Options before the command."""
     del version
 
 

@@ -1,4 +1,4 @@
-"""Where commands write for people."""
+"""Consoles on which commands write for people."""
 
 from __future__ import annotations
 

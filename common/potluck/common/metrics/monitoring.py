@@ -29,7 +29,7 @@ _REQUEST_SECONDS = 10.0
 _MOST_CONNECTIONS = 32
 
 Ready = Callable[[], str]
-"""Why the process is not ready yet; empty if it is. Called on the event loop."""
+"""The reason for which the process is not ready; empty once it is. Called on the event loop."""
 
 
 @dataclass

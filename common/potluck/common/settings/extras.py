@@ -1,4 +1,4 @@
-"""Which extra of Potluck brings a library that is not installed.
+"""The extra of Potluck that brings a library which is not installed.
 
 `pip install potluck` brings what every machine needs. What only some need comes with an extra:
 `potluck[server]`, `potluck[operator]`, `potluck[experiments]`.
@@ -15,7 +15,7 @@ _EXTRAS: Final = {
     "deploy": "potluck[operator]",
     "experiments": "potluck[experiments]",
 }
-"""What is installed for each package of the product, beside what all need."""
+"""Extra of each package of the product, for what it needs beside the common parts."""
 
 
 def missing_library(error: BaseException | None) -> str | None:

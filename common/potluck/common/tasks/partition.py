@@ -13,7 +13,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 
 Indices = NDArray[np.int64]
-"""Which samples, as positions in the whole data."""
+"""Samples, as positions in the whole data."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 HeldOut = Annotated[float, Field(ge=0, le=0.5)]

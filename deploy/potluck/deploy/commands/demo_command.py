@@ -146,7 +146,7 @@ def _plot(summary: RunSummary, files: DemoFiles) -> str:
 
 
 def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, plot: str) -> None:
-    """What the run came to, for people. plot: where it is, or why there is none."""
+    """The result of the run, for people. plot: its path, or the reason for which there is none."""
     first, last = summary.history[0], summary.history[-1]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

@@ -74,8 +74,8 @@ class Trust:
 class Collected:
     """The outcome of asking.
 
-    unable: clients that can't take part at all, refused: clients that decline, each with its reason;
-    silent: those that have not answered.
+    Reasons by client, of those that can't take part at all (unable) and of those that decline
+    (refused); and the clients that have not answered (silent).
     """
 
     unable: dict[str, str] = field(default_factory=dict)

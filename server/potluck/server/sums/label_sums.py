@@ -1,4 +1,4 @@
-"""What a run learns of its clients' label counts from secure sums."""
+"""Label counts of a run's clients, from secure sums."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class LabelSums:
         return [each for each in stored if each.total is not None and each.task == task]
 
     def _is_current(self, stored: SecureSum) -> bool:
-        """Whether a sum is of the versions of the data that its members have now, as far as they
-        attend."""
+        """Return whether a sum is of the data epochs that its attending members have now."""
         attendance = self._sums.attendance
         sessions = {client: attendance.session_of(client) for client in members_of(stored)}
         return all(
@@ -78,7 +77,7 @@ def task_reference(plan: RunPlan) -> str:
 
 
 def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
-    """What a run asks for with a sum of label counts."""
+    """The terms of a sum of a run's label counts."""
     run_file = plan.run_file
     profiles = run_file.profiles
     return SumTerms(

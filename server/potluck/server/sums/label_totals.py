@@ -58,7 +58,7 @@ class LabelTotals(LabelSums):
         return next((each for each in reversed(stored) if self._holds(each, clients)), None)
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
-        """Whether a sum is of data as they are, over as good as all of these clients."""
+        """Return whether a sum is of current data, over nearly all of these clients."""
         if not self._is_current(stored):
             return False
         apart = set(members_of(stored)).symmetric_difference(clients)

@@ -25,7 +25,7 @@ from potluck.common.secagg.rules import BrokenRuleError, Rule
 from potluck.common.secagg.wire.messages import Header, LogEntry, Purpose
 
 Adjacency = Literal["add-remove", "replace"]
-"""Which data noise makes alike: with one sample more or less, or with one sample exchanged."""
+"""The difference in data that noise hides: a sample more or less, or a sample exchanged."""
 
 _Hexadecimal = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]
 
