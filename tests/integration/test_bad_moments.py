@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 from support.federation import until
-from support.sum_federation import Members, SumFederation, sum_federation
+from support.sum_federation import Members, SumFederation, host_of, sum_federation
 
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
@@ -137,6 +137,28 @@ async def test_a_round_stored_amid_a_stop_is_told(federation: SumFederation) -> 
         if event.HasField("committed"):
             told.append(event.committed.round)
     assert told == [1]
+
+
+async def test_updates_that_arrive_while_their_run_is_stopped_leave_nothing(
+    federation: SumFederation,
+) -> None:
+    coordinator, state = federation.coordinator, federation.coordinator.config.state_directory
+    kept = [federation.folder / host_of(client) / "updates" for client in federation.members.names]
+    await federation.start()
+    with held(ModelWork, "check_update") as checking, held(Store, "current_attempt") as ending:
+        row = await coordinator.start_run(RUN_FILE)
+        driver = coordinator.runs.driver(row.run_id)
+        assert driver is not None
+        await checking.is_reached()
+        await until(lambda: all(any(folder.iterdir()) for folder in kept))
+        driver.post(StopRequested())
+        await ending.is_reached()
+        checking.opened.set()
+        await until(lambda: not any(any(folder.iterdir()) for folder in kept))
+        ending.opened.set()
+        row = await federation.ended(row.run_id)
+    assert row.state is RunState.STOPPED
+    assert not any((state / "spool").iterdir())
 
 
 async def test_a_run_stopped_before_its_pretraining_begins_does_not_pretrain(

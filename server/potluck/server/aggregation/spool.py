@@ -39,7 +39,7 @@ class Spool:
         client = path.name.partition("@")[0]
         for other in path.parent.glob(f"{client}@*"):
             if not other.name.startswith(path.name):
-                other.unlink()
+                other.unlink(missing_ok=True)  # it may just have been given its name
 
     def take_spare(self) -> Path | None:
         """A file of an earlier round to be written over, if there is one."""
@@ -72,9 +72,16 @@ class Spool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder. Raises FileNotFoundError, or StorageError that names the folder."""
+    """Delete a folder. Raises FileNotFoundError, or StorageError that names the folder.
+
+    First it gets another name, so that uploads that end meanwhile can't name their files in it.
+    """
+    doomed = folder.with_name(f"{folder.name}.over")
     try:
-        shutil.rmtree(folder)
+        if doomed.exists():  # a kill has left it
+            shutil.rmtree(doomed)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
     except FileNotFoundError:
         raise
     except OSError as error:  # it names a file as seen from its own folder

@@ -16,18 +16,50 @@ def test_a_spool_that_cannot_be_removed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path / "ab12")
-    spool.path(1, 1, "a", "e" * 64).touch()
 
     def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "16")  # as seen from its own folder
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
+    spool.path(1, 1, "a", "e" * 64).touch()
     with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12: Read-only file system; "):
         spool.remove()
+    spool.path(1, 1, "a", "e" * 64).touch()
     with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1: Read-only file"):
         spool.clear(1, 1)
-    with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1: Read-only file"):
+    with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1.over: Read-only file"):
         spool.clear_except(2, 1)
+
+
+def test_an_upload_that_ends_while_its_spool_is_removed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, honest = Spool(tmp_path / "ab12"), shutil.rmtree
+    path = spool.path(1, 1, "a", "e" * 64)
+    part = path.with_name(f"{path.name}.part")
+    part.touch()
+
+    def remove(folder: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            part.rename(path)
+        honest(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    spool.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_left_of_a_removal_is_removed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "ab12")
+    spool.path(1, 1, "a", "e" * 64).touch()
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda _: None)
+        spool.remove()
+    spool.path(1, 2, "a", "e" * 64).touch()
+    spool.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_spool_that_is_not_there_is_removed() -> None:
