@@ -20,7 +20,7 @@ LEAST_CLIENTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLabels:
-    """The labels of each round's cohort together; NaN where nobody has disclosed any.
+    """The labels of each round's cohort together; NaN where no client has disclosed any.
 
     entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
     class, and to all clients' labels together.

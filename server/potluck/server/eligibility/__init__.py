@@ -1,4 +1,4 @@
-"""Who may be selected in a run: everything that excludes a client is decided here.
+"""Eligibility for selection: everything that excludes a client is decided here.
 
 Imports `hosts`, `profiles`, `sums` and the store. The clients that attend come in; rows to select
 among go out, and events that say who is excluded.

@@ -1,4 +1,4 @@
-"""Who may be selected in a run, decided in one place.
+"""The rules on who may be selected in a run, in one place.
 
 A client is excluded that is in quarantine, whose host can't train it, that has not disclosed a
 profile the selector needs, that is in no cell where label counts come by cell, or that was picked
@@ -59,7 +59,7 @@ class Eligibility:
 
     @property
     def _includes_all(self) -> bool:
-        """Whether clients without a profile are selected too."""
+        """True where clients without a profile are selected too."""
         return self.plan.run_file.profiles.missing is MissingProfiles.INCLUDE
 
     def quarantine(self, clients: Collection[str]) -> None:
@@ -86,8 +86,8 @@ class Eligibility:
         return under_cap(rows, self.picks.counts, cap=cap, count=action.count)
 
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
-        """Those of the rows whose label counts are summed, where they come by cell and the selector
-        needs them. Has the sums ready."""
+        """Have the sums of label counts ready. Returns the rows of clients in a summed cell, where
+        the selector works by cell and needs that; else all of them."""
         await self.label_sums.find(self.roster.clients(rows), present)
         cells = self.label_sums.cell_counts
         if cells is None or self._includes_all:
@@ -97,7 +97,7 @@ class Eligibility:
     async def _with_profile(
         self, clients: list[str], action: rounds.Select, present: Callable[[str], bool]
     ) -> list[str]:
-        """Those of the clients that have disclosed what is needed, or need not."""
+        """The clients that have disclosed what is needed, or need not."""
         asked = [client for client in clients if client not in self.refused]
         tag = f"{action.round}.{action.attempt}/profile"
         collected = await self.profiling.collect(asked, tag=tag, present=present)

@@ -1,4 +1,4 @@
-"""Whether hosts could train in a run at all, asked before any of their clients is selected.
+"""Questions to hosts whether they could train in a run, before their clients are selected.
 
 What a host lacks is found before round 1, or when it joins, and not by selecting its clients until
 all have failed. Lives on the event loop.
@@ -19,7 +19,7 @@ from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
-"""How long a host may take to answer; one that is busy for longer is selected unchecked."""
+"""The time for an answer; a host that is busy for longer is selected unchecked."""
 
 _LARGEST_LAYOUT: Final = 1 << 20
 """Beyond this, hosts find out by training whether the model fits."""
@@ -45,8 +45,8 @@ class HostChecks:
         self._asked: set[tuple[str, str]] = set()
 
     async def able(self, action: Select, present: Callable[[str], bool]) -> tuple[str, ...]:
-        """Those of the available clients whose host does not say that it can't train. The others
-        are left out of the run."""
+        """The available clients but for those whose host says that it can't train. These are left
+        out of the run."""
         groups = self._unasked(action.available)
         answers = await gather(
             self._attendance,

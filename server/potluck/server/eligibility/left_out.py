@@ -36,11 +36,11 @@ class LeftOutRegister:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Why each is left out."""
+        """The reason for each client."""
         return {client: row.trouble for client, row in self._rows.items()}
 
     def summary(self) -> str:
-        """Who is left out and why, for people; empty where nobody is."""
+        """The clients that are left out and why, for people; empty where there are none."""
         return each_once(self.troubles, "left out")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:

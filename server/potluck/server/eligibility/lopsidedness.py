@@ -1,7 +1,7 @@
-"""How lopsided a run's picks are.
+"""A measure of how lopsided a run's picks are.
 
 A flattering profile gets a client picked again and again (ALGORITHMS §4, integrity). Signatures say
-who sent it, not whether it is true; this measure works whatever a client claims.
+who sent it, not whether it is true; this measure does not depend on claims.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Picks = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Lopsidedness:
-    """How unequal the picks of K clients are.
+    """The inequality of the picks of K clients.
 
     gini: 0 where all have equally many, near 1 where few have them all. busiest: the row with most
     picks. times_fair: its picks over the mean, 1 where all are equal. unlikely: rows picked more

@@ -1,4 +1,4 @@
-"""How often clients were selected, and the cap on that."""
+"""Counts of how often clients were selected, and the cap on that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PickRecord:
             self.counts[self._roster.row(client)] = count
 
     def summary(self) -> tuple[int, int]:
-        """How often the client picked most was picked, and how many were never."""
+        """The picks of the client picked most, and the number of clients never picked."""
         return int(self.counts.max(initial=0)), int((self.counts == 0).sum())
 
 
@@ -47,7 +47,7 @@ def cap_on_picks(maximum_share: float, round_number: int) -> int:
 
 
 def under_cap(available: Rows, picks: Picks, *, cap: int, count: int) -> Rows:
-    """Those of `available` that one more pick leaves within `cap`, sorted (picks: K, by row).
+    """The rows of `available` that one more pick leaves within `cap`, sorted (picks: K, by row).
 
     Where they are fewer than `count`, those picked least make it up, lower rows first.
     """

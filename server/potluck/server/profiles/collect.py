@@ -1,8 +1,8 @@
 """The profile phase of a run: what its selector needs of clients is asked for once and kept.
 
 Lives on the event loop. A profile is in the store before it is used, and one that is there, from
-this run or another, made as this run wants it, is not asked for again: after a kill nobody
-discloses anything twice.
+this run or another, made as this run wants it, is not asked for again: after a kill no
+client discloses anything twice.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Profiling:
         self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
-        """Told how many clients were asked for a signal, with which outcome."""
+        """Takes the number of clients that were asked for a signal, with their outcome."""
         self.largest_epsilon: float | None = None
         """The most that a client has spent on the profiles in use; None while there are none."""
 

@@ -18,7 +18,7 @@ from potluck.common.errors import ProtocolError
 Floats = NDArray[np.float64]
 
 MOST_SAMPLES = 1 << 40
-"""Counts beyond this, with whatever noise, are none of a data set."""
+"""Counts beyond this, with or without noise, are none of a data set."""
 
 MOST_PAYLOAD_BYTES = 1 << 20
 

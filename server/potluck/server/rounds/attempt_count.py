@@ -32,13 +32,13 @@ class AttemptCount:
         return attempt_pause(self._failures)
 
     def excuse(self, clients: Collection[str]) -> bool:
-        """Whether one of these clients was left out for the first time: its attempt does not
-        count."""
+        """Return whether one of these clients was left out for the first time. Then the attempt
+        does not count."""
         new = set(clients) - self._excused
         self._excused |= new
         return bool(new)
 
     @property
     def used_up(self) -> bool:
-        """Whether the round has had as many attempts as the policy grants."""
+        """True once the round has had as many attempts as the policy grants."""
         return self.number - self.spent >= self._most

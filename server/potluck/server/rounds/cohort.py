@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from potluck.server.rounds.events import Abandon, Action, MarkMember, Say
 from potluck.server.rounds.round_rules import RoundRules
-from potluck.server.rounds.troubles import LeftOutClients, Tellings
+from potluck.server.rounds.troubles import LeftOutClients, TroubleNotices
 from potluck.server.store.records import MemberState
 
 
@@ -22,7 +22,7 @@ class Member:
 
 
 class CohortOutcome(Enum):
-    """What follows from how far the members are."""
+    """The state of an attempt: it is open, has enough updates, or can't get them any more."""
 
     OPEN = auto()
     ENOUGH = auto()
@@ -46,7 +46,7 @@ class RoundCohort:
         self._round = round_number
         self._attempt = attempt
         self._left_out = left_out
-        self._tellings = Tellings()
+        self._notices = TroubleNotices()
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -62,22 +62,22 @@ class RoundCohort:
         return [client for client in self.members if self.waits_for(client)]
 
     def waits_for(self, client: str) -> bool:
-        """Whether a client is a member that is waited for."""
+        """Return whether a client is a member that is waited for."""
         member = self.members.get(client)
         return member is not None and member.state is MemberState.SELECTED
 
     @property
     def wanted(self) -> int:
-        """How many updates the round is to have."""
+        """The number of updates that the round is to have."""
         return min(self._rules.count, len(self.members))
 
     @property
     def needed(self) -> int:
-        """How many updates make a quorum."""
+        """The number of updates that make a quorum."""
         return self._rules.policy.needed(self.wanted)
 
     def outcome(self) -> CohortOutcome:
-        """What follows from how far the members are. On a virtual clock all are waited for."""
+        """The state of the attempt. On a virtual clock all members are waited for."""
         answered, pending = len(self.answered), len(self.pending)
         enough = answered >= self.wanted and not self._rules.simulated
         if enough or (not pending and answered >= self.needed):
@@ -98,7 +98,7 @@ class RoundCohort:
             self.members[client].state = state
             self.members[client].trouble = trouble
             actions.append(MarkMember(self._round, self._attempt, client, state, trouble))
-            said = self._tellings.over(client, state, trouble, left_out=client in self._left_out)
+            said = self._notices.over(client, state, trouble, left_out=client in self._left_out)
             if said:
                 actions.append(Say(f"round {self._round}: {said}", warning=True))
             if state is not MemberState.FAILED:
@@ -137,9 +137,9 @@ class RoundCohort:
     # What is said at the end ------------------------------------------------------------------
 
     def rest(self) -> list[Action]:
-        """What is still to be said of members whose part is over."""
-        return [Say(f"round {self._round}: {text}", warning=True) for text in self._tellings.rest()]
+        """Messages about members whose part is over, as far as they are still to be published."""
+        return [Say(f"round {self._round}: {text}", warning=True) for text in self._notices.rest()]
 
     def troubles(self) -> list[str]:
         """Every trouble once, with how many have it."""
-        return self._tellings.summary()
+        return self._notices.summary()

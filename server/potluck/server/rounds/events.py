@@ -1,4 +1,4 @@
-"""What the round machine is told and what it answers: events and actions.
+"""The events that the state machine takes, and the actions that it answers with.
 
 `machine.py` turns one into the other; `driver.py` brings the events and carries the actions out.
 """
@@ -12,7 +12,7 @@ from enum import StrEnum
 from potluck.server.store.records import MemberState
 
 STOPPED_BY_OPERATOR = "stopped by an operator"
-"""Why a run ended that was stopped."""
+"""The reason of a run that was stopped."""
 
 # Events ---------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Scarce:
 
 @dataclass(frozen=True)
 class Outdated:
-    """What clients answered before a restart no longer fits; the attempt must begin anew."""
+    """Answers from before a restart no longer fit; the attempt must begin anew."""
 
     reason: str
 
@@ -202,7 +202,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Tell clients to stop; nobody waits for them."""
+    """Tell clients to stop; the round goes on without them."""
 
     round: int
     attempt: int

@@ -1,8 +1,8 @@
-"""Whether a round can be selected: among whom, or else what the run waits for. No clock.
+"""The clients of a run, and whether they are enough for a round. No clock.
 
 A selection waits for clients that are away and may still come back, so that a host that restarts
-between two rounds changes nobody's cohort. Then it takes those that attend; where they are too few
-it waits for more: at the start of a run as long as the run file says, later without limit.
+between two rounds does not change the cohort. Then it takes those that attend; where they are too
+few it waits for more: at the start of a run as long as the run file says, later without limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from potluck.server.rounds.waiting import Muster, Waiting
 from potluck.server.store.records import MemberState
 
 REATTACH_SECONDS = 30.0
-"""How long the clients of a run are waited for after a restart, or after too few attended."""
+"""The wait for the clients of a run after a restart, or after too few attended."""
 
 _LONG_AGO = -math.inf
 
@@ -39,12 +39,12 @@ class Gathering:
         self.spared: set[str] = set()
         """Clients that failed an attempt at this round: selected again if others don't suffice."""
         self.waiting: Waiting | None = None
-        """What `ready` found missing."""
+        """The lack that `ready` found."""
         self.wake: float | None = None
-        """When to look again if nothing happens."""
+        """The time to look again if nothing happens."""
         self.given_up = ""
-        """Why a run that has selected nobody yet waits no longer."""
-        self._last = _LONG_AGO  # until when a run waits that has selected nobody yet
+        """The reason why a run that never selected a cohort waits no longer."""
+        self._last = _LONG_AGO  # until when a run waits that never selected a cohort
         self._patience = _LONG_AGO  # until when clients that are away hold a selection up
         self._pause = _LONG_AGO
         self._refused: set[str] = set()  # came too late
@@ -68,21 +68,20 @@ class Gathering:
             self.presence.expect(self.roster, self._patience)
 
     def away(self) -> list[str]:
-        """Who of the roster does not attend, in its order; with the host, where hosts count."""
+        """Clients of the roster that do not attend, in its order; with their host if hosts count."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away
         return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
 
     def present(self, now: float) -> tuple[str, ...]:
-        """Clients that attend, or may still come back, in roster order; nobody who may not
-        be selected."""
+        """Clients that may be selected and attend, or may still come back, in roster order."""
         return tuple(
             client for client in self.selectable(self.roster) if self.is_present(client, now)
         )
 
     def is_present(self, client: str, now: float) -> bool:
-        """Whether a client attends, or may still come back in time."""
+        """Return whether a client attends, or may still come back in time."""
         return self.presence.attends(client) or now < self.presence.back_by(client)
 
     def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -101,7 +100,7 @@ class Gathering:
     # Whether a round can begin -----------------------------------------------------------------
 
     def first_roster(self, now: float) -> tuple[str, ...]:
-        """Everybody that attends, once they are as many as the run waits for; nobody before."""
+        """All clients that attend, once they are as many as the run waits for; none before."""
         attending = self.presence.attending
         if not self.rules.roster:  # of a declared one, those that can't take part are met at least
             attending = attending - self.left_out.troubles.keys()
@@ -112,7 +111,7 @@ class Gathering:
         return ()
 
     def ready(self, now: float) -> tuple[str, ...]:
-        """Clients to select among, in roster order; nobody while the run waits."""
+        """Clients to select among, in roster order; none while the run waits."""
         self.waiting = self.wake = None
         self.given_up = self.left_out.why_too_few(self.roster.ids, self.rules.needed)
         if self.given_up:
@@ -138,15 +137,16 @@ class Gathering:
         return ()
 
     def is_overdue(self, now: float) -> bool:
-        """Whether a run that has selected nobody yet has waited long enough."""
+        """Return whether a run that never selected a cohort has waited long enough."""
         return not self.under_way and now >= self._last
 
     def suffices(self, clients: Sequence[str], needed: int) -> bool:
-        """Whether so many clients are needed, and these are enough, on enough hosts."""
+        """Return whether these clients are as many as needed, on enough hosts."""
         return self._muster(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
-        """Whether a cohort was large enough, and is too small without those that went away."""
+        """Return whether a cohort was large enough, and is too small without those that went
+        away."""
         there = [
             client
             for client, member in cohort.members.items()
@@ -156,11 +156,11 @@ class Gathering:
         return self.suffices(tuple(cohort.members), needed) and not self.suffices(there, needed)
 
     def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
-        """Those of the clients that may be selected as far as it depends on them."""
+        """The clients that are neither excluded nor left out."""
         return tuple(c for c in clients if c not in self.excluded and c not in self.left_out)
 
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
-        """Those that attend, without those that failed this round already if others suffice."""
+        """The clients that attend, without those that failed in this round if others suffice."""
         attending = [client for client in selectable if self.presence.attends(client)]
         fresh = [client for client in attending if client not in self.spared]
         return tuple(fresh if self.suffices(fresh, self.rules.needed) else attending)
@@ -178,7 +178,7 @@ class Gathering:
     # Waiting ----------------------------------------------------------------------------------
 
     def _wait_for_more(self, muster: Muster, now: float) -> None:
-        """Wait for more clients; a run that has selected nobody yet gives up in the end."""
+        """Wait for more clients; a run that never selected a cohort gives up in the end."""
         if self.is_overdue(now):
             attended = f"attended after {self.rules.roster_timeout_seconds:g} s"
             self.given_up = (

@@ -61,7 +61,7 @@ from potluck.server.store.records import MemberState
 
 
 class Phase(StrEnum):
-    """What a run is doing."""
+    """The phases of a run."""
 
     WAITING = "waiting"
     SELECTING = "select"
@@ -74,7 +74,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """Where a run stood when its coordinator went down.
+    """The state of a run when its coordinator went down.
 
     available and cohort are those of the attempt that was under way; cohort maps clients in the
     order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
@@ -126,7 +126,7 @@ class RoundMachine:
         return self.gathering.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:
-        """When the machine wants a Ticked if nothing else happens; None: not at all."""
+        """The time of the Ticked that the machine wants if nothing else happens; None for none."""
         if self.phase is Phase.WAITING and self._started:
             return self.gathering.wake
         if self.phase is not Phase.TRAINING:
@@ -138,7 +138,7 @@ class RoundMachine:
     # Events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about an event. Events that no longer matter answer with nothing."""
+        """Take an event; return the actions it asks for: none, where it no longer matters."""
         if self.phase is Phase.ENDED:
             return []
         match event:

@@ -32,11 +32,11 @@ class RunPlan:
     strategy: Strategy
     training: LocalTraining
     remarks: Sequence[str] = ()
-    """What whoever started it should know."""
+    """Remarks for the operator who starts the run."""
 
     @property
     def rules(self) -> RoundRules:
-        """What the state machine must know."""
+        """The settings that the state machine goes by."""
         policy = self.run_file.round
         if self.run_file.secure_aggregation:
             policy = masked_policy(self.run_file)
@@ -59,7 +59,7 @@ class RunPlan:
 
     @property
     def wants_label_totals(self) -> bool:
-        """Whether a secure sum is to give the selector the federation's label counts."""
+        """True where a secure sum is to give the selector the federation's label counts."""
         disclosure = self.run_file.profiles.disclosure
         return self.selector.wants_label_totals and disclosure in ("noisy", PROTOCOL)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 
 
 class Presence:
-    """Who attends. grace: seconds for which somebody who went away may come back."""
+    """The clients that attend. grace: seconds for which a client that went away may come back."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
@@ -21,11 +21,11 @@ class Presence:
         return self._attending
 
     def attends(self, client: str) -> bool:
-        """Whether a client's host is connected."""
+        """Return whether a client's host is connected."""
         return client in self._attending
 
     def back_by(self, client: str) -> float:
-        """Until when a client that is away may come back; long ago where nobody waits for it."""
+        """Until when a client that is away may come back; long ago where it is not waited for."""
         if client in self._attending:
             return -math.inf
         return self._back_by.get(client, -math.inf)
@@ -56,7 +56,7 @@ class Presence:
             self._back_by[client] = now + self.grace
 
     def expect(self, clients: Iterable[str], until: float) -> None:
-        """Those of the clients that do not attend may come until then."""
+        """The clients that do not attend may come until then."""
         for client in clients:
             if client not in self._attending:
                 self._back_by[client] = until

@@ -23,7 +23,7 @@ def pretraining_id(run_id: str) -> str:
 
 
 def is_pretraining(run_id: str) -> bool:
-    """Whether a run pre-trains for another."""
+    """Return whether a run pre-trains for another."""
     return run_id.startswith(_PREFIX)
 
 
@@ -31,7 +31,7 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
     """The run that pre-trains for `run_id` (ALGORITHMS §1.6): T₀ rounds, uniform selection, FedAvg.
 
     clients: how many there are, for full participation; its seed is another than the run's, so
-    that nobody's round 1 repeats these batches.
+    that round 1 repeats these batches for no client.
     """
     settings = run_file.profiles.triplet
     count = run_file.count

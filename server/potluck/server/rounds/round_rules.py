@@ -1,4 +1,4 @@
-"""What the round machine must know of a run file."""
+"""The settings of a run file that the state machine goes by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.common.runfile import Leavers, RoundPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRules:
-    """What the machine must know of a run file.
+    """The settings of a run file that the state machine goes by.
 
     hosts: how many a round's clients must be on, 0 where that does not matter. simulated: rounds
     are timed by a virtual clock: all are waited for, and who was in time is decided by simulated
@@ -29,7 +29,7 @@ class RoundRules:
 
     @property
     def grace_seconds(self) -> float:
-        """How long a host that went away may take to come back."""
+        """The seconds that a host that went away may take to come back."""
         return self.policy.grace_seconds if self.policy.leavers is Leavers.WAIT else 0.0
 
     @property
@@ -38,7 +38,7 @@ class RoundRules:
         return max(self.policy.needed(self.count), self.hosts)
 
     def evaluates(self, round_number: int) -> bool:
-        """Whether that round's model is evaluated."""
+        """Return whether that round's model is evaluated."""
         if self.evaluate_every == 0:
             return False
         return round_number % self.evaluate_every == 0 or round_number == self.rounds

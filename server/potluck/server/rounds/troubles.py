@@ -1,4 +1,4 @@
-"""What is wrong with clients, said once where it is the same for many. Pure."""
+"""Texts on the troubles of clients; one that many have is said once. Pure."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LeftOutClients:
         return tuple(c for c in clients if self.troubles.pop(c, None) is not None)
 
     def summary(self) -> str:
-        """Who is left out, and why."""
+        """The clients that are left out, and why."""
         return each_once(self.troubles, "left out")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
-        """Why a run can't go on with those of its roster that are left; empty where it can."""
+        """The reason why a run can't go on with the rest of its roster; empty where it can."""
         left = sum(client not in self.troubles for client in roster)
         if not self.troubles or left >= needed:
             return ""
@@ -53,8 +53,8 @@ class LeftOutClients:
         )
 
 
-class Tellings:
-    """What is said of members whose part in an attempt is over.
+class TroubleNotices:
+    """Notices about members whose part in an attempt is over.
 
     A trouble that many have is said at once for the first of them, and with the end of the attempt
     for the others; of those that are left out of the run it is said at the end, for all together.
@@ -67,7 +67,7 @@ class Tellings:
         self._all: dict[str, str] = {}
 
     def over(self, client: str, state: MemberState, trouble: str, *, left_out: bool) -> str:
-        """A member's part is over; what is said of it now, or nothing."""
+        """A member's part is over. Returns the notice to publish now, or nothing."""
         self._all[client] = trouble
         if left_out:
             self._left_out[client] = trouble
@@ -80,7 +80,7 @@ class Tellings:
         return f"{client} {_VERBS[state][0]}: {trouble}"
 
     def rest(self) -> list[str]:
-        """What is left to be said at the end of the attempt."""
+        """The notices that are left for the end of the attempt."""
         said = [each_once(self._left_out, "left out")] if self._left_out else []
         for state, troubles in self._rest.items():
             for trouble, clients in alike(troubles).items():

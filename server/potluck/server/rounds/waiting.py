@@ -1,4 +1,4 @@
-"""What a run waits for before it selects, and how long it pauses after a failed attempt."""
+"""The waits of a run: for clients before it selects, and after a failed attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """What a run waits for.
+    """The wait of a run for clients.
 
     what: one line, without a time. until: when it stops waiting, and goes on or fails; None: it
     waits without limit. clients, hosts: how many may be selected now, and how many it takes;
@@ -27,7 +27,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Muster:
-    """How many may be selected, and how many it takes. at_least: whether more would be selected.
+    """The number that may be selected and the number it takes. at_least: more would be selected.
 
     excluded: so many are there or away and can't be selected.
     """
@@ -41,11 +41,11 @@ class Muster:
 
     @property
     def suffices(self) -> bool:
-        """Whether a round can begin."""
+        """True where a round can begin."""
         return self.clients >= self.clients_needed and self.hosts >= self.hosts_needed
 
     def counted(self, verb: str) -> str:
-        """Who is there, of whom are needed."""
+        """The number there of the number needed, in words."""
         least = "at least " if self.at_least else ""
         not_counted = f" (not counting {self.excluded} in quarantine or without a profile)" * (
             self.excluded > 0
@@ -58,7 +58,7 @@ class Muster:
         )
 
     def lacking(self) -> str:
-        """How many more it takes."""
+        """The number that is missing, in words."""
         clients = self.clients_needed - self.clients
         hosts = self.hosts_needed - self.hosts
         counted = [f"{clients} more"] if clients > 0 else []

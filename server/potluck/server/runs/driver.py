@@ -68,15 +68,15 @@ class RunDriver:
 
     @property
     def feed(self) -> RunFeed:
-        """What happens, for those who watch."""
+        """The events of the run, for those who watch."""
         return self._record.feed
 
     def status(self) -> operator_pb2.RunStatus:
-        """Where the run stands, and what it waits for."""
+        """The state of the run, and its wait."""
         return run_status(self.row) if self._run is None else self._run.status()
 
     def waiting(self) -> operator_pb2.Waiting | None:
-        """What the run waits for; None while a round is under way."""
+        """The wait of the run; None while a round is under way."""
         return None if self._run is None else self._run.waiting()
 
     def progress(self) -> operator_pb2.RoundProgress | None:
@@ -84,18 +84,18 @@ class RunDriver:
         return None if self._run is None else self._run.progress()
 
     def why_left_out(self, client: str) -> str:
-        """Why a client can't take part in the run; empty where it can."""
+        """The reason why a client can't take part in the run; empty where it can."""
         return "" if self._run is None else self._run.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
-        """Where the run takes updates, once it is prepared; None where it ended before."""
+        """The inbox of the run, once it is prepared; None where it ended before."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox
 
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Whether hosts fetch this file for this run."""
+        """Return whether hosts fetch this file for this run."""
         return self._loop is not None and self._loop.serves(blake3)
 
     def files_in_use(self) -> set[str]:

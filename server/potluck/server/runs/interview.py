@@ -31,13 +31,13 @@ MOST_QUESTIONS = 100
 
 
 class ReplayError(RunError):
-    """What is stored of an attempt answers other questions than are asked now."""
+    """The stored answers of an attempt are to other questions than are asked now."""
 
 
 async def choose(
     run: Run, context: SelectionContext, key: AttemptKey
 ) -> tuple[Selection, Sequence[Answers]]:
-    """What the selector chooses, once it has asked what it wants to know, and the answers.
+    """Let the selector ask and choose; return its choice and the answers of clients.
 
     Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
     restart, it does not ask what is stored.

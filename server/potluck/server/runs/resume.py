@@ -136,7 +136,7 @@ async def _states(
     profiling: Profiling,
     last: RoundRow | None,
 ) -> States:
-    """What selector and strategy remember."""
+    """The states of selector and strategy after the last committed round, or before round 1."""
     if last is not None:
         remembered = (last.state_blake3, last.selector_scalars, last.strategy_scalars)
         return await _from_files(record, services.files, work.read_states, *remembered)
@@ -190,7 +190,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     run_id, in_store = run.id, run.services.in_store
     committed = 0 if last is None else last.key.round
     run.recall(await in_store(lambda store: store.participation(run_id)))
-    if last is not None:  # the coordinator may have gone down before it could tell
+    if last is not None:  # the coordinator may have gone down before it did
         announce_closed(run.services.attendance, last)
     run.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
     attempt: AttemptRow | None = await in_store(lambda store: store.current_attempt(run_id))

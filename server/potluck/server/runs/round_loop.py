@@ -39,7 +39,7 @@ class RoundLoop:
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Whether hosts fetch this file now."""
+        """Return whether hosts fetch this file now."""
         return blake3 in self.run.model.digests or blake3 in self._training.auxiliaries.digests
 
     def files_in_use(self) -> set[str]:

@@ -67,10 +67,10 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Intake:
-    """What the attempt under way has brought so far."""
+    """The results of the attempt under way so far."""
 
     instructed: dict[str, float] = field(default_factory=dict)
-    """When each client was sent its training."""
+    """The time at which each client was sent its training."""
     updates: dict[str, SpooledUpdate] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
@@ -104,7 +104,7 @@ class Run:
     model_before: ModelVersion | None = None
     """The one they trained from before, as long as something is to be learnt from it."""
     states: States
-    """What selector and strategy remember, as of the last committed round."""
+    """The states of selector and strategy after the last committed round."""
     attempt: Attempt = field(default_factory=Attempt)
     intake: Intake = field(default_factory=Intake)
     result: RoundModel = field(init=False)
@@ -122,7 +122,7 @@ class Run:
         self.post = self.events.put_nowait
         self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
         self._epoch = utc() - timedelta(seconds=now())
-        """When monotonic time began, as a time of day."""
+        """The time of day at which monotonic time began."""
 
     @property
     def row(self) -> RunRow:
@@ -183,7 +183,7 @@ class Run:
             self.say(f"{client} is in quarantine: {why}; see `potluck clients`", warning=True)
 
     async def read_quarantine(self) -> None:
-        """Find out who is in quarantine, and tell the machine."""
+        """Read who is in quarantine."""
         rows = await self.services.in_store(lambda store: store.quarantined())
         self.eligibility.quarantine([row.client_id for row in rows])
 
@@ -205,10 +205,10 @@ class Run:
         return train_instruction_id(*self.key, client)
 
     def is_present(self, client: str) -> bool:
-        """Whether a client attends, or may still come back in time."""
+        """Return whether a client attends, or may still come back in time."""
         return self.machine.gathering.is_present(client, now())
 
-    # What people are told ---------------------------------------------------------------------
+    # For people -------------------------------------------------------------------------------
 
     async def set_state(self, state: RunState, reason: str) -> None:
         """The run is in another state from now on."""
@@ -216,17 +216,17 @@ class Run:
         self.publish_status()
 
     def publish_status(self) -> None:
-        """Send those who watch where the run stands."""
+        """Publish the state of the run."""
         self.record.feed.publish(operator_pb2.WatchRunResponse(status=self.status()))
 
     def status(self) -> operator_pb2.RunStatus:
-        """Where the run stands."""
+        """The state of the run."""
         under_way = self.row.state in (RunState.WAITING, RunState.RUNNING)
         left_out = self.left_out.summary() if under_way else ""
         return run_status(self.row, self.waiting(), left_out)
 
     def waiting(self) -> operator_pb2.Waiting | None:
-        """What the run waits for; None while a round is under way."""
+        """The wait of the run; None while a round is under way."""
         waiting = self.machine.waiting
         if waiting is None:
             return None

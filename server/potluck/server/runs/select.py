@@ -69,7 +69,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
 
 
 def _check_quotas(run: Run) -> None:
-    """Raise RunError where clients may not be told different things."""
+    """Raise RunError where all clients of a round must train alike."""
     run_file = run.plan.run_file
     if run_file.secure_aggregation:
         raise RunError(
@@ -81,7 +81,7 @@ def _check_quotas(run: Run) -> None:
 
 
 async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> SelectionContext:
-    """What the selector may look at; the available set is in the store before it does."""
+    """The selector's context. The available set is in the store before the selector has it."""
     run.begin_attempt()
     with run.services.observer.asking():
         rows = await run.eligibility.eligible(action, run.is_present)

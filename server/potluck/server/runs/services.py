@@ -1,4 +1,4 @@
-"""What a run needs of the coordinator it runs in."""
+"""The parts of the coordinator that a run works with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from potluck.server.watching.run_metrics import RunObserver
 
 @dataclass(kw_only=True)
 class RunServices:
-    """What a run needs of the coordinator."""
+    """The parts of the coordinator that a run works with."""
 
     attendance: Attendance
     files: ModelFiles
@@ -33,4 +33,4 @@ class RunServices:
     sums: SecureSums
     """Sums over clients that hide what each of them has."""
     observer: RunObserver
-    """Told what happens, for the metrics."""
+    """Takes what happens, for the metrics."""

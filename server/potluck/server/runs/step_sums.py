@@ -50,12 +50,12 @@ def question_record(ask: AskSum) -> JsonObject:
 
 
 def is_sum(question: JsonObject) -> bool:
-    """Whether a stored question is one for a sum."""
+    """Return whether a stored question asks for a sum."""
     return "sum" in question
 
 
 def sum_record(summed: Summed | None) -> JsonObject:
-    """What came of it."""
+    """A sum as it is stored."""
     if summed is None:
         return {"rows": [], "total": None}
     return {"rows": summed.rows.tolist(), "total": summed.total.tolist()}

@@ -1,4 +1,4 @@
-"""What operators see of a run, and those who watch it."""
+"""Messages about a run, for operators and those who watch it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunFeed:
                 watcher.put_nowait(event)
 
     def say(self, text: str, at: datetime, *, warning: bool) -> None:
-        """Something a person should know; late watchers are told the latest of them as well."""
+        """Publish a notice. Those who begin to watch later get the latest of them as well."""
         notice = operator_pb2.Notice(warning=warning, text=text)
         notice.at.FromDatetime(at)
         event = Event(notice=notice)
@@ -90,7 +90,7 @@ class RunFeed:
 def run_status(
     row: RunRow, waiting: operator_pb2.Waiting | None = None, left_out: str = ""
 ) -> operator_pb2.RunStatus:
-    """Where a run stands, what it waits for, and who can't take part in it and why."""
+    """The state of a run, its wait, and who can't take part in it and why."""
     status = operator_pb2.RunStatus(
         run_id=row.run_id,
         name=row.name,
@@ -114,7 +114,7 @@ def run_status(
 def waiting_message(
     waiting: Waiting, until: datetime | None, away: Sequence[str]
 ) -> operator_pb2.Waiting:
-    """What a run waits for. until: the same time of its own, as a time of day."""
+    """The wait of a run. until: the time of day at which it ends."""
     message = operator_pb2.Waiting(
         what=waiting.what,
         clients=waiting.clients,

@@ -1,4 +1,4 @@
-"""What metrics tell of one run: its driver says here what happens, in passing.
+"""The metrics of one run, fed by its parts as things happen.
 
 No clock: times come in as arguments, monotonic seconds. Lives on the event loop.
 """
@@ -36,7 +36,7 @@ _OUTCOMES = {
     MemberState.FAILED: MemberOutcome.FAILED,
 }
 _AT_WORK = MemberOutcome.ABANDONED
-"""What will have become of a member, unless it gets further."""
+"""The outcome of a member that gets no further."""
 _PHASES = {
     Phase.REDUCING: RoundPhase.REDUCE,
     Phase.EVALUATING: RoundPhase.EVALUATE,
@@ -111,12 +111,12 @@ class RunObserver:
     # Rounds -----------------------------------------------------------------------------------
 
     def noted(self, event: rounds.Event, actions: Sequence[rounds.Action], phase: Phase) -> None:
-        """The round machine was told something, and is in this phase after it."""
+        """The state machine has handled an event, and is in this phase now."""
         match event:
             case rounds.UpdateArrived(client) if self._cohort.get(client) is _AT_WORK:
                 self._cohort[client] = MemberOutcome.ANSWERED
             case rounds.Scarce():
-                self._open = False  # there was nobody to select among
+                self._open = False  # there were too few to select among
         for action in actions:
             match action:
                 case rounds.Train(client):
@@ -181,7 +181,7 @@ class RunObserver:
         self._evaluated(row.metrics)
 
     def moved(self, step_norm: float) -> None:
-        """How far the last round moved the model."""
+        """Show how far the last round moved the model."""
         self._set(metrics.UPDATE_NORM, step_norm)
 
     def _evaluated(self, found: MetricsRow) -> None:
@@ -228,7 +228,7 @@ class RunObserver:
     # Selection --------------------------------------------------------------------------------
 
     def cohort(self, labels: CohortLabels | None) -> None:
-        """What the newest cohort's clients hold together, where that is known."""
+        """Show the labels of the newest cohort's clients together, where they are known."""
         if labels is None:
             return
         self._set(metrics.LABEL_ENTROPY, _number(labels.entropy[0]))
@@ -239,7 +239,7 @@ class RunObserver:
             self._set(metrics.TARGET_DISTANCE, _number(distance), target=target)
 
     def picks(self, largest: int, never: int, committed: int) -> None:
-        """How often the client selected most was in a cohort, how many were in none."""
+        """Show how often the client picked most was in a cohort, and how many were in none."""
         self._set(metrics.LARGEST_SHARE, largest / committed if committed else None)
         self._set(metrics.NEVER_SELECTED, never)
 
@@ -248,7 +248,7 @@ class RunObserver:
         self._set(metrics.LARGEST_WEIGHT, share)
 
     def heterogeneity(self, measures: Mapping[str, float]) -> None:
-        """How uneven the federation is."""
+        """Show how uneven the federation is."""
         for measure, value in measures.items():
             self._set(metrics.HETEROGENEITY, value, measure=measure)
 

@@ -1,4 +1,4 @@
-"""A run's row in the store, and what people are told of the run."""
+"""A run's row in the store, and the messages that people get about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunRecord:
         self.say(text, warning=True)
 
     def reason(self, error: PotluckError) -> str:
-        """Why the run fails; for a disk or a database, also how it goes on once that is mended."""
+        """The reason of a failure; for a disk or a database also how to go on afterwards."""
         if not isinstance(error, StorageError):
             return error.message
         return f"{error.message}; then `potluck resume {self.row.run_id}`"
