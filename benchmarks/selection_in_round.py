@@ -34,8 +34,9 @@ from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.profiles.collect import Profiling
 from potluck.server.profiles.profile_requests import request_for
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster

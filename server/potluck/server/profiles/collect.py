@@ -31,9 +31,7 @@ from potluck.common.errors import (
     is_permanent,
 )
 from potluck.common.metrics.metric_labels import ProfileOutcome
-from potluck.common.net.membership import Members, profile_statement
 from potluck.common.runfile import SampleLimits
-from potluck.common.secagg import FederationRoot
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.aggregation.model_files import ModelVersion
 from potluck.server.cohorts.sample_limits import counted
@@ -42,6 +40,7 @@ from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
 from potluck.server.profiles.profile_checks import Floats, read_payload
 from potluck.server.profiles.profile_requests import request_for
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population
@@ -54,20 +53,6 @@ log = structlog.get_logger()
 
 _ASKED_BY_NAME = 500
 """Up to so many clients a database is asked for by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trust:
-    """The members whose signatures are verified; `members` is None where there is no root.
-
-    root: verifies members of secure sums. independent: whether it is kept apart from the
-    coordinator, as its operator says.
-    """
-
-    federation: str
-    members: Members | None
-    root: FederationRoot | None = None
-    independent: bool = False
 
 
 @dataclass(kw_only=True)
@@ -331,7 +316,7 @@ class Profiling:
                 f"said hello with {epoch}"
             )
         numbers = self._read(profile)
-        self._verify(profile)
+        self._trust.verify(profile)
         await self._in_store(lambda store: store.put_profile(profile))
         self._hold(profile, numbers, present=True)
 
@@ -359,21 +344,6 @@ class Profiling:
                 f"client '{profile.client_id}' made its {profile.signal} otherwise than asked: "
                 f"{profile.parameters_json[:300]}"
             )
-
-    def _verify(self, profile: Profile) -> None:
-        if self._trust.members is None:
-            return
-        signed = profile_statement(
-            federation=self._trust.federation,
-            client=profile.client_id,
-            data_epoch=profile.data_epoch,
-            signal=profile.signal,
-            parameters_json=profile.parameters_json,
-            payload_json=profile.payload_json,
-        )
-        self._trust.members.verify(
-            profile.client_id, signed, profile.signature or b"", profile.received_at
-        )
 
 
 def is_unable(answer: coordinator_pb2.Answer) -> bool:

@@ -68,7 +68,7 @@ class Gathering:
             self.presence.expect(self.roster, self._patience)
 
     def away(self) -> list[str]:
-        """Clients of the roster that do not attend, in its order; with their host if hosts count."""
+        """Clients of the roster that do not attend, in its order, with their host if it counts."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.profiles.collect import Trust
+from potluck.server.profiles.trust import Trust
 from potluck.server.store import RoundRow
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums

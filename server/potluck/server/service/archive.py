@@ -17,7 +17,8 @@ from potluck.server.aggregation.label_audit import ClientAudit
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.profiles.collect import Profiling, Trust, stored_profiles
+from potluck.server.profiles.collect import Profiling, stored_profiles
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.selection import Population
 from potluck.server.store import Profile, SecureSum, Store

@@ -25,7 +25,7 @@ from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.host_registry import HostRegistry
 from potluck.server.hosts.offences import Offences
-from potluck.server.profiles.collect import Trust
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed

@@ -23,7 +23,7 @@ from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.profiles.collect import Trust
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import StopRequested
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run

@@ -14,7 +14,7 @@ import numpy as np
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.secagg.primitives.cells import cells_of_members
-from potluck.server.profiles.collect import Trust
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import listed
 from potluck.server.sums.counts import SecureSums, SumOutcome

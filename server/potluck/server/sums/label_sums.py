@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import SumKind, TaskReference, canonical_json
 from potluck.server.hosts.instructions import task_plugin
-from potluck.server.profiles.collect import Trust
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import SecureSums

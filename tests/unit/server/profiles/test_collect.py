@@ -16,7 +16,8 @@ from support.eligibility import rules
 from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.server.hosts.attendance import Attendance, HostSession
-from potluck.server.profiles.collect import Profiling, Trust
+from potluck.server.profiles.collect import Profiling
+from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster
