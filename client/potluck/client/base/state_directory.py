@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from potluck.common.errors import StorageError
+from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
 
 DISCLOSURES = "disclosures"
@@ -61,6 +62,15 @@ class StateDirectory:
     def close(self) -> None:
         """Let another process use the folder."""
         self._lock.close()
+
+
+def clients_with_files(folder: Path, suffix: str) -> list[str]:
+    """The clients that a file in a folder is named for, sorted; none where there is no folder."""
+    try:
+        names = [path.stem for path in folder.glob(f"*{suffix}")]
+    except OSError:
+        return []
+    return sorted(name for name in names if is_name(name))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.laplace import exact_epsilon
-from potluck.client.base.state_directory import write_durably
+from potluck.client.base.state_directory import clients_with_files, write_durably
 from potluck.common.errors import StorageError
-from potluck.common.names import is_name
 
 
 class _Kept(BaseModel):
@@ -108,11 +107,7 @@ class ReleaseLedger:
 
     def clients(self) -> list[str]:
         """The clients that have a ledger, sorted."""
-        try:
-            names = [path.stem for path in self._folder.glob("*.json")]
-        except OSError:
-            return []
-        return sorted(name for name in names if is_name(name))
+        return clients_with_files(self._folder, ".json")
 
     def _read(self, client: str) -> ClientLedger:
         path = self._path(client)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from potluck.client.base.state_directory import storage_error, write_durably
+from potluck.client.base.state_directory import clients_with_files, storage_error, write_durably
 from potluck.common.errors import StorageError
-from potluck.common.names import is_name
 from potluck.common.secagg import Ledger, entry_from_json
 from potluck.common.secagg.policy.ledger import LedgerEntry
 
@@ -59,11 +58,7 @@ class SumLedger:
 
     def clients(self) -> list[str]:
         """The clients that have a ledger, sorted."""
-        try:
-            names = [path.stem for path in self._folder.glob("*.jsonl")]
-        except OSError:
-            return []
-        return sorted(name for name in names if is_name(name))
+        return clients_with_files(self._folder, ".jsonl")
 
     def _append(self, path: Path, lines: bytes, size: int) -> None:
         """Write after the bytes that are in order, over what an earlier attempt left there."""
