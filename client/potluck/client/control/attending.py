@@ -39,7 +39,7 @@ _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
 """Errors that connecting again can't help."""
 
 _WELCOME_SECONDS = 30.0
-"""A coordinator that is alive but can't greet anybody; dead ones are found by keepalive."""
+"""Time for the welcome of a coordinator that is alive; dead ones are found by keepalive."""
 
 _SENT_AWAY_SECONDS = 10.0
 """A stream that the coordinator ends so soon does not begin the pauses anew."""
@@ -95,7 +95,7 @@ class Attending:
                 except ConfigurationError as error:
                     if not self._welcomed:
                         raise
-                    # The certificate has ended, or is amid being replaced: somebody sees to that.
+                    # The certificate has expired, or is being replaced.
                     trouble = UnreachableError(error.message)
                 await self._before.aclose()
                 elsewhere = isinstance(trouble, AttendsElsewhereError)
@@ -199,7 +199,7 @@ class Attending:
         """The error that ended a control stream.
 
         Certificates that don't fit end a process that has never attended. One that has goes on
-        trying: the coordinator's may have expired, and somebody will renew it.
+        trying: the coordinator's may have expired, and will be renewed.
         """
         trouble = connection_error(error, self._config.coordinator, self._config.tls)
         stated = from_rpc_error(error)

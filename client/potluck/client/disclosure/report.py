@@ -18,8 +18,8 @@ from potluck.common.secagg.policy.ledger import SumRelease
 
 
 class Records:
-    """The ledgers in a state directory. independent: whether somebody else than the coordinator
-    keeps the federation root, as the host's owner says."""
+    """The ledgers in a state directory. independent: the host's owner says that the federation root
+    is not kept by those who run the coordinator."""
 
     def __init__(self, state: Path, policy: DisclosurePolicy, *, independent: bool = False) -> None:
         self._state = state

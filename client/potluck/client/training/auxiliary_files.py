@@ -67,7 +67,7 @@ def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Ar
 
 
 def write_kept(keep: NamedAuxiliaries, path: Path, layout: Layout) -> None:
-    """Write what is to be kept. Raises PluginError, StorageError."""
+    """Write the auxiliaries to be kept. Raises PluginError, StorageError."""
     arrays = {name: _filled(tensors, layout) for name, tensors in keep.items()}
     write_tensors(path, joined(arrays), layout=auxiliaries_layout(layout, arrays), sync=True)
 

@@ -1,12 +1,12 @@
 """State that clients keep from one training to the next (SCAFFOLD's control variates, for example).
 
-What came of a training is *pending* until the coordinator says that the update became part of a
-model; then it is *committed*, and what was committed before goes. The coordinator says so when it
-has committed a round, and again with the next training: so neither a lost message nor a kill on
+The state of a training is *pending* until the coordinator says that the update became part of a
+model; then it is *committed*, and the one committed before is deleted. The coordinator says so when
+it has committed a round, and again with the next training: so neither a lost message nor a kill on
 either side makes the two disagree.
 
 A record per run and client names the files; it is replaced in one step, after its files are
-there. What no record names is deleted.
+there. Files that no record names are deleted.
 """
 
 from __future__ import annotations
