@@ -32,7 +32,7 @@ from potluck.server.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundNumbers:
-    """What a strategy learns of a round beside its updates.
+    """Facts of a round that a strategy learns beside its updates.
 
     round: from 1. clients: K, the run's clients so far. buffers: floating-point tensors of the
     model that are no parameters. limits: on the samples that a client counts with.

@@ -36,7 +36,7 @@ _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float
 
 
 class BiasRecords:
-    """How updates moved the output bias: ROUND.json in a folder of the run's own. Blocking."""
+    """How updates moved the output bias: a file ROUND.json in the run's own folder. Blocking."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class BiasRecords:
         temporary.replace(self._path(round_number))
 
     def read(self, round_number: int) -> Changes:
-        """What was noted, of nobody where nothing was. Raises StorageError for a damaged file."""
+        """A round's records; empty where there are none. Raises StorageError for a damaged file."""
         path = self._path(round_number)
         try:
             return _CHANGES.validate_json(path.read_bytes())
@@ -104,7 +104,7 @@ def check_auditable(plan: RunPlan) -> None:
 def bias_changes(
     updates: Mapping[str, EncodedUpdate], model: TensorFile, classes: int
 ) -> dict[str, list[float]]:
-    """By client how its update moves the output bias; of nobody where the model has none."""
+    """How each client's update moves the output bias; empty where the model has none."""
     try:
         name = output_bias(model.arrays, classes)
     except ConfigurationError:

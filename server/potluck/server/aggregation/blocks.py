@@ -1,7 +1,7 @@
 """Work on the floating-point vector of models, block by block in several threads.
 
-A block depends on nothing outside it, so what is made has the same bits whatever thread takes which
-block.
+A block depends on nothing outside it, so the result has the same bits, no matter which thread takes
+which block.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _available_processors() -> int:
 
 
 class Result:
-    """Where the blocks of a model that is being made go: to a draft, or else to memory."""
+    """A model that is being made of blocks, in a draft or else in memory."""
 
     def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
         self._layout = layout
@@ -70,11 +70,11 @@ class Result:
         self._vector = np.empty(0 if draft else layout.parameters, np.float32)
 
     def scratch(self, elements: int) -> NDArray[np.float32]:
-        """What a thread needs for its blocks of at most so many elements."""
+        """Memory for one thread's blocks of at most so many elements."""
         return np.empty(elements if self._draft else 0, np.float32)
 
     def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Where to make elements [begin, end) of the floating-point vector."""
+        """The array in which to make elements [begin, end) of the floating-point vector."""
         return self._vector[begin:end] if self._draft is None else scratch[: end - begin]
 
     def put(self, begin: int, block: NDArray[np.float32]) -> None:

@@ -64,7 +64,7 @@ class AuditSettings:
 
 
 class Contradiction(StrEnum):
-    """How a claim and the updates differ."""
+    """The difference between a claim and the updates."""
 
     HIDDEN = "holds more of the class than claimed"
     INVENTED = "holds less of the class than claimed"
@@ -97,7 +97,7 @@ class LabelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientAudit:
-    """What the audit says of a client. row: its row in the table. rounds: that it took part in.
+    """The audit's finding about a client. row: its row in the table. rounds: that it took part in.
 
     suspicions: the classes that make it suspicious, least probable first.
     """

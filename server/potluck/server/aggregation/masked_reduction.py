@@ -52,9 +52,9 @@ _READ_ELEMENTS: Final = 2**16
 
 
 def check_masked(path: Path, header: Header) -> None:
-    """Whether a received file has the lanes of a session. Raises LayoutError, StorageError.
+    """Check that a received file has the lanes of a session. Raises LayoutError, StorageError.
 
-    What its words stand for nobody can tell, so there is nothing else to look at.
+    Its words can't be read, so nothing else is checked.
     """
     try:
         open_tensors(path, expected=file_layout(header.lanes)).close()
@@ -125,7 +125,7 @@ def move_masked(
 ) -> tuple[Weights, State]:
     """The next model and the strategy's next state, from a masked sum over these clients.
 
-    The strategy is told of that many clients who are all alike. draft: as for `move`. Raises
+    The strategy sees that many clients that are all alike. draft: as for `apply_round`. Raises
     PluginError where it would weigh them otherwise, NotFiniteError where the result overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers))

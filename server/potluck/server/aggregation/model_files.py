@@ -65,7 +65,7 @@ class ModelVersion(BaseModel):
         return frozenset({self.blake3, *(rendition.blake3 for rendition in self.renditions)})
 
     def encoding_of(self, blake3: str) -> Encoding:
-        """How one of its files is encoded."""
+        """Encoding of one of its files."""
         encodings = (each.encoding for each in self.renditions if each.blake3 == blake3)
         return next(encodings, Encoding.FLOAT32)
 
@@ -76,17 +76,17 @@ class ModelFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._fresh: set[str] = set()  # written, but nobody has said yet that they are needed
+        self._fresh: set[str] = set()  # written for runs that have not said yet that they need them
         self._unsettled: set[str] = set()  # written or let go of: to be looked at when tidying up
         self._lent: Counter[str] = Counter()
         self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
 
     def path(self, blake3: str) -> Path:
-        """Where the file with this digest is, or would be."""
+        """Path of the file with this digest, which may not exist."""
         return self._folder / f"{check_digest(blake3)}.safetensors"
 
     def existing(self, blake3: str) -> Path:
-        """Where the file with this digest is. Raises NotFoundError."""
+        """Path of the file with this digest. Raises NotFoundError."""
         path = self.path(blake3)
         if not path.is_file():
             raise NotFoundError(
@@ -126,7 +126,7 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def draft(self, layout: Layout) -> Iterator[TensorDraft]:
-        """A file to be written piece by piece; gone when the block ends, unless `keep` is told."""
+        """A file to be written piece by piece; gone when the block ends, unless it is kept."""
         draft = TensorDraft(self._temporary(), layout, over=self._spare.take())
         try:
             yield draft
@@ -180,7 +180,7 @@ class ModelFiles:
     def published(self, blake3: str) -> ModelVersion:
         """A model on disk with its files; only the whole one if no note of others is left.
 
-        Like files just written, they stay until whoever asks has said that they are needed.
+        Like files just written, they stay until the caller has said that they are needed.
         """
         with self._lock:
             found = self._published(blake3)
@@ -238,12 +238,12 @@ class ModelFiles:
             return set(self._unsettled)
 
     def reconsider(self, digests: Iterable[str]) -> None:
-        """It may be that these need not stay any more."""
+        """These may not have to stay any more."""
         with self._lock:
             self._unsettled |= set(digests)
 
     def settle(self, digests: Iterable[str]) -> None:
-        """These stay until somebody reconsiders it."""
+        """These stay until they are reconsidered."""
         with self._lock:
             self._unsettled -= set(digests)
 
@@ -253,14 +253,16 @@ class ModelFiles:
             self._fresh -= set(digests)
 
     def let_go(self, digests: Iterable[str]) -> None:
-        """Whoever wrote these doesn't need them any more; others may."""
+        """The runs that these were written for don't need them any more; others may."""
         with self._lock:
             self._fresh -= set(digests)
             self._unsettled |= set(digests)
 
     def delete(self, digests: Iterable[str]) -> None:
-        """Delete these, but for those written since somebody last needed them: the round they were
-        written for goes on. One stays to be written over."""
+        """Delete these, but for those written for a round that still goes on.
+
+        One stays to be written over.
+        """
         with self._lock:
             for digest in set(digests) - self._fresh:
                 self._notes(digest).unlink(missing_ok=True)

@@ -45,7 +45,7 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """What selector and strategy remember."""
+    """The states of selector and strategy."""
 
     selector: State
     strategy: State
@@ -92,7 +92,7 @@ class ModelWork:
         return self._publish(arrays, base=None, round_number=0)
 
     def check_start(self) -> None:
-        """Whether the weights that the run starts from are there and fit; blocks.
+        """Check that the weights that the run starts from are there and fit.
 
         Raises ConfigurationError or LayoutError."""
         name = self._plan.run_file.initial_model
@@ -198,7 +198,7 @@ class ModelWork:
     def check_update(
         self, path: Path, model: ModelVersion, *, compressed: bool, finite: bool = False
     ) -> None:
-        """Whether a received file is an update of the model: layout and numbers.
+        """Check that a received file is an update of the model: layout and numbers.
 
         finite: a `FiniteScreen` saw the whole file, and it is clean. Raises LayoutError,
         NotFiniteError, TooLargeError.

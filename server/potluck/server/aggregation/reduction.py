@@ -2,10 +2,10 @@
 
 Each block of the floating-point vector (`potluck.common.tensors.flat`) is read from every update in
 client order and combined in float64, then rounded to float32 once. A block depends on nothing
-outside it, so the result has the same bits whatever order updates arrived in and whatever thread
-takes which block. Updates stay in the page cache, and the result is written to a file as it is
-made: private memory is a few blocks for each thread (for median and trimmed mean one block of every
-update, at most 8 MiB in all).
+outside it, so the result has the same bits in whichever order updates arrived and whichever
+thread takes which block. Updates stay in the page cache, and the result is written to a file as it
+is made: private memory is a few blocks for each thread (for median and trimmed mean one block of
+every update, at most 8 MiB in all).
 
 Tensors that are not floating-point are taken from the first update in client order, never
 averaged.
@@ -87,7 +87,7 @@ def reduce(
 
 
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
-    """What to multiply differences of these norms by so that none is longer than `clip`."""
+    """Factors for differences of these norms, after which none is longer than `clip`."""
     if clip is None or not 0 < clip < math.inf:
         raise PluginError(f"the strategy's clip is {clip}; it must be above 0 and finite")
     return clip / np.maximum(norms, clip)
@@ -124,7 +124,7 @@ def _combiner(
     model: Tensors,
     block: int,
 ) -> _Combiner:
-    """What combines one block after another into `out`; not to be shared among threads."""
+    """Function that combines one block after another into `out`; not to be shared by threads."""
     clipped = combine.reduction is Reduction.CLIPPED_MEAN
     match combine.reduction:
         case Reduction.MEAN | Reduction.CLIPPED_MEAN:
@@ -139,7 +139,7 @@ def _combiner(
 
 
 class _Scales:
-    """What each update's elements are multiplied by: one number, or one for each tensor."""
+    """Factors of each update's elements: one number, or one for each tensor."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Sorting networks: which pairs of values to compare, whatever the values are.
+"""Sorting networks: which pairs of values to compare, independent of the values.
 
 Sorting a few values for each of millions of coordinates is fastest with a fixed list of
 comparisons, each done for a whole block of coordinates at once by numpy's minimum and maximum.

@@ -1,4 +1,4 @@
-"""Where updates wait to be reduced: one file per client and attempt, verified before it counts."""
+"""The spool, in which updates wait to be reduced: one verified file per client and attempt."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Its path."""
         return self._folder
 
     def path(self, round_number: int, attempt: int, client: str, blake3: str) -> Path:
-        """Where a client's update with this digest is, or would be."""
+        """Path of a client's update with this digest. Makes the attempt's folder."""
         folder = self._folder / f"{round_number}.{attempt}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{client}@{blake3[:16]}.safetensors"

@@ -37,7 +37,7 @@ class SpooledUpdate:
 
 
 class UpdateFiles:
-    """How a run's updates look: the model's layout, the way up, the auxiliaries they carry."""
+    """The form of a run's updates: the model's layout, the way up, the auxiliaries they carry."""
 
     def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
         """Raises LayoutError where the model can't be sent so."""
@@ -53,13 +53,13 @@ class UpdateFiles:
 
     @property
     def delta(self) -> bool:
-        """Whether updates are differences from the model."""
+        """True if updates are differences from the model."""
         return self._up.delta
 
     def check(
         self, path: Path, base: TensorFile | None, *, compressed: bool, finite: bool = False
     ) -> None:
-        """Whether a received file is an update: layout and numbers. `base`: the round's model.
+        """Check that a received file is an update: layout and numbers. `base`: the round's model.
 
         finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
         OutOfBoundsError, TooLargeError.
@@ -111,7 +111,7 @@ class OneUpdate:
 
 
 def spooled_intact(update: SpooledUpdate) -> bool:
-    """Whether a spooled file still is what was verified; a crash of the machine may tear it."""
+    """True if a spooled file still is as it was verified; a crash of the machine may tear it."""
     try:
         return file_digest(update.path).blake3 == update.row.blake3
     except StorageError:

@@ -75,7 +75,7 @@ def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> 
 def tensor_norms(
     updates: Sequence[Update], model: Tensors, *, threads: int | None = None
 ) -> dict[str, NDArray[np.float64]]:
-    """As `update_norms`, but of each floating-point tensor by itself, by its name."""
+    """The same of each floating-point tensor by itself, by its name."""
     decoders = decoders_of(updates, model.layout)
     base = FlatVector(model.arrays, model.layout)
     borders = TensorBorders(model.layout)

@@ -1,4 +1,4 @@
-"""What a run's strategy sends to clients beside the model."""
+"""Auxiliaries: files that a run's strategy sends to clients beside the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AuxiliaryFiles:
         return {digest for file in files for digest in file.digests}
 
     async def message(self, client: str) -> coordinator_pb2.Auxiliary | None:
-        """What a client is told with its training; None where the strategy sends nothing."""
+        """The part of a client's instruction that names them; None where there are none."""
         run, strategy = self._run, self._run.plan.strategy
         correction = strategy.correction
         if correction is None:

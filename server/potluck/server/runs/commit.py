@@ -20,9 +20,9 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import States
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
+from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.held_out_evaluation import evaluate_on_clients
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
@@ -87,7 +87,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         included=action.included,
     )
     await aftermath.settled()
-    # What is stored is told, also amid a stop.
+    # A round that is stored is announced, also amid a stop.
     await to_the_end(_store(run, round_commit, states, aftermath))
     run.post(rounds.Committed())
 
@@ -131,7 +131,7 @@ def _deadline(run: Run, seconds: NDArray[np.float64]) -> float:
 
 
 def _round_seconds(run: Run, outcome: RoundOutcome) -> float:
-    """How long the round took; on a virtual clock, until the last one in time."""
+    """Duration of the round; on a virtual clock, until the last update in time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
     everybody = len(outcome.included) == len(outcome.selected)
@@ -151,7 +151,7 @@ def _announce(run: Run, row: RoundRow) -> None:
 
 
 class Aftermath:
-    """What follows a commit while the next round is under way. Lives on the event loop."""
+    """The work after a commit, done while the next round is under way. Lives on the event loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -164,7 +164,7 @@ class Aftermath:
     async def settled(self) -> None:
         """Wait until it is done. Raises what went wrong there."""
         if self._task is not None:
-            await asyncio.shield(self._task)  # it goes on where whoever waits is cancelled
+            await asyncio.shield(self._task)  # it goes on where the caller is cancelled
 
     def stop(self) -> None:
         """The run is not driven any more."""

@@ -129,7 +129,7 @@ class MaskedRounds:
         )
 
     def report(self, _header: transfer_pb2.UpdateHeader, /) -> UpdateReport:
-        """Nothing: whatever a client says of its own training is not used."""
+        """An empty report: numbers of a single client are not used."""
         return UpdateReport()
 
     def lose(self, client: str) -> None:
@@ -182,7 +182,7 @@ class MaskedRounds:
             )
 
     def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
-        """Where clients weigh half the cap on average, some are likely to be above it."""
+        """Warn where clients weigh half the cap on average: some are likely to be above it."""
         if cap > 1 and 2 * head.weight > cap * head.clients and not self._warned:
             self._warned = True
             self._run.say(

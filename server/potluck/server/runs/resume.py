@@ -18,12 +18,12 @@ from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
+from potluck.server.hosts.announce import announce_closed
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.runs.announce import announce_closed
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices

@@ -1,4 +1,4 @@
-"""What a run takes from hosts: the updates of the attempt under way."""
+"""The inbox of a run: updates of the attempt under way, checked, recorded and reported to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Arrival:
 
 
 class UpdateInbox:
-    """Where a prepared run's updates arrive. Lives on the event loop."""
+    """Takes the updates of a prepared run. Lives on the event loop."""
 
     def __init__(self, run: Run, path: UpdatePath) -> None:
         self._run = run
@@ -57,12 +57,12 @@ class UpdateInbox:
     # Which updates ----------------------------------------------------------------------------
 
     def has(self, client: str, update_id: str) -> bool:
-        """Whether the update with this id is spooled in the attempt under way."""
+        """True if the update with this id is spooled in the attempt under way."""
         run = self._run
         return client in run.intake.updates and update_id == run.instruction_id(client)
 
     def expects(self, client: str, update_id: str) -> bool:
-        """Whether an update with this id is waited for."""
+        """True if an update with this id is waited for."""
         run, machine = self._run, self._run.machine
         under_way = machine.phase is not Phase.ENDED and client in machine.cohort.pending
         return under_way and update_id == run.instruction_id(client)
@@ -85,11 +85,11 @@ class UpdateInbox:
         self._path.check_header(header)
 
     def held_bytes(self, client: str, blake3: str) -> int:
-        """How much has arrived of the client's file with this digest."""
+        """Bytes that have arrived of the client's file with this digest."""
         return held_bytes(self._file(client, blake3))
 
     def receiver(self, header: transfer_pb2.UpdateHeader, maximum: int) -> FileReceiver:
-        """What takes the update's file, of at most so many bytes. Raises RoundClosedError."""
+        """Receiver of the update's file, of at most so many bytes. Raises RoundClosedError."""
         run = self._run
         self.require(header.client_id, header.update_id)
         run.services.observer.upload_begins()
@@ -195,7 +195,7 @@ class UpdateInbox:
     # Records ----------------------------------------------------------------------------------
 
     async def recorded(self) -> None:
-        """Wait until the updates that have arrived by now are stored, and the machine told."""
+        """Wait until the updates that have arrived by now are stored and posted to the machine."""
         if self._recording is not None:
             await asyncio.wait({self._recording})
 

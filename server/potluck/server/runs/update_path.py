@@ -38,7 +38,7 @@ class ReceivedUpdate:
 
 
 class UpdatePath(Protocol):
-    """What differs between open and masked updates. Lives on the event loop."""
+    """The steps that differ between open and masked updates. Lives on the event loop."""
 
     @property
     def encoding(self) -> str:
@@ -136,7 +136,7 @@ class OpenRounds:
         return replace(report, reports=reports)
 
     def lose(self, client: str) -> None:
-        """Nobody else's update depends on it."""
+        """No other update depends on it."""
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
         """Reduce the updates as the strategy wants it."""

@@ -22,13 +22,13 @@ from potluck.common.secagg import FederationRoot
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
+from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.host_registry import HostRegistry
 from potluck.server.hosts.offences import Offences
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining
-from potluck.server.runs.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.runs_under_way import RunsUnderWay

@@ -1,7 +1,7 @@
 """One session of a secure sum of updates: as `sum_session`, but uploads come over the data plane.
 
 Keys and shares are exchanged while clients train. Uploads are held back until the round says whose
-count: only then may the session leave that stage, so that nobody is asked to unmask a sum for a
+count: only then may the session leave that stage, so that no client is asked to unmask a sum for a
 round that is given up. Lives on the event loop.
 """
 
@@ -30,7 +30,7 @@ from potluck.server.store.store_thread import InStore
 from potluck.server.sums.sum_session import PhaseObserver, SumSession, SumTerms, without
 
 Left: TypeAlias = Callable[[str, str], None]
-"""Told of a client that takes no part any more, and why."""
+"""Called with a client that takes no part any more, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,4 +175,4 @@ class MaskedSession(SumSession):
 
 
 _WAKE = coordinator_pb2.Answer()
-"""Nobody's answer: something waits in the other queue."""
+"""An empty answer: something waits in the other queue."""

@@ -1,4 +1,4 @@
-"""Telling clients how a round ended, so that they keep or drop what they have of it."""
+"""The announcement of a closed round, after which clients drop what they have of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.store.records import MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0
-"""How long a client is tried to be told."""
+"""Time for which the announcement waits for a client's host."""
 
 
 def announce_closed(attendance: Attendance, row: RoundRow) -> None:
-    """A round is committed: tell its cohort whose updates are part of the model.
+    """Tell the cohort of a committed round whose updates are part of the model.
 
-    Telling a client again does nothing.
+    A client that hears of it again does nothing.
     """
     run_id, round_number, _ = row.key
     for member in row.members:
