@@ -156,8 +156,7 @@ class RoundOutcome:
     """The result of a committed round.
 
     selected: the cohort in the order chosen. included: the clients whose update became part of the
-    model.
-    seconds: per selected client, from instruction to update; NaN where none came.
+    model. seconds: per selected client, from instruction to update; NaN where none came.
     reports: per selected client, "loss" and what the selector's `reports` names, as it came with
     the update; NaN where none came.
     answers: to the questions before this cohort was chosen, in the order asked.
