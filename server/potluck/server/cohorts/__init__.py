@@ -1,5 +1,5 @@
-"""Cohorts: whether a selection makes sense, caps on picks, what a cohort's labels add up to. Pure.
+"""Cohorts: checks of selections, limits on samples, and the labels of a cohort together. Pure.
 
-Imports the seam for selectors. A selection and the counts of picks come in; rows, alarms and
-figures come out.
+Imports the seam for selectors. A selection, numbers of samples and disclosed labels come in; errors
+and figures come out.
 """

@@ -21,10 +21,10 @@ from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import each_once
-from potluck.server.runs import step_sums
 from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
+from potluck.server.sums import step_sums
 
 MOST_QUESTIONS = 100
 """In one round; a selector that goes on asking never chooses."""
@@ -129,7 +129,17 @@ async def _summed(
         return step_sums.stored_sum(found.answers, key)
     await in_store(lambda store: store.add_question(key, step, question))
     with run.services.observer.asking():
-        summed = await step_sums.sum_at_step(run, ask)
+        found_sum = await step_sums.sum_at_step(
+            run.id,
+            run.plan,
+            run.services.sums,
+            run.roster.clients(ask.rows),
+            run.is_present,
+            run.say,
+        )
+    summed = None
+    if found_sum is not None:
+        summed = Summed(rows=run.roster.rows(found_sum[0]), total=found_sum[1])
     record = step_sums.sum_record(summed)
     await in_store(lambda store: store.add_answers(key, step, question, record))
     return summed

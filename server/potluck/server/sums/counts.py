@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.secagg import (
+    CoordinatorStep,
     FederationRoot,
     Header,
     Lane,
@@ -105,11 +106,17 @@ class SecureSums:
 
         Raises RunError where it can't be tried: no root, too few hosts, too many clients.
         """
+        if self._root is None:
+            raise RunError(
+                "the federation has no root: set federation_root and members of the coordinator"
+            )
+        root = self._root
         async with self._one_at_a_time:
             invited, epochs = self._invited(clients)
-            header = self._header(terms, invited)
+            header = _header(root.federation, terms, invited)
             while True:
-                outcome = await self._attempt(terms, header, invited, epochs, present)
+                step = await self._invitation(root, header, invited)
+                outcome = await self._attempt(terms, step, epochs, present)
                 if outcome.total is not None:
                     return outcome
                 log.warning("secure sum failed", run=terms.run_id, why=outcome.explain())
@@ -133,63 +140,22 @@ class SecureSums:
             {client: session.data_epoch for client, session in attending.items()},
         )
 
-    def _header(self, terms: SumTerms, invited: Mapping[str, str]) -> Header:
-        if self._root is None:
-            raise RunError(
-                "the federation has no root: set federation_root and members of the coordinator"
-            )
-        hosts = list(invited.values())
-        colluding = terms.colluding_hosts
-        if colluding is None:
-            colluding = assumed_colluding_hosts(len(set(hosts)))
-        thresholds = complete_thresholds(hosts, colluding)
-        issued_at = int(time.time())
-        header = Header(
-            federation=self._root.federation,
-            session_id=os.urandom(SESSION_ID_BYTES),
-            run=terms.run_id,
-            purpose=Purpose.HISTOGRAM,
-            subject=terms.subject,
-            disclosure=terms.kind.value,
-            lanes=(
-                Lane(
-                    name=COUNTS,
-                    length=terms.classes,
-                    modulus_bits=64,
-                    encoding=LaneEncoding.COUNTS,
-                    clip=float(COUNT_LIMIT),
-                ),
-            ),
-            least_hosts=terms.least_hosts,
-            colluding_hosts=colluding,
-            degree=thresholds.degree,
-            threshold=thresholds.threshold,
-            quorum=thresholds.quorum,
-            issued_at=issued_at,
-            expires_at=issued_at + int(_STAGES * terms.stage_seconds + _SPARE_SECONDS),
-        )
-        check_invited(invited, header)
-        if terms.epsilon is None:
-            return header
-        honest = thresholds.quorum - colluding_clients(hosts, colluding)
-        noise = Noise(
-            epsilon=terms.epsilon, sensitivity=terms.sensitivity, contributors=max(1, honest)
-        )
-        return replace(header, noise=noise)
+    async def _invitation(
+        self, root: FederationRoot, header: Header, invited: Mapping[str, str]
+    ) -> CoordinatorStep:
+        """The first step of a session, with the query log as it is."""
+        entries = await self.in_store(lambda store: store.query_log())
+        position = LogPosition().extend(entries)
+        header = replace(header, log_length=position.length, log_head=position.head)
+        return coordinator.invite(header, invited, root, log=entries)
 
     async def _attempt(
         self,
         terms: SumTerms,
-        header: Header,
-        invited: Mapping[str, str],
+        step: CoordinatorStep,
         epochs: Mapping[str, int],
         present: Callable[[str], bool],
     ) -> SumOutcome:
-        assert self._root is not None  # noqa: S101  # there is no header without
-        entries = await self.in_store(lambda store: store.query_log())
-        position = LogPosition().extend(entries)
-        header = replace(header, log_length=position.length, log_head=position.head)
-        step = coordinator.invite(header, invited, self._root, log=entries)
         drive = SumSession(self.attendance, self.in_store, terms, present, self.observe)
         session = await drive.run(step)
         record = session_record(session, datetime.now(UTC))
@@ -207,6 +173,47 @@ class SecureSums:
         )
         await self.in_store(lambda store: store.add_sum(done))
         return SumOutcome(record=record, total=total, troubles=drive.troubles)
+
+
+def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Header:
+    """The terms of a session, as its members see them. Raises RunError for a group that can't have
+    a sum."""
+    hosts = list(invited.values())
+    colluding = terms.colluding_hosts
+    if colluding is None:
+        colluding = assumed_colluding_hosts(len(set(hosts)))
+    thresholds = complete_thresholds(hosts, colluding)
+    issued_at = int(time.time())
+    header = Header(
+        federation=federation,
+        session_id=os.urandom(SESSION_ID_BYTES),
+        run=terms.run_id,
+        purpose=Purpose.HISTOGRAM,
+        subject=terms.subject,
+        disclosure=terms.kind.value,
+        lanes=(
+            Lane(
+                name=COUNTS,
+                length=terms.classes,
+                modulus_bits=64,
+                encoding=LaneEncoding.COUNTS,
+                clip=float(COUNT_LIMIT),
+            ),
+        ),
+        least_hosts=terms.least_hosts,
+        colluding_hosts=colluding,
+        degree=thresholds.degree,
+        threshold=thresholds.threshold,
+        quorum=thresholds.quorum,
+        issued_at=issued_at,
+        expires_at=issued_at + int(_STAGES * terms.stage_seconds + _SPARE_SECONDS),
+    )
+    check_invited(invited, header)
+    if terms.epsilon is None:
+        return header
+    honest = thresholds.quorum - colluding_clients(hosts, colluding)
+    noise = Noise(epsilon=terms.epsilon, sensitivity=terms.sensitivity, contributors=max(1, honest))
+    return replace(header, noise=noise)
 
 
 def check_invited(invited: Mapping[str, str], header: Header) -> None:

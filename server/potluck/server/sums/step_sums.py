@@ -6,39 +6,50 @@ say so ask: such sums can be told apart, and give clients' counts away.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError, StorageError
 from potluck.common.learning.step_by_step import PROTOCOL
-from potluck.server.runs.run import Run
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import AskSum, Summed
 from potluck.server.store.records import AttemptKey, JsonObject
-from potluck.server.sums.label_sums import sum_terms
+from potluck.server.sums.counts import SecureSums
+from potluck.server.sums.label_sums import Say, sum_terms
 
 
-async def sum_at_step(run: Run, ask: AskSum) -> Summed | None:
-    """The sum over these clients, or those of them that stay; None, with a notice, without one.
+async def sum_at_step(
+    run_id: str,
+    plan: RunPlan,
+    sums: SecureSums,
+    clients: Sequence[str],
+    present: Callable[[str], bool],
+    say: Say,
+) -> tuple[Sequence[str], NDArray[np.int64]] | None:
+    """The clients whose counts are in the sum over these clients, and the sum; None, with a notice,
+    without one.
 
     Raises RunError in a run that has another mode.
     """
-    mode = run.plan.run_file.profiles.disclosure
+    mode = plan.run_file.profiles.disclosure
     if mode != PROTOCOL:
         raise RunError(
-            f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, and "
+            f"selector '{plan.run_file.selector.name}' asks for sums at every step, and "
             f"this run's profiles.disclosure is '{mode}', not '{PROTOCOL}'"
         )
-    clients = run.roster.clients(ask.rows)
     try:
-        terms = sum_terms(run.id, run.plan, SumKind.PROTOCOL)
-        outcome = await run.services.sums.sum_counts(terms, clients, present=run.is_present)
+        terms = sum_terms(run_id, plan, SumKind.PROTOCOL)
+        outcome = await sums.sum_counts(terms, clients, present=present)
     except RunError as error:
-        run.say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
+        say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
         return None
     if outcome.total is None:
-        run.say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
+        say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
         return None
-    return Summed(rows=run.roster.rows(sorted(outcome.record.clients)), total=outcome.total)
+    return sorted(outcome.record.clients), outcome.total
 
 
 # What is stored ---------------------------------------------------------------------------------
