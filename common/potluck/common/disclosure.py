@@ -87,7 +87,7 @@ class Weighting(StrEnum):
         order = list(Weighting)
         return order.index(asked) >= order.index(self)
 
-    def tell(self, samples: int) -> int:
+    def disclosed(self, samples: int) -> int:
         """The disclosed number for one of samples (≥ 1): itself, the nearest power of two, or 1."""
         if self is Weighting.EXACT:
             return samples

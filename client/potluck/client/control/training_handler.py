@@ -114,7 +114,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.file is not None:  # of a masked update nothing is said but by the sum
         seen = result.steps * trained.settings.batch_size
         context.metrics.trained(seen, result.seconds, result.loss)
-    report = trained.report(weighting.tell(result.samples), instruction.round)
+    report = trained.report(weighting.disclosed(result.samples), instruction.round)
     update = (
         update_record(active, trained.file, report)
         if trained.file is not None

@@ -27,7 +27,7 @@ from potluck.common.errors import (
 from potluck.common.metrics.metric_labels import Direction
 from potluck.common.net.frames import require
 from potluck.common.net.protocol import FRAMING_VERSION
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, part_path, verified
 from potluck.common.tensors.layout import Layout
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -157,7 +157,7 @@ class Downloads:
                     base=self.cache.path(base) if base else None,
                     layout=None if base else await layout(),
                 )
-                await to_the_end(decoding)
+                await shielded(decoding)
         finally:
             fetched.unlink(missing_ok=True)
         self.cache.add(reference.blake3)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """The outcome of `work`; a cancellation waits until it is over, and then its outcome is lost.
 
     For work that must not be left half done, such as a thread's with a file that is closed next.

@@ -24,7 +24,7 @@ from potluck.common.errors import (
 )
 from potluck.common.interruptible import interruption
 from potluck.common.net.protocol import CHUNK_BYTES
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.common.tensors.digest import hasher
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
@@ -185,7 +185,7 @@ class FileReceiver:
 
 async def verified(receiver: FileReceiver, blake3: str) -> Path:
     """`FileReceiver.finish` in a thread; when this ends, the receiver may be closed."""
-    return await to_the_end(asyncio.to_thread(receiver.finish, blake3))
+    return await shielded(asyncio.to_thread(receiver.finish, blake3))
 
 
 def part_path(path: Path) -> Path:

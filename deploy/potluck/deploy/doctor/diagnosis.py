@@ -26,7 +26,7 @@ from potluck.common.net.protocol import SOFTWARE_VERSION, VERSIONS
 from potluck.common.net.revocation import Revocations, read_revocations
 from potluck.common.net.tls import TlsFiles
 from potluck.common.net.version_agreement import differences
-from potluck.deploy.operator.run_view import falls_short, waiting_text
+from potluck.deploy.operator.run_view import lacks_clients, waiting_text
 from potluck.deploy.view.readable import readable_bytes, readable_seconds
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.config import CoordinatorConfig
@@ -238,7 +238,7 @@ def _waiting_runs(
     described: operator_pb2.DescribeCoordinatorResponse, now: datetime
 ) -> Iterable[Finding]:
     for status in described.runs:
-        if falls_short(status):
+        if lacks_clients(status):
             found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
             remedy = "start those hosts, or see why they can't attend: `potluck clients`"
             yield Finding("run", Verdict.DOUBTFUL, found, remedy)

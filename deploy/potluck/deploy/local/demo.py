@@ -59,8 +59,8 @@ async def follow_processes(
     host that ends later is shown as a notice and the run goes on without it, unless `need_all`:
     then it is an error, too.
     """
-    witness = _Witness(display)
-    following = asyncio.create_task(follow(client, run_id, witness))
+    seen = _RecordingDisplay(display)
+    following = asyncio.create_task(follow(client, run_id, seen))
     lives = {asyncio.create_task(process.ended()): process for process in federation.processes}
     try:
         while not following.done():
@@ -68,10 +68,10 @@ async def follow_processes(
             for life in [life for life in lives if life.done() and not following.done()]:
                 process = lives.pop(life)
                 alone = set(lives.values()) <= {federation.coordinator}
-                if need_all or alone or process is federation.coordinator or not witness.under_way:
+                if need_all or alone or process is federation.coordinator or not seen.under_way:
                     raise process.exit_reason()
                 notice = operator_pb2.Notice(warning=True, text=process.exit_reason().message)
-                witness.show(witness.view, operator_pb2.WatchRunResponse(notice=notice))
+                seen.show(seen.view, operator_pb2.WatchRunResponse(notice=notice))
         return following.result()
     finally:
         for task in (following, *lives):
@@ -79,7 +79,7 @@ async def follow_processes(
         await asyncio.gather(following, *lives, return_exceptions=True)
 
 
-class _Witness:
+class _RecordingDisplay:
     """A display that keeps the view shown last."""
 
     def __init__(self, display: Display) -> None:
@@ -91,7 +91,7 @@ class _Witness:
         """True once round 1 has begun."""
         return self.view.progress is not None or bool(self.view.committed)
 
-    def __enter__(self) -> _Witness:
+    def __enter__(self) -> _RecordingDisplay:
         return self
 
     def __exit__(self, *details: object) -> None:

@@ -94,7 +94,7 @@ def _is_over(
     return progress is not None and progress.round <= committed.round
 
 
-def falls_short(status: operator_pb2.RunStatus) -> bool:
+def lacks_clients(status: operator_pb2.RunStatus) -> bool:
     """Return whether a run waits for more clients or hosts than attend."""
     waiting = status.waiting
     return waiting.clients < waiting.clients_needed or waiting.hosts < waiting.hosts_needed

@@ -13,7 +13,7 @@ from rich.text import Text
 from potluck.common.errors import UnreachableError
 from potluck.deploy.operator.json_view import event_values, to_line
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView, falls_short, is_news, observe
+from potluck.deploy.operator.run_view import RunView, is_news, lacks_clients, observe
 from potluck.deploy.view.watch_lines import event_line
 from potluck.deploy.view.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
@@ -55,7 +55,7 @@ class LinesDisplay:
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
         """One line, unless the event is mere progress, or a status that only counts on."""
         if event.WhichOneof("event") == "status":
-            standing = (event.status.state, event.status.reason, falls_short(event.status))
+            standing = (event.status.state, event.status.reason, lacks_clients(event.status))
             if standing == self._standing:
                 return
             self._standing = standing

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.scores import Metrics
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import States
@@ -88,7 +88,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.
-    await to_the_end(_store(run, round_commit, states, aftermath))
+    await shielded(_store(run, round_commit, states, aftermath))
     run.post(rounds.Committed())
 
 

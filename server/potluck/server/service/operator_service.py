@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from potluck.common.errors import ProtocolError
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
 from potluck.server.service.coordinator import Coordinator
@@ -47,7 +47,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.StartRunRequest, context: Context
     ) -> operator_pb2.StartRunResponse:
         """Check a run file and start the run."""
-        row = await to_the_end(self._coordinator.start_run(request.run_file))
+        row = await shielded(self._coordinator.start_run(request.run_file))
         return operator_pb2.StartRunResponse(run_id=row.run_id)
 
     async def StopRun(
@@ -61,7 +61,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ResumeRunRequest, context: Context
     ) -> operator_pb2.ResumeRunResponse:
         """Go on with a stopped or failed run."""
-        row = await to_the_end(self._coordinator.resume_run(request.run_id))
+        row = await shielded(self._coordinator.resume_run(request.run_id))
         return operator_pb2.ResumeRunResponse(status=run_status(row))
 
     async def ListRuns(
@@ -164,7 +164,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """Forbid or allow selecting a client."""
         reason = request.reason[:500] or "no reason given"
         reason_or_none = reason if request.quarantined else None
-        await to_the_end(self._coordinator.set_quarantine(request.client_id, reason_or_none))
+        await shielded(self._coordinator.set_quarantine(request.client_id, reason_or_none))
         return operator_pb2.SetQuarantineResponse()
 
     async def FetchProfiles(

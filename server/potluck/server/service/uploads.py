@@ -14,7 +14,7 @@ from potluck.common.metrics.metric_labels import Direction
 from potluck.common.net.frames import require
 from potluck.common.net.identity import Identity
 from potluck.common.net.protocol import FRAMING_VERSION
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
@@ -80,7 +80,7 @@ class Uploads:
                 with inbox.spooling(header):
                     receiver, blake3 = await self._receive(upload, frames, stack)
                 # All of it is here: it counts even if its host goes away now.
-                await to_the_end(_finish(upload, receiver, blake3))
+                await shielded(_finish(upload, receiver, blake3))
         return coordinator_pb2.SubmitUpdateResponse()
 
     async def _receive(

@@ -157,7 +157,7 @@ class SumSession:
     ) -> CoordinatorStep:
         session, digest = before.session, None
         if envelope.type is MessageType.MASKED_INPUT:
-            if len(masked) != session.setting.header.upload_bytes:
+            if len(masked) != session.setup.header.upload_bytes:
                 self.troubles[client] = f"it sent {len(masked)} masked bytes"
                 return coordinator.lost(session, client)
             digest = hashlib.sha256(masked).digest()
@@ -185,7 +185,7 @@ class SumSession:
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session
         session_id = session.session_id.hex()
-        if step.log_entry is not None and session.setting.header.purpose is Purpose.HISTOGRAM:
+        if step.log_entry is not None and session.setup.header.purpose is Purpose.HISTOGRAM:
             entry = step.log_entry
             await self._in_store(lambda store: store.append_query_log(session_id, entry))
         self._send(step)
@@ -193,7 +193,7 @@ class SumSession:
     def _send(self, step: CoordinatorStep) -> None:
         session = step.session
         session_id = session.session_id.hex()
-        left = session.setting.header.expires_at - time.time()
+        left = session.setup.header.expires_at - time.time()
         for client, envelope in step.messages:
             kind = envelope.type
             work = coordinator_pb2.SecureStep(

@@ -22,7 +22,11 @@ from potluck.common.secagg import (
     coordinator,
     decode,
 )
-from potluck.common.secagg.coordinator.coordinator_session import Advertising, Uploading, asked
+from potluck.common.secagg.coordinator.coordinator_session import (
+    Advertising,
+    Uploading,
+    expected_clients,
+)
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.hosts.attendance import Attendance
@@ -160,10 +164,10 @@ class MaskedSession(SumSession):
 
     def _went_on(self, session: CoordinatorSession) -> None:
         self._session = session
-        setting, state = session.setting, session.collecting
-        for client in setting.invited:
-            out = client in setting.gone or (
-                state is not None and client not in asked(setting, state)
+        setup, state = session.setup, session.collecting
+        for client in setup.invited:
+            out = client in setup.gone or (
+                state is not None and client not in expected_clients(setup, state)
             )
             if out and client not in self._told:
                 self._told.add(client)

@@ -115,9 +115,9 @@ def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:
 
 @given(samples=st.integers(1, 1 << 40))
 def test_samples_are_told_as_exactly_as_agreed(samples: int) -> None:
-    assert Weighting.EXACT.tell(samples) == samples
-    assert Weighting.EQUAL.tell(samples) == 1
-    told = Weighting.BUCKETED.tell(samples)
+    assert Weighting.EXACT.disclosed(samples) == samples
+    assert Weighting.EQUAL.disclosed(samples) == 1
+    told = Weighting.BUCKETED.disclosed(samples)
     assert told.bit_count() == 1
     assert told * told < 2 * samples * samples * 1.0000001  # within a factor of √2
     assert samples * samples <= 2 * told * told

@@ -20,7 +20,7 @@ from potluck.common.errors import (
     TruncatedError,
 )
 from potluck.common.net.frames import FrameDecoder, encode_chunk
-from potluck.common.net.shielded import to_the_end
+from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, held_bytes, part_path, verified
 from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
@@ -101,7 +101,7 @@ async def test_a_cancelled_verification_ends_before_the_file_is_closed(tmp_path:
         begun.set()
         assert go_on.wait(60)
 
-    verifying = asyncio.create_task(to_the_end(asyncio.to_thread(into.finish, BLAKE3, see=see)))
+    verifying = asyncio.create_task(shielded(asyncio.to_thread(into.finish, BLAKE3, see=see)))
     await asyncio.to_thread(begun.wait, 60)
     verifying.cancel()
     await asyncio.sleep(0)

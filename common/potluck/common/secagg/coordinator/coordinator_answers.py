@@ -14,7 +14,7 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     Collecting,
     Consenting,
     Revealing,
-    Setting,
+    SessionSetup,
     Sharing,
     Uploading,
 )
@@ -56,7 +56,7 @@ def is_late(kind: MessageType, state: Collecting) -> bool:
 
 
 def answered(
-    setting: Setting,
+    setup: SessionSetup,
     state: Collecting,
     client: str,
     envelope: Envelope,
@@ -66,7 +66,7 @@ def answered(
     """The state with a client's answer in it. Raises BrokenRuleError."""
     match state, envelope.type:
         case Advertising(), MessageType.ADVERT:
-            advert = _take_advert(setting, state, client, envelope, now)
+            advert = _take_advert(setup, state, client, envelope, now)
             return replace(state, answers={**state.answers, client: advert})
         case Sharing(), MessageType.SHARES:
             shares = _take_shares(state, client, envelope)
@@ -84,15 +84,15 @@ def answered(
 
 
 def _take_advert(
-    setting: Setting, state: Advertising, client: str, envelope: Envelope, now: datetime
+    setup: SessionSetup, state: Advertising, client: str, envelope: Envelope, now: datetime
 ) -> CheckedAdvert:
-    found = check_advert(envelope, setting.header_sha256, setting.root, now)
+    found = check_advert(envelope, setup.header_sha256, setup.root, now)
     named, host = found.advert.client, found.record.host
     require(named == client, Rule.MEMBER, f"{client!r} advertises for {named!r}")
     require(
-        host == setting.invited[client],
+        host == setup.invited[client],
         Rule.MEMBER,
-        f"{client!r} is on host {setting.invited[client]!r}, its record names {host!r}",
+        f"{client!r} is on host {setup.invited[client]!r}, its record names {host!r}",
     )
     # Every other client would refuse the roster for it.
     check_order(found.advert.mask_key)

@@ -29,7 +29,7 @@ from potluck.common.secagg.wire.transcript import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SessionSetup:
     """invited: the host of each client. gone: who will not answer any more, and why if it said."""
 
     header: Header
@@ -116,7 +116,7 @@ CoordinatorState = Collecting | Finished | Aborted
 class CoordinatorSession:
     """The coordinator's part of one session. heard: digests of what each client said."""
 
-    setting: Setting
+    setup: SessionSetup
     state: CoordinatorState
     heard: frozenset[bytes] = frozenset()
 
@@ -128,12 +128,12 @@ class CoordinatorSession:
     @property
     def session_id(self) -> bytes:
         """Of this session."""
-        return self.setting.header.session_id
+        return self.setup.header.session_id
 
     @property
     def refusals(self) -> Mapping[str, Refusal]:
         """Of the clients that refused, by client."""
-        return {client: why for client, why in self.setting.gone.items() if why is not None}
+        return {client: why for client, why in self.setup.gone.items() if why is not None}
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -141,10 +141,10 @@ class CoordinatorSession:
         state = self.collecting
         if state is None:
             return ()
-        gone = self.setting.gone
+        gone = self.setup.gone
         return tuple(
             client
-            for client in asked(self.setting, state)
+            for client in expected_clients(self.setup, state)
             if client not in state.answers and client not in gone
         )
 
@@ -188,11 +188,11 @@ class Shortage:
     suspects: tuple[str, ...] = ()
 
 
-def asked(setting: Setting, state: Collecting) -> Iterable[str]:
+def expected_clients(setup: SessionSetup, state: Collecting) -> Iterable[str]:
     """Clients whose answer counts at a stage, sorted."""
     match state:
         case Advertising():
-            return setting.invited
+            return setup.invited
         case Sharing():
             return state.roster.participants
         case Uploading():

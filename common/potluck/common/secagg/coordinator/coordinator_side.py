@@ -27,11 +27,11 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     Collecting,
     CoordinatorSession,
     CoordinatorStep,
-    Setting,
+    SessionSetup,
     Shortage,
-    asked,
+    expected_clients,
 )
-from potluck.common.secagg.coordinator.coordinator_stages import abort_session, advance, plain
+from potluck.common.secagg.coordinator.coordinator_stages import abort_session, advance, unsigned
 from potluck.common.secagg.primitives.sharing import Random
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import decode, encode
@@ -74,16 +74,16 @@ def invite(
             hosts=hosts,
         )
     serialised = encode(header)
-    setting = Setting(
+    setup = SessionSetup(
         header=header,
         header_sha256=hashlib.sha256(serialised).digest(),
         invited=dict(sorted(invited.items())),
         root=root,
     )
-    message = plain(MessageType.INVITATION, Invitation(serialised, tuple(log), log_begin))
+    message = unsigned(MessageType.INVITATION, Invitation(serialised, tuple(log), log_begin))
     return CoordinatorStep(
-        session=CoordinatorSession(setting=setting, state=Advertising()),
-        messages=tuple((client, message) for client in setting.invited),
+        session=CoordinatorSession(setup=setup, state=Advertising()),
+        messages=tuple((client, message) for client in setup.invited),
     )
 
 
@@ -105,15 +105,16 @@ def receive(
     if state is None or digest in session.heard:
         return CoordinatorStep(session=session)
     try:
-        require(client in session.setting.invited, Rule.MEMBER, f"{client!r} is not invited")
-        require(client not in session.setting.gone, Rule.STAGE, f"{client!r} has left the session")
+        require(client in session.setup.invited, Rule.MEMBER, f"{client!r} is not invited")
+        require(client not in session.setup.gone, Rule.STAGE, f"{client!r} has left the session")
         if envelope.type is MessageType.REFUSAL:
             return _refused(session, state, client, envelope)
         if is_late(envelope.type, state):
             return CoordinatorStep(session=session)
-        require(client in asked(session.setting, state), Rule.STAGE, f"{client!r} is not asked")
+        expected = expected_clients(session.setup, state)
+        require(client in expected, Rule.STAGE, f"{client!r} is not asked")
         require(client not in state.answers, Rule.DUPLICATE, f"{client!r} has answered already")
-        after = answered(session.setting, state, client, envelope, now, upload_digest)
+        after = answered(session.setup, state, client, envelope, now, upload_digest)
     except BrokenRuleError as error:
         return CoordinatorStep(session=session, refusal=error.refusal)
     heard = session.heard | {digest}
@@ -122,7 +123,7 @@ def receive(
 
 def lost(session: CoordinatorSession, client: str) -> CoordinatorStep:
     """Wait for a client no longer: it went away for good."""
-    if session.over or client not in session.setting.invited:
+    if session.over or client not in session.setup.invited:
         return CoordinatorStep(session=session)
     return advance(_without(session, client, None), closing=False)
 
@@ -179,5 +180,5 @@ def _refused(
 
 
 def _without(session: CoordinatorSession, client: str, why: Refusal | None) -> CoordinatorSession:
-    gone = {**session.setting.gone, client: session.setting.gone.get(client) or why}
-    return replace(session, setting=replace(session.setting, gone=gone))
+    gone = {**session.setup.gone, client: session.setup.gone.get(client) or why}
+    return replace(session, setup=replace(session.setup, gone=gone))

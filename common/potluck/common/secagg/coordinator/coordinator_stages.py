@@ -20,7 +20,7 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     Sharing,
     Shortage,
     Uploading,
-    asked,
+    expected_clients,
 )
 from potluck.common.secagg.coordinator.unmasking import (
     ReconstructionError,
@@ -58,7 +58,7 @@ def advance(session: CoordinatorSession, *, closing: bool) -> CoordinatorStep:
         case None:
             return CoordinatorStep(session=session)
         case Consenting():
-            if not ended and len(state.answers) < session.setting.header.quorum:
+            if not ended and len(state.answers) < session.setup.header.quorum:
                 return CoordinatorStep(session=session)
             return _leave_consenting(session, state)
         case Revealing():
@@ -74,14 +74,14 @@ def advance(session: CoordinatorSession, *, closing: bool) -> CoordinatorStep:
 
 
 def _leave_advertising(session: CoordinatorSession, state: Advertising) -> CoordinatorStep:
-    setting = session.setting
-    shortage = _too_few(setting.header, [setting.invited[client] for client in state.answers])
+    setup = session.setup
+    shortage = _too_few(setup.header, [setup.invited[client] for client in state.answers])
     if shortage is not None:
         return abort_session(session, state, shortage)
     adverts = [state.answers[client] for client in sorted(state.answers)]
-    roster = build_roster(setting.header, setting.header_sha256, adverts)
+    roster = build_roster(setup.header, setup.header_sha256, adverts)
     envelopes = tuple(each.envelope for each in adverts)
-    message = plain(MessageType.ROSTER, RosterMessage(session.session_id, envelopes))
+    message = unsigned(MessageType.ROSTER, RosterMessage(session.session_id, envelopes))
     messages = [(client, message) for client in roster.participants]
     return _next(session, Sharing(roster=roster), messages, state)
 
@@ -99,7 +99,7 @@ def _leave_sharing(session: CoordinatorSession, state: Sharing) -> CoordinatorSt
     messages = [
         (
             client,
-            plain(MessageType.DELIVERY, Delivery(session.session_id, sharers, tuple(shares))),
+            unsigned(MessageType.DELIVERY, Delivery(session.session_id, sharers, tuple(shares))),
         )
         for client, shares in delivered.items()
     ]
@@ -120,18 +120,18 @@ def _leave_uploading(session: CoordinatorSession, state: Uploading) -> Coordinat
         survivors=survivors,
         survivors_sha256=survivors_digest(state.sharers_sha256, survivors),
     )
-    message = plain(MessageType.SURVIVORS, Survivors(session.session_id, survivors))
+    message = unsigned(MessageType.SURVIVORS, Survivors(session.session_id, survivors))
     return _next(session, after, [(client, message) for client in survivors], state)
 
 
 def _leave_consenting(session: CoordinatorSession, state: Consenting) -> CoordinatorStep:
-    header = session.setting.header
+    header = session.setup.header
     consents = len(state.answers)
     if consents < header.quorum:
         return abort_session(session, state, Shortage(Rule.CERTIFICATE, consents, header.quorum))
     endorsements = [Endorsement(client, state.answers[client]) for client in sorted(state.answers)]
     certificate = Certificate(session.session_id, tuple(endorsements[: header.quorum]))
-    message = plain(MessageType.CERTIFICATE, certificate)
+    message = unsigned(MessageType.CERTIFICATE, certificate)
     after = Revealing(
         roster=state.roster,
         sharers=state.sharers,
@@ -148,7 +148,7 @@ def _leave_consenting(session: CoordinatorSession, state: Consenting) -> Coordin
 def _try_unmasking(
     session: CoordinatorSession, state: Revealing, *, ended: bool
 ) -> CoordinatorStep:
-    threshold = session.setting.header.threshold
+    threshold = session.setup.header.threshold
     if not ended and len(state.answers) < threshold:  # nobody's secret has as many shares
         return CoordinatorStep(session=session)
     fewest = fewest_shares(state.sharers, state.answers)
@@ -182,8 +182,8 @@ def _unusable(
     session: CoordinatorSession, roster: Roster, clients: Sequence[str]
 ) -> Shortage | None:
     """The rule by which clients would refuse to go on with this set; None if there is none."""
-    header = session.setting.header
-    shortage = _too_few(header, [session.setting.invited[client] for client in clients])
+    header = session.setup.header
+    shortage = _too_few(header, [session.setup.invited[client] for client in clients])
     if shortage is not None:
         return shortage
     holding = [len(roster.neighbours[c].intersection(clients)) + 1 for c in clients]
@@ -200,9 +200,9 @@ def _next(
 ) -> CoordinatorStep:
     """Enter a stage; who did not make it from the one before is told to forget the session."""
     if before is not None:
-        behind = [c for c in asked(session.setting, before) if c not in before.answers]
+        behind = [c for c in expected_clients(session.setup, before) if c not in before.answers]
         notice = Abort(session.session_id, before.stage, 0, 0, (), Rule.STAGE)
-        left_out = plain(MessageType.ABORT, notice)
+        left_out = unsigned(MessageType.ABORT, notice)
         messages = [*messages, *((client, left_out) for client in behind)]
     return CoordinatorStep(session=replace(session, state=state), messages=tuple(messages))
 
@@ -211,12 +211,13 @@ def abort_session(
     session: CoordinatorSession, state: Collecting, shortage: Shortage
 ) -> CoordinatorStep:
     """Give up, and tell everybody who may still be there."""
-    missing = tuple(sorted(c for c in asked(session.setting, state) if c not in state.answers))
+    expected = expected_clients(session.setup, state)
+    missing = tuple(sorted(client for client in expected if client not in state.answers))
     message = Abort(
         session.session_id, state.stage, shortage.have, shortage.need, missing, shortage.rule
     )
-    envelope = plain(MessageType.ABORT, message)
-    told = [client for client in session.setting.invited if client not in session.setting.gone]
+    envelope = unsigned(MessageType.ABORT, message)
+    told = [client for client in session.setup.invited if client not in session.setup.gone]
     ended = Aborted(abort=message, suspects=shortage.suspects)
     return CoordinatorStep(
         session=replace(session, state=ended),
@@ -224,6 +225,6 @@ def abort_session(
     )
 
 
-def plain(kind: MessageType, message: object) -> Envelope:
+def unsigned(kind: MessageType, message: object) -> Envelope:
     """A message in an envelope, unsigned: the coordinator has no key that clients know."""
     return Envelope(kind, encode(message))

@@ -58,8 +58,8 @@ class SessionRecord(BaseModel):
 
 def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRecord:
     """The record of a session that is over. Raises ValueError for one that is not."""
-    state, setting = session.state, session.setting
-    header = setting.header
+    state, setup = session.state, session.setup
+    header = setup.header
     values: dict[str, object] = {
         "session_id": header.session_id.hex(),
         "run": header.run,
@@ -77,13 +77,13 @@ def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRec
         "at": at,
     }
     if isinstance(state, Finished):
-        clients = {client: setting.invited[client] for client in state.unmasking.survivors}
+        clients = {client: setup.invited[client] for client in state.unmasking.survivors}
         values |= {"outcome": "released", "clients": clients, "suspects": state.unmasking.suspects}
     elif isinstance(state, Aborted):
         told = state.abort
         values |= {
             "outcome": "aborted",
-            "clients": dict(setting.invited),
+            "clients": dict(setup.invited),
             "suspects": state.suspects,
             "stage": told.stage,
             "rule": told.rule,

@@ -20,9 +20,6 @@ from potluck.common.secagg.primitives.sharing import SHARE_BYTES
 from potluck.common.secagg.rules import BrokenRuleError, Rule
 
 KEY_BYTES: Final = 32
-SEALED_BYTES: Final = 2 * SHARE_BYTES + 16
-"""Two shares and the tag."""
-
 _MASK_LABEL: Final = b"flsa/1 mask"
 _SELF_LABEL: Final = b"flsa/1 self"
 _SHARE_LABEL: Final = b"flsa/1 share"

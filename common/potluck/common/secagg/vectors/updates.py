@@ -54,18 +54,17 @@ class BodyEncoder:
         self.clipped = 0
         """Values beyond the clip so far."""
 
-    def encode(self, block: NDArray[Any], out: Words, *, shrink: float = 1.0) -> None:
+    def encode(self, block: NDArray[Any], out: Words) -> None:
         """Fill `out` with the words of a block of floating-point values.
 
-        shrink: in (0, 1], by which all values are multiplied first, to bound the update's L2 norm
-        (see `l2_shrink`). Raises BrokenRuleError (input) for NaN or infinity, another size, or
-        words of another type than the lane's.
+        Raises BrokenRuleError (input) for NaN or infinity, another size, or words of another type
+        than the lane's.
         """
         require(out.shape == block.shape and out.dtype == self._dtype, Rule.INPUT, "wrong length")
         if self._scratch.size < block.size:
             self._scratch = np.empty(block.size)
         values = self._scratch[: block.size].reshape(block.shape)
-        np.multiply(block, shrink, out=values)
+        values[...] = block
         # Least and largest are NaN where any value is.
         largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
         require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
@@ -75,11 +74,6 @@ class BodyEncoder:
         values *= self._factor
         np.rint(values, out=values)
         np.copyto(out.view(self._signed), values, casting="unsafe")
-
-
-def l2_shrink(norm: float, limit: float) -> float:
-    """The factor that makes a vector of L2 norm `norm` no longer than `limit`."""
-    return min(1.0, limit / norm) if norm > 0 else 1.0
 
 
 def encode_head(

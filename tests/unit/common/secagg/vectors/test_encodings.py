@@ -20,7 +20,6 @@ from potluck.common.secagg.vectors.updates import (
     BodyEncoder,
     decode_head,
     encode_head,
-    l2_shrink,
 )
 
 BODY_64 = replace(BODY, modulus_bits=64)
@@ -153,7 +152,6 @@ def test_clipped_values_are_counted() -> None:
     encoder = BodyEncoder(header(), BODY, 6, 10)
     out = np.empty(4, "<u4")
     encoder.encode(np.array([0.25, 0.26, -3.0, 0.0], np.float32), out)
-    encoder.encode(np.array([0.5] * 4, np.float32), out, shrink=0.5)
     assert encoder.clipped == 2
 
 
@@ -206,9 +204,3 @@ def test_heads_that_could_wrap_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BrokenRuleError) as refused:
         check_lane(HEAD, header(**changes), 6)
     assert refused.value.rule is Rule.WRAP
-
-
-def test_long_updates_are_shrunk_and_short_ones_left() -> None:
-    assert l2_shrink(4.0, 1.0) == 0.25
-    assert l2_shrink(0.5, 1.0) == 1.0
-    assert l2_shrink(0.0, 1.0) == 1.0
