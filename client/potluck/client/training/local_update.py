@@ -134,9 +134,7 @@ def train_update(
     progress: Callable[[float], None],
     cancelled: Callable[[], bool],
 ) -> Trained:
-    """Train from the file of the model and write the file of the update.
-
-    One that is to be masked is returned instead, as differences from the model.
+    """Train from the model's file and write the update's; one to be masked is returned instead.
 
     Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
     TrainingError, StorageError, and RoundClosedError when cancelled.
