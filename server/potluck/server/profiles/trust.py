@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potluck.common.net.membership import Members, profile_statement
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.identity import Role
+from potluck.common.net.membership import Members, load_members, load_public_key, profile_statement
 from potluck.common.secagg import FederationRoot
+from potluck.server.config import CoordinatorConfig
 from potluck.server.store.records import Profile
 
 
@@ -37,3 +40,20 @@ class Trust:
         self.members.verify(
             profile.client_id, signed, profile.signature or b"", profile.received_at
         )
+
+
+def load_trust(config: CoordinatorConfig) -> Trust:
+    """The members whose signatures count. Raises ConfigurationError, IdentityError."""
+    federation = config.tls.load(Role.COORDINATOR).identity.federation
+    if config.federation_root is None and config.members is None:
+        return Trust(federation=federation, members=None)
+    if config.federation_root is None or config.members is None:
+        raise ConfigurationError(
+            "`federation_root` and `members` go together; set both, or neither where the "
+            "federation has no root"
+        )
+    members = load_members(config.members, config.federation_root, federation=federation)
+    root = FederationRoot(federation, load_public_key(config.federation_root))
+    return Trust(
+        federation=federation, members=members, root=root, independent=config.independent_root
+    )

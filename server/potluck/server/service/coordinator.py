@@ -15,10 +15,7 @@ import structlog
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.metrics.instruments import Instruments
 from potluck.common.names import is_name
-from potluck.common.net.identity import Role
-from potluck.common.net.membership import load_members, load_public_key
 from potluck.common.process.folder_lock import FolderLock
-from potluck.common.secagg import FederationRoot
 from potluck.server.aggregation.model_files import ModelFiles
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
@@ -26,7 +23,7 @@ from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.host_registry import HostRegistry
 from potluck.server.hosts.offences import Offences
-from potluck.server.profiles.trust import Trust
+from potluck.server.profiles.trust import load_trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.service.archive import Archive
@@ -56,7 +53,7 @@ class Coordinator:
         )
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = Transfers(config.concurrent_transfers)
-        self._trust = _trust(config)
+        self._trust = load_trust(config)
         self.archive = Archive(config, store.call, self.files, self.attendance, self._trust)
         self.runs = RunsUnderWay(
             config,
@@ -208,23 +205,6 @@ class Coordinator:
                 continue
             if last is not None:
                 announce_closed(self.attendance, last)
-
-
-def _trust(config: CoordinatorConfig) -> Trust:
-    """The members whose signatures count. Raises ConfigurationError, IdentityError."""
-    federation = config.tls.load(Role.COORDINATOR).identity.federation
-    if config.federation_root is None and config.members is None:
-        return Trust(federation=federation, members=None)
-    if config.federation_root is None or config.members is None:
-        raise ConfigurationError(
-            "`federation_root` and `members` go together; set both, or neither where the "
-            "federation has no root"
-        )
-    members = load_members(config.members, config.federation_root, federation=federation)
-    root = FederationRoot(federation, load_public_key(config.federation_root))
-    return Trust(
-        federation=federation, members=members, root=root, independent=config.independent_root
-    )
 
 
 def _locked(path: Path) -> FolderLock:
