@@ -27,7 +27,7 @@ import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
 from potluck.server.aggregation.model_files import ModelFiles
-from potluck.server.aggregation.model_work import ModelWork, States
+from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
@@ -125,7 +125,6 @@ async def milliseconds(
     ids = [f"client-{number:06}" for number in range(clients)]
     plan = plan_of(name, count)
     files = ModelFiles(folder)
-    work = ModelWork(plan, files, None, 1)
     stored = stored_profiles(plan, ids)
 
     async def in_store(call: Callable[[Any], Any]) -> Any:
@@ -174,7 +173,7 @@ async def milliseconds(
             seconds=np.ones(len(selection.rows)),
         )
         state = plan.selector.observe(state, outcome)
-        work.write_states(States(selector=state, strategy=State()))
+        write_states(files, States(selector=state, strategy=State()))
         eligibility.picks.add([ids[row] for row in selection.rows.tolist()])
         times.append(clock() - begin)
     return 1000 * statistics.median(times)

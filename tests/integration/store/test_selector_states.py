@@ -13,7 +13,7 @@ from support.stored import AT, RUN, UPDATE, commit, digest
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import SELECTORS, installed
 from potluck.server.aggregation.model_files import ModelFiles
-from potluck.server.aggregation.model_work import ModelWork, States
+from potluck.server.aggregation.states import States, read_states, write_states
 from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Population, Selection
 from potluck.server.state import State
@@ -37,23 +37,23 @@ def federation() -> Population:
 class Coordinators:
     """One coordinator after another: each commits a round, the next reads what it left."""
 
-    def __init__(self, folder: Path, run_file: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'potluck.db'}"
-        self.folder, self.run_file = folder / "models", run_file
+        self.folder = folder / "models"
         self.folder.mkdir()
         self.round = 0
         with Store.open(self.url) as store:
             store.add_run(RUN)
             store.set_initial_model(RUN.run_id, digest(0), AT)
 
-    def work(self) -> ModelWork:
-        return ModelWork(draw_up(self.run_file, source="test"), ModelFiles(self.folder), None, 1)
+    def files(self) -> ModelFiles:
+        return ModelFiles(self.folder)
 
     def through(self, state: State) -> State:
         """The state as the next coordinator finds it; the first is not stored before a commit."""
         if self.round:
             key = AttemptKey(RUN.run_id, self.round, 1)
-            written = self.work().write_states(States(selector=state, strategy=State()))
+            written = write_states(self.files(), States(selector=state, strategy=State()))
             row = replace(
                 commit(key, ["a"]), state_blake3=written, selector_scalars=dict(state.scalars)
             )
@@ -65,11 +65,8 @@ class Coordinators:
             with Store.open(self.url) as store:
                 last = store.last_round(RUN.run_id)
             assert last is not None
-            state = (
-                self.work()
-                .read_states(last.state_blake3, last.selector_scalars, last.strategy_scalars)
-                .selector
-            )
+            scalars = (last.selector_scalars, last.strategy_scalars)
+            state = read_states(self.files(), last.state_blake3, *scalars).selector
         self.round += 1
         return state
 
@@ -80,7 +77,7 @@ def test_a_new_coordinator_each_round_selects_alike(name: str, tmp_path: Path) -
     run_file = f'[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n{options}'
     selector = draw_up(run_file, source="test").selector
     straight = list(rounds(selector, federation(), COUNT, ROUNDS))
-    coordinators = Coordinators(tmp_path, run_file)
+    coordinators = Coordinators(tmp_path)
     killed = list(rounds(selector, federation(), COUNT, ROUNDS, store=coordinators.through))
     assert coordinators.round == ROUNDS + 1
     assert [chosen(each) for each in killed] == [chosen(each) for each in straight]

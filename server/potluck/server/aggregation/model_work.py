@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -19,11 +17,10 @@ from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_lengths
 from potluck.common.learning.task_failures import blamed_on_task
-from potluck.common.runfile import DirectionSettings
 from potluck.common.secagg import Unmasking
 from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
-from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
+from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.tensors.tensor_drafts import TensorDraft
@@ -33,6 +30,7 @@ from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
 from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
+from potluck.server.aggregation.publishing import publish
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.plan import RunPlan
@@ -41,14 +39,6 @@ from potluck.server.state import State
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
 
 _EVALUATION_DATA = "the coordinator's evaluation data"
-
-
-@dataclass(frozen=True, kw_only=True)
-class States:
-    """The states of selector and strategy."""
-
-    selector: State
-    strategy: State
 
 
 class ModelWork:
@@ -89,7 +79,7 @@ class ModelWork:
             load_weights(network, name, self._data_directory)
         arrays = state_arrays(network)
         self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
-        return self._publish(arrays, base=None, round_number=0)
+        return self._publish(arrays, None, 0)
 
     def check_start(self) -> None:
         """Check that the weights that the run starts from are there and fit.
@@ -123,66 +113,12 @@ class ModelWork:
     def _publish(
         self,
         arrays: Mapping[str, NDArray[Any]],
-        *,
         base: ModelVersion | None,
         round_number: int,
         draft: TensorDraft | None = None,
     ) -> ModelVersion:
-        """Write a model as the run wants it sent; where that loses digits, the loss is part of
-        the model, so that everybody trains from the same one. draft: a file that may hold it."""
-        down = self._plan.run_file.transport.down
-        with_base = down.delta and base is not None
-        if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
-            if draft is not None and draft.holds(arrays):
-                digest = self._files.keep(draft)
-            else:
-                digest = self._files.write(arrays, self.layout)
-            return self._files.publish(digest, [Rendition.whole(digest)])
-        with contextlib.ExitStack() as stack:
-            base_file = None
-            if with_base and base is not None:
-                base_file = stack.enter_context(self._files.opened(base.blake3))
-            return self._publish_encoded(arrays, down, base_file, base, round_number)
-
-    def _publish_encoded(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        down: DirectionSettings,
-        base_file: TensorFile | None,
-        base: ModelVersion | None,
-        round_number: int,
-    ) -> ModelVersion:
-        words = (self._plan.run_file.seed, round_number)
-        layout = encoded_layout(self.layout, down.encoding)
-        with self._files.draft(layout) as encoded:
-            write_encoded(
-                encoded,
-                arrays,
-                down.encoding,
-                base=None if base_file is None else base_file.arrays,
-                generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
-            )
-            encoded_digest = self._files.keep(encoded)
-        with (
-            self._files.opened(encoded_digest.blake3, layout) as file,
-            self._files.draft(self.layout) as decoded,
-        ):
-            EncodedUpdate(file, self.layout, down.encoding, base_file).decode_to(decoded)
-            digest = self._files.keep(decoded)
-        if down.compress:
-            encoded_digest = self._files.compress(encoded_digest)
-        renditions = [
-            Rendition(
-                blake3=encoded_digest.blake3,
-                size=encoded_digest.size,
-                encoding=down.encoding,
-                base_blake3="" if base_file is None or base is None else base.blake3,
-                compressed=down.compress,
-            )
-        ]
-        if base_file is not None or down.compress:
-            renditions.append(Rendition.whole(digest))  # for a host that can't use the other
-        return self._files.publish(digest, renditions)
+        files, run_file = self._files, self._plan.run_file
+        return publish(files, run_file, self.layout, arrays, base, round_number, draft)
 
     # Updates ----------------------------------------------------------------------------------
 
@@ -237,7 +173,7 @@ class ModelWork:
         ):
             arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
             self._note_bias(round_number, these.clients, these.encoded, current)
-            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
+            published = self._publish(arrays, model, round_number, draft)
         return published, state
 
     def next_masked_model(
@@ -264,7 +200,7 @@ class ModelWork:
             arrays, state = move_masked(
                 strategy, state, current, total, names, numbers, draft=draft
             )
-            published = self._publish(arrays, base=model, round_number=round_number, draft=draft)
+            published = self._publish(arrays, model, round_number, draft)
         return published, state, total.head
 
     def _buffers(self) -> frozenset[str]:
@@ -334,33 +270,3 @@ class ModelWork:
                     groups=task.groups,
                     device=torch.device("cpu"),
                 )
-
-    # States -----------------------------------------------------------------------------------
-
-    def write_states(self, states: States) -> str | None:
-        """Write the arrays of both states; the file's digest, None if there are none."""
-        arrays = {
-            f"{owner}/{name}": np.ascontiguousarray(array)
-            for owner, state in (("selector", states.selector), ("strategy", states.strategy))
-            for name, array in state.arrays.items()
-        }
-        return self._files.write(arrays).blake3 if arrays else None
-
-    def read_states(
-        self,
-        blake3: str | None,
-        selector_scalars: Mapping[str, Any],
-        strategy_scalars: Mapping[str, Any],
-    ) -> States:
-        """Both states as they were written."""
-        arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
-        if blake3 is not None:
-            self._files.verify(blake3)
-            with self._files.opened(blake3) as file:
-                for name, array in file.arrays.items():
-                    owner, _, own_name = name.partition("/")
-                    arrays[owner][own_name] = array.copy()
-        return States(
-            selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
-            strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),
-        )

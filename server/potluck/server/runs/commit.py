@@ -17,7 +17,7 @@ from potluck.common.learning.scores import Metrics
 from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_work import States
+from potluck.server.aggregation.states import States, write_states
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.announce import announce_closed
@@ -72,7 +72,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     result, outcome = run.result, _outcome(run, action)
     selector_state = run.plan.selector.observe(run.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
-    state_blake3 = await in_thread(run.work.write_states, states)
+    state_blake3 = await in_thread(write_states, run.services.files, states)
     round_commit = RoundCommit(
         key=run.key,
         model_blake3=result.model.blake3,

@@ -9,8 +9,9 @@ from typing import TypeVar
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.model_files import ModelFiles, ModelVersion
-from potluck.server.aggregation.model_work import ModelWork, States
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
+from potluck.server.aggregation.states import States, read_states
 from potluck.server.aggregation.update_files import SpooledUpdate, spooled_intact
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
@@ -63,7 +64,7 @@ async def resume(
     if profiling.needs_model:
         profiling.use_model(await _profile_model(run_id, services))
     await profiling.admit(roster.ids)
-    states = await _states(record, plan, work, services, model, profiling, last)
+    states = await _states(record, plan, services, model, profiling, last)
     run = Run(
         record=record,
         plan=plan,
@@ -130,7 +131,6 @@ async def _from_files(
 async def _states(
     record: RunRecord,
     plan: RunPlan,
-    work: ModelWork,
     services: RunServices,
     model: ModelVersion,
     profiling: Profiling,
@@ -139,7 +139,7 @@ async def _states(
     """The states of selector and strategy after the last committed round, or before round 1."""
     if last is not None:
         remembered = (last.state_blake3, last.selector_scalars, last.strategy_scalars)
-        return await _from_files(record, services.files, work.read_states, *remembered)
+        return await _from_files(record, services.files, read_states, services.files, *remembered)
 
     def initial() -> States:
         with services.files.opened(model.blake3) as file:

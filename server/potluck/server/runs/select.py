@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from potluck.common.errors import RunError
-from potluck.server.aggregation.model_work import States
+from potluck.server.aggregation.states import States
 from potluck.server.clock import utc
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds import events as rounds

@@ -1,0 +1,85 @@
+"""Publishing a model: its files are written in the forms in which hosts may fetch it. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.runfile import RunFile
+from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_drafts import TensorDraft
+from potluck.common.tensors.tensor_files import TensorFile
+from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
+
+
+def publish(
+    files: ModelFiles,
+    run_file: RunFile,
+    layout: Layout,
+    arrays: Mapping[str, NDArray[Any]],
+    base: ModelVersion | None,
+    round_number: int,
+    draft: TensorDraft | None,
+) -> ModelVersion:
+    """Write a model as the run wants it sent; where that loses digits, the loss is part of
+    the model, so that everybody trains from the same one. draft: a file that may hold it."""
+    down = run_file.transport.down
+    with_base = down.delta and base is not None
+    if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:
+        if draft is not None and draft.holds(arrays):
+            digest = files.keep(draft)
+        else:
+            digest = files.write(arrays, layout)
+        return files.publish(digest, [Rendition.whole(digest)])
+    with contextlib.ExitStack() as stack:
+        base_file = None
+        if with_base and base is not None:
+            base_file = stack.enter_context(files.opened(base.blake3))
+        return _publish_encoded(files, run_file, layout, arrays, base_file, base, round_number)
+
+
+def _publish_encoded(
+    files: ModelFiles,
+    run_file: RunFile,
+    layout: Layout,
+    arrays: Mapping[str, NDArray[Any]],
+    base_file: TensorFile | None,
+    base: ModelVersion | None,
+    round_number: int,
+) -> ModelVersion:
+    down, words = run_file.transport.down, (run_file.seed, round_number)
+    encoded_as = encoded_layout(layout, down.encoding)
+    with files.draft(encoded_as) as encoded:
+        write_encoded(
+            encoded,
+            arrays,
+            down.encoding,
+            base=None if base_file is None else base_file.arrays,
+            generator=np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))),
+        )
+        encoded_digest = files.keep(encoded)
+    with (
+        files.opened(encoded_digest.blake3, encoded_as) as file,
+        files.draft(layout) as decoded,
+    ):
+        EncodedUpdate(file, layout, down.encoding, base_file).decode_to(decoded)
+        digest = files.keep(decoded)
+    if down.compress:
+        encoded_digest = files.compress(encoded_digest)
+    renditions = [
+        Rendition(
+            blake3=encoded_digest.blake3,
+            size=encoded_digest.size,
+            encoding=down.encoding,
+            base_blake3="" if base_file is None or base is None else base.blake3,
+            compressed=down.compress,
+        )
+    ]
+    if base_file is not None or down.compress:
+        renditions.append(Rendition.whole(digest))  # for a host that can't use the other
+    return files.publish(digest, renditions)
