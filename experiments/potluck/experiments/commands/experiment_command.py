@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = Path("potluck-experiments")
 _DATA = Path("data")
+_REPORTS = "potluck.experiments.reports.report_files"
 
 
 File = Annotated[
@@ -106,14 +108,14 @@ def experiment(
     if dry_run:
         _list(cells, folder)
         return
-    # Here, so that a library that is missing is missed before the work.
-    from potluck.experiments.reports.report_files import write_report_files
-
     if report_only:
         outcome = GridOutcome(results=folder.finished(cells), failures={})
     else:
         with folder.opened():
+            import_module(_REPORTS)  # a library that is missing is missed before the work
             outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
+    from potluck.experiments.reports.report_files import write_report_files
+
     print_line(write_report_files(plan, cells, outcome.results, folder.folder))
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
