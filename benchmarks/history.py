@@ -31,25 +31,17 @@ from potluck.client.config import ClientConfig
 from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.common.net.tls import CHANNEL_OPTIONS, channel_credentials
 from potluck.common.process.logs import LogLevel, configure_logging
-from potluck.common.runfile import Retention
+from potluck.common.run_file.run_settings import Retention
 from potluck.common.settings.configuration import load
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.service.retention import Tidying
 from potluck.server.service.serving import serving
-from potluck.server.store import (
-    AttemptKey,
-    MemberState,
-    MetricsRow,
-    RoundCommit,
-    RunState,
-    Store,
-    UpdateRow,
-    schema,
-)
+from potluck.server.store.sql import schema
+from potluck.server.store import AttemptKey, MemberState, MetricsRow, RoundCommit, RunState, Store, UpdateRow
 from potluck.server.store.journal import Journal, Noted
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -23,10 +23,10 @@ from urllib.request import urlopen
 from rich.console import Console
 from rich.table import Table
 
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import LATEST_RUNS, RUN, MeasuredParty
-from potluck.common.metrics.monitoring import monitoring
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import LATEST_RUNS, RUN, MeasuredParty
+from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.process.logs import LogLevel, configure_logging
 from potluck.common.settings.configuration import load
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files

@@ -39,8 +39,8 @@ from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.common.disclosure import SumKind
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles
 from potluck.deploy.pki import authority as pki

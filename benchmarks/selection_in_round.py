@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.eligibility import Eligibility

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from potluck.common.metrics.definitions import METRICS, Metric
-from potluck.common.metrics.metric_labels import LATEST_RUNS, Label, MeasuredParty
+from potluck.common.monitoring.definitions import METRICS, Metric
+from potluck.common.monitoring.metric_labels import LATEST_RUNS, Label, MeasuredParty
 
 _HEAD = f"""\
 # Metrics
 
-Made from `common/potluck/common/metrics/definitions.py` by `make pages`; edit that.
+Made from `common/potluck/common/monitoring/definitions.py` by `make pages`; edit that.
 
 The coordinator and every host serve them at `/metrics` of their metrics address (`metrics_address`
 in their configuration, or `--metrics-address`; off unless set), beside

@@ -17,7 +17,7 @@ from adversary.proxy import Script
 
 from potluck.common.secagg import Envelope, MessageType, decode, encode
 from potluck.common.secagg.wire.messages import Header, Invitation
-from potluck.common.training_agreement import training_sha256
+from potluck.common.updates.training_agreement import training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.store import RunState

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.pki import make_federation
 
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.clock import now
 from potluck.server.config import CoordinatorConfig

@@ -35,7 +35,7 @@ from potluck.common.errors import (
     ProtocolVersionError,
     RoundClosedError,
 )
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.common.net.tls import channel
 from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of

@@ -11,8 +11,8 @@ from support.pki import make_federation
 from support.programs import run_program
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.process.folder_lock import FolderLock
 from potluck.deploy.local.demo_files import hold
 from potluck.experiments.grid.results import ResultsFolder

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty, MemberOutcome
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty, MemberOutcome
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from potluck.common.errors import ConfigurationError, UnreachableError
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
-from potluck.common.metrics.monitoring import monitoring, parse_address
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
+from potluck.common.monitoring.metrics_server import monitoring, parse_address
 
 INSTRUMENTS = Instruments(MeasuredParty.HOST)
 

@@ -27,7 +27,7 @@ from support.operator_service import (
 from support.pki import TestFederation, make_federation
 
 from potluck.common.errors import NotFoundError, UnreachableError
-from potluck.common.runfile import example_run_file
+from potluck.common.run_file.runfile import example_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.operator.model_download import download_model

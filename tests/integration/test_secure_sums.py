@@ -25,7 +25,7 @@ from support.sum_federation import (
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.report import Records
-from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.secagg import MessageType

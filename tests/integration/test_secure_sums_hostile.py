@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.net.membership import MemberRecord, SignedRecord, load_private_key
 from potluck.common.secagg import (
     Envelope,

@@ -19,8 +19,8 @@ from support.wire_recording import Recording, forms, traces
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.training.device import TrainingDevice
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
 from potluck.server.store import RunState
 

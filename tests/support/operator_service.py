@@ -16,7 +16,7 @@ from support.pki import TestFederation, server_credentials
 from potluck.common.errors import NotFoundError, PotluckError, RunError, to_status
 from potluck.common.net.protocol import FRAMING_VERSION
 from potluck.common.net.tls import SERVER_OPTIONS
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.rpc.v1 import operator_pb2, transfer_pb2

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.runfile import DirectionSettings
+from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.tensors.auxiliary import Auxiliaries, joined, update_layout
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import Layout

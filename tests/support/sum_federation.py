@@ -22,11 +22,11 @@ from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
-from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.training.samples.signals import label_counts
 from potluck.common.disclosure import SumKind
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.secagg import MessageType

@@ -36,7 +36,7 @@ ROOMS = {
         "plain_text errors interruptible names settings task models tasks learning disclosure "
         "tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
-        "secagg.coordinator secagg masking training_agreement runfile process metrics"
+        "secagg.coordinator secagg updates run_file process monitoring"
     ),
     "server": (
         "clock config state store.sql store selection strategy strategies selectors.parts "
@@ -45,7 +45,7 @@ ROOMS = {
     ),
     "client": (
         "base disclosure config correction objective training.objectives training.samples question "
-        "training training.questions transfer control agent cli __main__"
+        "training training.questions transfer masking control.handlers control agent cli __main__"
     ),
     "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
     "experiments": "tasks models weights data_sets presets grid reports commands",

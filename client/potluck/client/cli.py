@@ -12,7 +12,7 @@ import typer
 
 from potluck.client.config import ClientConfig, example_config, load_config
 from potluck.common.errors import ConfigurationError
-from potluck.common.metrics.monitoring import monitoring
+from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.plain_text import plain
 from potluck.common.process.command_line import run_command_line, version_option

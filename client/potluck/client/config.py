@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.metrics.monitoring import MetricsAddress
+from potluck.common.monitoring.metrics_server import MetricsAddress
 from potluck.common.names import ClientId
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.tls import TlsFiles

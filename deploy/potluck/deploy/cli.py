@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from potluck.common.process.command_line import run_command_line, version_option
-from potluck.common.runfile import example_run_file
+from potluck.common.run_file.runfile import example_run_file
 from potluck.deploy.commands.client_commands import app as clients_app
 from potluck.deploy.commands.demo_command import demo
 from potluck.deploy.commands.disclosure_audit_command import COMMANDS as DISCLOSURE_AUDIT_COMMANDS

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.common.metrics.monitoring import MetricsAddress
+from potluck.common.monitoring.metrics_server import MetricsAddress
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Engine, event
 from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
 
-from potluck.common.runfile import parse_run_file
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.common.run_file.runfile import parse_run_file
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.service.retention import Tidying
 from potluck.server.store import AttemptKey, RunState, Store
 

@@ -22,7 +22,7 @@ from support.stored import (
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.server.store import Store
 from potluck.server.store.migrations import MIGRATIONS
-from potluck.server.store.schema import metadata
+from potluck.server.store.sql.schema import metadata
 
 OPEN_AND_WAIT = """
 import sys

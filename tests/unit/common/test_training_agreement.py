@@ -9,7 +9,7 @@ import pytest
 
 from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.learning.training import LocalTraining
-from potluck.common.training_agreement import check_alike, client_seed, training_sha256
+from potluck.common.updates.training_agreement import check_alike, client_seed, training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 Edit = Callable[[rpc.Train], None]

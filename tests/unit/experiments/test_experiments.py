@@ -13,7 +13,7 @@ from scipy import stats
 from support.repository import ROOT
 
 from potluck.common.errors import ConfigurationError, StorageError
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes

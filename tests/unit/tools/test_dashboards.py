@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.repository import ROOT
 
 from dashboards import dashboard_files
-from potluck.common.metrics.definitions import METRICS, MetricKind
+from potluck.common.monitoring.definitions import METRICS, MetricKind
 
 ASSETS = ROOT / "deploy" / "assets"
 DASHBOARDS = sorted((ASSETS / "grafana" / "dashboards").glob("*.json"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from potluck.client.base.gpu_figures import gpu_figures
 from potluck.common.errors import PotluckError
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import (
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import (
     SIGNAL,
     Direction,
     DisclosureOutcome,
@@ -20,7 +20,7 @@ from potluck.common.metrics.metric_labels import (
     WorkOutcome,
     known_reason,
 )
-from potluck.common.metrics.process_metrics import show_certificate, show_disk
+from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
 
 _WORK = frozenset(Work)

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from potluck.client.control.instruction_log import Entry, InstructionStage
-from potluck.client.disclosure.masked_updates import MASKED
+from potluck.client.masking.masked_updates import MASKED
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

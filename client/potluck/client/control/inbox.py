@@ -18,8 +18,8 @@ import structlog
 
 from potluck.client.base.state_directory import storage_error
 from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handler_context import HandlerContext
-from potluck.client.control.handlers import carry_out
+from potluck.client.control.handlers.handler_context import HandlerContext
+from potluck.client.control.handlers.handler_table import carry_out
 from potluck.client.control.instruction_log import InstructionStage, Reception
 from potluck.common.errors import (
     DisclosureRefusedError,
@@ -28,7 +28,7 @@ from potluck.common.errors import (
     StorageError,
     TrainingError,
 )
-from potluck.common.metrics.metric_labels import DisclosureOutcome, WorkOutcome
+from potluck.common.monitoring.metric_labels import DisclosureOutcome, WorkOutcome
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()

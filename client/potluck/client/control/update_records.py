@@ -6,7 +6,7 @@ import time
 
 from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.transfer.saved_updates import KeptUpdate
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.common.tensors.tensor_files import FileDigest
 
 

@@ -34,7 +34,7 @@ from potluck.common.disclosure import (
     parse_request,
 )
 from potluck.common.errors import ConfigurationError, ProtocolError
-from potluck.common.metrics.metric_labels import DisclosureOutcome
+from potluck.common.monitoring.metric_labels import DisclosureOutcome
 from potluck.common.net.membership import load_private_key, profile_statement
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.client.correction import LocalCorrection
-from potluck.client.disclosure.masked_updates import MASKED, Differences, differences
+from potluck.client.masking.masked_updates import MASKED, Differences, differences
 from potluck.client.objective import Objective
 from potluck.client.training.auxiliary_files import (
     Arrays,
@@ -29,7 +29,7 @@ from potluck.common.errors import ProtocolVersionError, RoundClosedError, Traini
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.task_checks import check_finite
 from potluck.common.learning.training import LocalTraining, training_for
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.common.names import ClientId
 from potluck.common.task import Examples, Task
 from potluck.common.tensors.encoding import Encoding

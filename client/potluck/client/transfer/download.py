@@ -24,7 +24,7 @@ from potluck.common.errors import (
     TruncatedError,
     UnreachableError,
 )
-from potluck.common.metrics.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import require
 from potluck.common.net.protocol import FRAMING_VERSION
 from potluck.common.net.shielded import shielded

@@ -15,7 +15,7 @@ from potluck.client.base.backoff import Backoff
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.transfer.chunk_size import ChunkSize
 from potluck.common.errors import UnreachableError, from_rpc_error
-from potluck.common.metrics.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import FrameDecoder, encode_frame
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 

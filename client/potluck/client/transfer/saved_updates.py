@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.common.tensors.spare_files import SpareFiles
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0

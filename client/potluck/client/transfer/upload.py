@@ -19,7 +19,7 @@ from potluck.common.errors import (
     TransferError,
     UnreachableError,
 )
-from potluck.common.metrics.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import file_messages
 from potluck.common.net.protocol import FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.process.command_line import FAILED
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import status_values, to_line

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from potluck.client.config import ClientConfig
 from potluck.common.errors import PotluckError
-from potluck.common.metrics.monitoring import parse_address
+from potluck.common.monitoring.metrics_server import parse_address
 from potluck.common.net.identity import parse_certificates
 from potluck.common.net.protocol import SOFTWARE_VERSION, VERSIONS
 from potluck.common.net.revocation import Revocations, read_revocations

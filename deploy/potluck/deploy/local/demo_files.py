@@ -21,7 +21,7 @@ from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process import folder_lock
 from potluck.common.process.folder_lock import FolderLock
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
 from potluck.deploy.operator.operator_config import FILE_NAME, OperatorConfig
 from potluck.deploy.operator.run_overrides import override

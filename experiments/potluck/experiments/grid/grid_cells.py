@@ -13,7 +13,7 @@ import tomlkit
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.protocol import SOFTWARE_VERSION
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import PluginError
-from potluck.common.runfile import SampleLimits
+from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, TensorFile

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, PluginError
-from potluck.common.masking import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
+from potluck.common.updates.masked_lanes import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
 from potluck.common.secagg import Header, Lane, Unmasking
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyDecoder, HeadSum, decode_head

@@ -29,7 +29,7 @@ from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, op
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
-from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
+from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 from potluck.server.aggregation.publishing import publish
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.runfile import RunFile
+from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encoded_layout, write_encoded
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import TensorFile
-from potluck.server.aggregation.model_files import ModelFiles, ModelVersion, Rendition
+from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 
 
 def publish(

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, RunError, StorageError
-from potluck.common.runfile import DirectionSettings
+from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.tensors.auxiliary import (
     auxiliary_of,
     check_auxiliary_numbers,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import entropy, federated_heterogeneity
-from potluck.common.metrics.metric_labels import HETEROGENEITIES
+from potluck.common.monitoring.metric_labels import HETEROGENEITIES
 from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]

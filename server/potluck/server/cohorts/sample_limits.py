@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.runfile import SampleLimits
+from potluck.common.run_file.run_settings import SampleLimits
 
 Samples = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from potluck.common.runfile import SampleLimits
+from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.eligibility.lopsidedness import Picks, lopsidedness
 from potluck.server.rounds.roster import RunRoster

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from potluck.common.errors import RunError
-from potluck.common.runfile import MissingProfiles
+from potluck.common.run_file.run_settings import MissingProfiles
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap

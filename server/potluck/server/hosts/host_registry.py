@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import structlog
 
 from potluck.common.errors import PotluckError
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.instruments import Instruments
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
 from potluck.server.hosts.attendance import Attendance, HostSession
 from potluck.server.hosts.rivals import Rivals
 from potluck.server.store.records import ClientSeen

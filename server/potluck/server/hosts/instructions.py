@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from potluck.common.disclosure import Weighting, canonical_json
-from potluck.common.runfile import PluginTable, RunFile
+from potluck.common.run_file.run_settings import PluginTable
+from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
-from potluck.common.training_agreement import client_seed
+from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask
 from potluck.server.strategy import Summation

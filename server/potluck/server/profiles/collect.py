@@ -30,10 +30,10 @@ from potluck.common.errors import (
     ProtocolError,
     is_permanent,
 )
-from potluck.common.metrics.metric_labels import ProfileOutcome
-from potluck.common.runfile import SampleLimits
+from potluck.common.monitoring.metric_labels import ProfileOutcome
+from potluck.common.run_file.run_settings import SampleLimits
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather

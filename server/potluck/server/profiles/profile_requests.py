@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Mode, Request
-from potluck.common.runfile import RunFile
+from potluck.common.run_file.runfile import RunFile
 
 
 def request_for(signal: str, run_file: RunFile) -> Request:

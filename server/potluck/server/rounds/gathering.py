@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from potluck.common.runfile import LateJoiners
+from potluck.common.run_file.run_settings import LateJoiners
 from potluck.server.rounds.cohort import RoundCohort
 from potluck.server.rounds.presence import Presence
 from potluck.server.rounds.roster import RunRoster

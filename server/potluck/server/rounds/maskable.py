@@ -7,7 +7,8 @@ from typing import Final
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
-from potluck.common.runfile import DirectionSettings, RoundPolicy, RunFile
+from potluck.common.run_file.run_settings import DirectionSettings, RoundPolicy
+from potluck.common.run_file.runfile import RunFile
 from potluck.common.secagg import complete_thresholds
 from potluck.common.secagg.coordinator.coordinator_side import MOST_ATTEMPTS
 from potluck.common.secagg.policy.sum_policy import ClientPolicy

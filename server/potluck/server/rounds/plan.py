@@ -12,7 +12,7 @@ from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import LocalTraining, training_for
 from potluck.common.learning.triplet import triplet_settings_for
 from potluck.common.learning.virtual_clock import pace
-from potluck.common.runfile import RunFile, parse_run_file
+from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.server.rounds.compatibility import by_protocol, check_composition

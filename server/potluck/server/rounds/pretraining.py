@@ -11,7 +11,8 @@ from datetime import datetime
 
 import tomlkit
 
-from potluck.common.runfile import Evaluation, PluginTable, RunFile
+from potluck.common.run_file.run_settings import Evaluation, PluginTable
+from potluck.common.run_file.runfile import RunFile
 from potluck.server.store.records import NewRun
 
 _PREFIX = "pre-"

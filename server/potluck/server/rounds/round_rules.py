@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from potluck.common.runfile import Leavers, RoundPolicy
+from potluck.common.run_file.run_settings import Leavers, RoundPolicy
 
 
 @dataclass(frozen=True, kw_only=True)

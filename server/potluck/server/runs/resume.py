@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
-from potluck.server.aggregation.model_files import ModelFiles, ModelVersion
+from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States, read_states

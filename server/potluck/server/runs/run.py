@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States

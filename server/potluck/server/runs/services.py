@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.store import RoundRow

@@ -13,9 +13,9 @@ from potluck.common.errors import LayoutError
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
 from potluck.common.learning.training import LocalTraining
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.run import RoundModel, Run

@@ -14,7 +14,7 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.secagg import SessionRecord
 from potluck.server.aggregation.audit_records import BiasRecords, audit_run, check_auditable
 from potluck.server.aggregation.label_audit import ClientAudit
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, stored_profiles

@@ -13,10 +13,10 @@ from pathlib import Path
 import structlog
 
 from potluck.common.errors import ConfigurationError, RunError, StorageError
-from potluck.common.metrics.instruments import Instruments
+from potluck.common.monitoring.instruments import Instruments
 from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed

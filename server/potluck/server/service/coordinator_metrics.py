@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import (
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import (
     LATEST_RUNS,
     RUN,
     Direction,
@@ -20,7 +20,7 @@ from potluck.common.metrics.metric_labels import (
     TransferOutcome,
     known_reason,
 )
-from potluck.common.metrics.process_metrics import show_disk
+from potluck.common.monitoring.process_metrics import show_disk
 from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now, utc

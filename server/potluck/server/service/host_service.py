@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from potluck.common.errors import ProtocolError
-from potluck.common.metrics.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.identity import Identity
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest

@@ -17,7 +17,7 @@ from potluck.common.errors import (
     disk_error,
 )
 from potluck.server.aggregation.audit_records import why_not_audited
-from potluck.server.aggregation.model_files import ModelFiles
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc

@@ -11,9 +11,9 @@ import grpc.aio
 import structlog
 
 from potluck.common.errors import PotluckError, UnreachableError
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import MeasuredParty
-from potluck.common.metrics.monitoring import Readiness, monitoring
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
+from potluck.common.monitoring.metrics_server import Readiness, monitoring
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from potluck.common.errors import ProtocolError, ProtocolVersionError, TruncatedError
-from potluck.common.metrics.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import require
 from potluck.common.net.identity import Identity
 from potluck.common.net.protocol import FRAMING_VERSION
@@ -18,7 +18,7 @@ from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.model_files import ModelVersion
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.service.coordinator import Coordinator

@@ -10,7 +10,7 @@ from enum import StrEnum
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store import schema
+from potluck.server.store.sql import schema
 from potluck.server.store.member_rows import member_values, read_members
 from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (

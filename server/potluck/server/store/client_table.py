@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, case, delete, func, select
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store import schema
+from potluck.server.store.sql import schema
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import (
     ClientRow,

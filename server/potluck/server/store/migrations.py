@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, insert, inspect, select, text, update
 
 from potluck.common.errors import StorageError
-from potluck.server.store.schema import metadata, schema_version
+from potluck.server.store.sql.schema import metadata, schema_version
 
 Migration = Sequence[str]
 """SQL statements that mean the same to SQLite and PostgreSQL. Never edited once released."""

@@ -16,7 +16,7 @@ from sqlalchemy import (
     update,
 )
 
-from potluck.server.store import schema
+from potluck.server.store.sql import schema
 from potluck.server.store.attempt_table import AttemptState, last_commit
 from potluck.server.store.member_rows import read_members, take_part
 from potluck.server.store.part import Part, of_attempt

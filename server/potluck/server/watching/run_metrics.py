@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import (
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import (
     AttemptOutcome,
     Direction,
     MemberOutcome,

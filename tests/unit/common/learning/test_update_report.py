@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2
-from potluck.server.store import schema
+from potluck.server.store.sql import schema
 
 REPORT = UpdateReport(
     samples=57, steps=8, seconds=1.25, loss=0.5, normalizer=13.5, reports={"utility": 6.5}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.common.learning.virtual_clock import VirtualClock, pace
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 
 
 def drawn(clock: VirtualClock, clients: int, samples: int = 1000) -> list[float]:

@@ -12,11 +12,11 @@ from support.repository import ROOT
 
 from metrics_page import metrics_page
 from potluck.common.errors import REASONS
-from potluck.common.metrics import definitions as metrics
-from potluck.common.metrics.definitions import METRICS, Metric, MetricKind, metrics_of
-from potluck.common.metrics.instruments import Instruments
-from potluck.common.metrics.metric_labels import OTHER, RUN, MeasuredParty, known_reason
-from potluck.common.runfile import RoundPolicy
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.definitions import METRICS, Metric, MetricKind, metrics_of
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import OTHER, RUN, MeasuredParty, known_reason
+from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.roster import RunRoster

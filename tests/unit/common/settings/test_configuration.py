@@ -13,7 +13,7 @@ from support.repository import ROOT
 from potluck.client.config import example_config as host_example
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.training import LocalTraining
-from potluck.common.runfile import example_run_file, parse_run_file
+from potluck.common.run_file.runfile import example_run_file, parse_run_file
 from potluck.common.settings.configuration_errors import (
     COORDINATOR,
     EXPERIMENT,

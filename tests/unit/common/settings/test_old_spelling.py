@@ -9,7 +9,7 @@ from support.programs import run_program
 
 from potluck.client.config import example_config
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.runfile import RunFile, parse_run_file
+from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.configuration import parse
 from potluck.common.settings.old_spelling import OldSpellingWarning
 

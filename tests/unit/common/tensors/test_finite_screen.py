@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from potluck.common.errors import OutOfBoundsError
-from potluck.common.runfile import DirectionSettings
+from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.common.tensors.tensor_files import LARGEST_VALUE, open_tensors, write_tensors
 from potluck.server.aggregation.update_files import UpdateFiles

@@ -18,7 +18,7 @@ from support.operator_service import committed, member, status
 
 from potluck.client.config import load_config
 from potluck.common.errors import ConfigurationError, PluginError, RunError
-from potluck.common.runfile import parse_run_file
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.deploy.commands.demo_command import print_summary
 from potluck.deploy.local.demo_files import (
     DemoOptions,

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from support.secure_sums import Federation, Run
 
-from potluck.client.disclosure.masked_updates import Differences, write_masked
+from potluck.client.masking.masked_updates import Differences, write_masked
 from potluck.common.errors import LayoutError, PluginError
-from potluck.common.learning.update_report import UpdateReport
-from potluck.common.masking import (
+from potluck.common.updates.update_report import UpdateReport
+from potluck.common.updates.masked_lanes import (
     BODY,
     METRIC_BOUND,
     MaskingSettings,

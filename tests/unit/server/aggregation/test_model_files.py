@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from potluck.common.errors import StorageError
-from potluck.server.aggregation.model_files import ModelFiles, Rendition
+from potluck.server.store.model_files import ModelFiles, Rendition
 
 ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
 OTHERS = {"weights": np.zeros(1000, dtype=np.float32)}

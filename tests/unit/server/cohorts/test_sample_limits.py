@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from potluck.common.runfile import SampleLimits
+from potluck.common.run_file.run_settings import SampleLimits
 from potluck.experiments.tasks.splitting import Splitting, split_by
 from potluck.server.cohorts.sample_limits import counted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.common.runfile import SampleLimits
+from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.rounds.roster import RunRoster

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.repository import TESTDATA
 
-from potluck.common.runfile import RoundPolicy
+from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase, Resumption, RoundMachine
 from potluck.server.rounds.roster import RunRoster

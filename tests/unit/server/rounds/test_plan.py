@@ -10,7 +10,7 @@ import pytest
 from potluck.common.disclosure import Mode
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.learning.triplet import TripletSettings
-from potluck.common.runfile import example_run_file
+from potluck.common.run_file.runfile import example_run_file
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import draw_up

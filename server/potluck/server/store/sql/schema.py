@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from potluck.common.learning.update_report import UpdateReport
+from potluck.common.updates.update_report import UpdateReport
 from potluck.server.store.sql.database import VERSION_TABLE
 
 metadata = MetaData()

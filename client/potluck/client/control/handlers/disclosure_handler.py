@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handler_context import HandlerContext
+from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.disclosure.releases import noised, randomness
 from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Parameters
 from potluck.common.names import ClientId

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from potluck.common.metrics.metric_labels import (
+from potluck.common.monitoring.metric_labels import (
     DIRECTION,
     ENCODING,
     HETEROGENEITIES,

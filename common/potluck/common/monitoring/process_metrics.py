@@ -6,8 +6,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.common.metrics.definitions import CERTIFICATE_EXPIRY, DISK_FREE, DISK_SIZE
-from potluck.common.metrics.instruments import Instruments
+from potluck.common.monitoring.definitions import CERTIFICATE_EXPIRY, DISK_FREE, DISK_SIZE
+from potluck.common.monitoring.instruments import Instruments
 from potluck.common.net.tls import TlsFiles
 
 

@@ -1,4 +1,4 @@
-"""The run file, in which an operator declares a run."""
+"""The tables of a run file, each a class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact, We
 from potluck.common.learning.training import LocalTraining
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.learning.virtual_clock import VirtualClock
-from potluck.common.masking import MaskingSettings
+from potluck.common.updates.masked_lanes import MaskingSettings
 from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
 from potluck.common.settings.old_spelling import old_spellings
@@ -253,108 +253,3 @@ class Retention(Settings):
 
 
 _EXAMPLES = {"task.name": '"colored-digits"'}
-
-
-class RunFile(Settings):
-    """One training job: a task, a selector, a strategy, so many rounds."""
-
-    kind = RUN
-
-    name: Annotated[str, Field(max_length=80)] = Field(
-        default="run", description="A name for people."
-    )
-    rounds: int = Field(default=30, ge=1, le=1_000_000, description="Rounds to commit.")
-    count: int = Field(default=9, ge=1, description="Clients selected in each round.")
-    roster: int = Field(
-        default=0,
-        ge=0,
-        description="Clients to wait for before round 1; with 0 the run starts as soon as\n"
-        "`count` clients attend.",
-    )
-    roster_timeout_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        description="How long to wait for them before the run fails. After its first selection it\n"
-        "waits without limit where too few attend.",
-    )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
-    )
-    task: PluginTable = Field(description="What is learned; other keys are the task's options.")
-    model: PluginTable | None = Field(
-        default=None,
-        description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
-        "anything that makes one; other keys are its options.",
-    )
-    initial_model: str | None = Field(
-        default=None,
-        description="Weights to start from: a .safetensors file in the coordinator's data\n"
-        "directory, as `potluck pretrained` makes it; unset, new ones that follow from the seed.",
-    )
-    selector: PluginTable = Field(
-        default=PluginTable(name="uniform"),
-        description="Who trains; other keys are the selector's options.",
-    )
-    strategy: PluginTable = Field(
-        default=PluginTable(name="fedavg"),
-        description="How updates combine; other keys are the strategy's options.",
-    )
-    objective: PluginTable = Field(
-        default=PluginTable(name="cross-entropy"),
-        description="The clients' local loss; other keys are the objective's options.",
-    )
-    training: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Local training; what is not set here is what the task recommends.",
-    )
-    round: RoundPolicy = Field(
-        default=RoundPolicy(), description="How long a round waits, and for whom."
-    )
-    transport: Transport = Field(default=Transport(), description="How models and updates travel.")
-    evaluation: Evaluation = Field(default=Evaluation(), description="When the model is evaluated.")
-    weighting: Weighting = Field(
-        default=Weighting.EXACT,
-        description="How exactly clients tell their number of samples, by which updates are\n"
-        "weighted: exact, bucketed (a power of two) or equal (all count the same).",
-    )
-    secure_aggregation: bool = Field(
-        default=False,
-        description="Whether updates are masked, so that the coordinator learns their sum over a\n"
-        "round's cohort and nothing else. Needs a federation root and a strategy that averages.",
-    )
-    masking: MaskingSettings = Field(
-        default=MaskingSettings(), description="How updates are masked, with secure_aggregation."
-    )
-    profiles: ProfileSettings = Field(
-        default=ProfileSettings(),
-        description="What clients are asked to disclose, if the selector needs it.",
-    )
-    selector_limits: SelectorLimits = Field(
-        default=SelectorLimits(), description="Bounds on how often a client is selected."
-    )
-    sample_limits: SampleLimits = Field(
-        default=SampleLimits(),
-        description="Bounds on how much a client counts by the number of samples it tells.",
-    )
-    virtual_clock: VirtualClock = Field(
-        default=VirtualClock(),
-        description="Simulated durations, to try selectors on clients of unequal speed.",
-    )
-    retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
-
-    @field_validator("name")
-    @classmethod
-    def _printable(cls, name: str) -> str:
-        if not name.isprintable():
-            raise ValueError("must be printable")
-        return name
-
-
-def parse_run_file(text: str, *, source: str) -> RunFile:
-    """A run file from TOML text. Raises ConfigurationError."""
-    return parse(RunFile, text, source=source)
-
-
-def example_run_file() -> str:
-    """The annotated example that `potluck config` prints."""
-    return annotated_example(RunFile, _EXAMPLES, {"training": LocalTraining})

@@ -17,14 +17,14 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from potluck.common.metrics.definitions import (
+from potluck.common.monitoring.definitions import (
     BUILD_INFO,
     SECONDS,
     Metric,
     MetricKind,
     metrics_of,
 )
-from potluck.common.metrics.metric_labels import MeasuredParty
+from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.net.protocol import SOFTWARE_VERSION
 
 _Family = Counter | Gauge | Histogram

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from potluck.common.errors import ConfigurationError, UnreachableError
-from potluck.common.metrics.instruments import Instruments
+from potluck.common.monitoring.instruments import Instruments
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

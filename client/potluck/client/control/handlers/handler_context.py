@@ -14,7 +14,7 @@ from potluck.client.control.active_instruction import ActiveInstruction
 from potluck.client.control.instruction_log import InstructionLog, InstructionStage
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.releases import Discloser
-from potluck.client.disclosure.sum_sessions import SumSessions
+from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.saved_states import KeptStates

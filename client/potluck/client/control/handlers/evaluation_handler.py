@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handler_context import HandlerContext
+from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.disclosure.disclosure_policy import check_held_out
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.learning.update_report import UpdateReport
-from potluck.common.masking import (
+from potluck.common.updates.update_report import UpdateReport
+from potluck.common.updates.masked_lanes import (
     AUXILIARY,
     BODY,
     HEAD,
@@ -27,7 +27,7 @@ from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
-from potluck.common.training_agreement import check_alike, training_sha256
+from potluck.common.updates.training_agreement import check_alike, training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

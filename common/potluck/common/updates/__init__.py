@@ -1,0 +1,6 @@
+"""What both sides know of an update: what a client reports with it, its masked form, and what all
+clients of a masked round compute alike.
+
+A number that clients report is added to `update_report.py`. Imports `learning`, `secagg`,
+`settings` and `tensors`.
+"""
