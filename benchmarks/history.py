@@ -36,13 +36,21 @@ from potluck.common.settings.configuration import load
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.service.retention import Tidying
 from potluck.server.service.serving import serving
-from potluck.server.store.sql import schema
-from potluck.server.store import AttemptKey, MemberState, MetricsRow, RoundCommit, RunState, Store, UpdateRow
+from potluck.server.store import (
+    AttemptKey,
+    MemberState,
+    MetricsRow,
+    RoundCommit,
+    RunState,
+    Store,
+    UpdateRow,
+)
 from potluck.server.store.journal import Journal, Noted
+from potluck.server.store.model_files import ModelFiles
+from potluck.server.store.sql import schema
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 RUN_ID = "long"

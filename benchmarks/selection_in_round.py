@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.eligibility import Eligibility
@@ -42,6 +41,7 @@ from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext
 from potluck.server.state import State
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import Profile
 from potluck.server.sums.counts import SecureSums
 from potluck.server.sums.label_sums import LabelSums

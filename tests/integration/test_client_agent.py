@@ -35,12 +35,12 @@ from potluck.common.errors import (
     ProtocolVersionError,
     RoundClosedError,
 )
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.net.tls import channel
 from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding, encode, encoded_layout
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

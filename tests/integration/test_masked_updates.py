@@ -17,8 +17,8 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.masking.masked_updates import Differences, write_masked
 from potluck.client.disclosure.report import Records
+from potluck.client.masking.masked_updates import Differences, write_masked
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.errors import ConfigurationError
 from potluck.common.secagg import MessageType, SessionRecord
@@ -208,7 +208,7 @@ async def test_a_client_whose_update_is_no_number_refuses_and_the_others_go_on(
             update.body[5] = np.nan
         return write_masked(path, update, *rest)
 
-    monkeypatch.setattr("potluck.client.control.handlers.training_handler.write_masked", spoiled)
+    monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", spoiled)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [record] = await sums_of(federation, row.run_id)
@@ -239,7 +239,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
         return write_masked(path, update, *rest)
 
     monkeypatch.setattr(SumSessions, "mask", mask)
-    monkeypatch.setattr("potluck.client.control.handlers.training_handler.write_masked", other_lanes)
+    monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))

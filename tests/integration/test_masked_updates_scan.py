@@ -17,11 +17,11 @@ from support.sum_federation import Members, sum_federation
 from support.wire_recording import Recording, traces
 
 from potluck.client.masking.masked_updates import Differences, write_masked
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.secagg import Masking
 from potluck.common.secagg.vectors.updates import BodyEncoder
+from potluck.common.updates.update_report import UpdateReport
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,7 +83,7 @@ async def scanned(
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(MeasuredParty.COORDINATOR)
-    monkeypatch.setattr("potluck.client.control.handlers.training_handler.write_masked", salted.write)
+    monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]

@@ -8,8 +8,17 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import create_engine, delete, insert
 
+from potluck.server.store import (
+    AttemptKey,
+    ClientSeen,
+    MemberState,
+    MetricsRow,
+    NewRun,
+    RoundCommit,
+    Store,
+    UpdateRow,
+)
 from potluck.server.store.sql import schema
-from potluck.server.store import AttemptKey, ClientSeen, MemberState, MetricsRow, NewRun, RoundCommit, Store, UpdateRow
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 RUN = NewRun(

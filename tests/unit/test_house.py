@@ -44,8 +44,8 @@ ROOMS = {
         "service cli __main__"
     ),
     "client": (
-        "base disclosure config correction objective training.objectives training.samples question "
-        "training training.questions transfer masking control.handlers control agent cli __main__"
+        "base disclosure masking config correction objective training.objectives training.samples "
+        "question training training.questions transfer handlers control agent cli __main__"
     ),
     "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
     "experiments": "tasks models weights data_sets presets grid reports commands",

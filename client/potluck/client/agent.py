@@ -17,11 +17,11 @@ from potluck.client.base.state_directory import StateDirectory
 from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
-from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.control.inbox import Instructions
-from potluck.client.control.instruction_log import InstructionLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser, key_of
+from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.masking.sum_membership import Membership
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads

@@ -13,9 +13,9 @@ from sqlalchemy import Engine, event
 from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
 
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.service.retention import Tidying
 from potluck.server.store import AttemptKey, RunState, Store
+from potluck.server.store.model_files import ModelFiles
 
 RUN_FILE = """
 rounds = 100000

@@ -1,5 +1,5 @@
-"""The control stream of a host: what it is asked to do, how far each instruction has come.
+"""The control stream of a host: it attends the coordinator, and hands instructions to handlers.
 
-Imports all other rooms of the client. Instructions come in, acknowledgements, progress and answers
+Imports all other rooms of the client. Instructions come in; acknowledgements, progress and answers
 go out.
 """

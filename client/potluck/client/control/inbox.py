@@ -17,10 +17,10 @@ from pathlib import Path
 import structlog
 
 from potluck.client.base.state_directory import storage_error
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.handler_context import HandlerContext
-from potluck.client.control.handlers.handler_table import carry_out
-from potluck.client.control.instruction_log import InstructionStage, Reception
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.handler_table import carry_out
+from potluck.client.handlers.instruction_log import InstructionStage, Reception
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,

@@ -1,5 +1,5 @@
-"""Disclosures: the owner's policy and budget, releases, a client's part in secure sums, the record.
+"""Disclosures: the owner's policy and budget, what was released, the ledgers, the record.
 
-Imports `base` and `potluck.common`. Requests of a coordinator come in; releases and masked numbers
-come out, each in a ledger first.
+Imports `base` and `potluck.common`. Requests of a coordinator come in; releases come out, each in a
+ledger first.
 """

@@ -11,7 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.updates.update_report import UpdateReport
+from potluck.common.secagg import Expectation, Masking, Purpose
+from potluck.common.secagg.primitives.masks import lane_dtype
+from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
+from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
 from potluck.common.updates.masked_lanes import (
     AUXILIARY,
     BODY,
@@ -21,13 +26,8 @@ from potluck.common.updates.masked_lanes import (
     lane_lengths,
     metric_names,
 )
-from potluck.common.secagg import Expectation, Masking, Purpose
-from potluck.common.secagg.primitives.masks import lane_dtype
-from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
-from potluck.common.tensors.flat import FlatVector, TensorBorders
-from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
 from potluck.common.updates.training_agreement import check_alike, training_sha256
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

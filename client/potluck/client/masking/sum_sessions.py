@@ -18,10 +18,10 @@ from pathlib import Path
 
 import structlog
 
-from potluck.client.masking.appointments import Appointment, Appointments, kept
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.masking.masked_updates import expectation
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.masking.appointments import Appointment, Appointments, kept
+from potluck.client.masking.masked_updates import expectation
 from potluck.client.masking.sum_membership import Membership
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import (

@@ -29,12 +29,12 @@ from potluck.common.errors import ProtocolVersionError, RoundClosedError, Traini
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.task_checks import check_finite
 from potluck.common.learning.training import LocalTraining, training_for
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.names import ClientId
 from potluck.common.task import Examples, Task
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.model_arrays import buffer_names, state_arrays
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 

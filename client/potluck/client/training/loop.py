@@ -28,8 +28,8 @@ from potluck.client.training.squared_losses import SquaredLosses
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.training import LocalTraining
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.task import Examples
+from potluck.common.updates.update_report import UpdateReport
 
 _PREDICTED_AT_ONCE = 256
 _REPORTS = 50

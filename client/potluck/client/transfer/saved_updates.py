@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.tensors.spare_files import SpareFiles
+from potluck.common.updates.update_report import UpdateReport
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 """A coordinator that was down longer than this gets the training done again."""

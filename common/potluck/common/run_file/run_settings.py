@@ -6,15 +6,11 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact, Weighting
-from potluck.common.learning.training import LocalTraining
+from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact
 from potluck.common.learning.triplet import TripletSettings
-from potluck.common.learning.virtual_clock import VirtualClock
-from potluck.common.updates.masked_lanes import MaskingSettings
-from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
-from potluck.common.settings.configuration_errors import RUN
+from potluck.common.settings.configuration import RECOMMENDED, Settings
 from potluck.common.settings.old_spelling import old_spellings
 from potluck.common.tensors.encoding import Encoding
 
@@ -250,6 +246,3 @@ class Retention(Settings):
     keep_every: int = Field(
         default=0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
     )
-
-
-_EXAMPLES = {"task.name": '"colored-digits"'}

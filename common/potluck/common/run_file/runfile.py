@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact, Weighting
+from potluck.common.disclosure import Weighting
 from potluck.common.learning.training import LocalTraining
-from potluck.common.learning.triplet import TripletSettings
 from potluck.common.learning.virtual_clock import VirtualClock
-from potluck.common.updates.masked_lanes import MaskingSettings
-from potluck.common.settings.configuration import RECOMMENDED, Settings, annotated_example, parse
+from potluck.common.run_file.run_settings import (
+    Evaluation,
+    PluginTable,
+    ProfileSettings,
+    Retention,
+    RoundPolicy,
+    SampleLimits,
+    SelectorLimits,
+    Transport,
+)
+from potluck.common.settings.configuration import Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
-from potluck.common.settings.old_spelling import old_spellings
-from potluck.common.tensors.encoding import Encoding
-from potluck.common.run_file.run_settings import PluginTable, RoundPolicy, Transport, Evaluation, ProfileSettings, SelectorLimits, SampleLimits, Retention
+from potluck.common.updates.masked_lanes import MaskingSettings
+
+_EXAMPLES = {"task.name": '"colored-digits"'}
 
 
 class RunFile(Settings):

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, PluginError
-from potluck.common.updates.masked_lanes import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
 from potluck.common.secagg import Header, Lane, Unmasking
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyDecoder, HeadSum, decode_head
@@ -32,6 +31,7 @@ from potluck.common.tensors.tensor_files import (
     not_finite,
     open_tensors,
 )
+from potluck.common.updates.masked_lanes import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
 from potluck.server.aggregation.apply_round import RoundNumbers
 from potluck.server.aggregation.blocks import Result, for_each_block
 from potluck.server.state import State

@@ -29,12 +29,12 @@ from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, op
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
-from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 from potluck.server.aggregation.publishing import publish
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.state import State
+from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.state import State
+from potluck.server.store.model_files import ModelFiles
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import structlog
 
 from potluck.common.errors import ProtocolError
 from potluck.common.learning.scores import EvaluationCounts
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import evaluate_instruction, model_reference
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 
 log = structlog.get_logger()

@@ -12,9 +12,9 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.strategy import Summation
 
 ENCODINGS = {

@@ -33,7 +33,6 @@ from potluck.common.errors import (
 from potluck.common.monitoring.metric_labels import ProfileOutcome
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather
@@ -45,6 +44,7 @@ from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Population
 from potluck.server.store import Store
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import Participation, Profile
 from potluck.server.store.store_thread import InStore
 

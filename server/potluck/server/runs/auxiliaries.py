@@ -7,9 +7,9 @@ import json
 
 from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.hosts.instructions import model_reference
 from potluck.server.runs.run import Run
+from potluck.server.store.model_files import ModelVersion
 
 
 class AuxiliaryFiles:

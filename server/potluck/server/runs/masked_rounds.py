@@ -19,8 +19,6 @@ from typing import Any, TypeAlias
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import LayoutError, PotluckError, RoundClosedError, RunError
 from potluck.common.interruptible import in_thread
-from potluck.common.updates.update_report import UpdateReport
-from potluck.common.updates.masked_lanes import METRIC_BOUND, lane_lengths, lanes_of, metric_names
 from potluck.common.monitoring.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.secagg import (
     CoordinatorSession,
@@ -36,7 +34,9 @@ from potluck.common.secagg import (
 from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
 from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.secagg.wire.messages import SESSION_ID_BYTES, Stage
+from potluck.common.updates.masked_lanes import METRIC_BOUND, lane_lengths, lanes_of, metric_names
 from potluck.common.updates.training_agreement import training_sha256
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.masked_reduction import check_masked
 from potluck.server.aggregation.update_files import SpooledUpdate

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
-from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States, read_states
@@ -28,6 +27,7 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
+from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberState, RoundRow
 from potluck.server.sums.label_cells import LabelCells
 from potluck.server.sums.label_sums import LabelSums

@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States
@@ -31,6 +30,7 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.services import RunServices
 from potluck.server.selection import Answers, Population
 from potluck.server.state import State
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,

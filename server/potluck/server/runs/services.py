@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.store import RoundRow
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
 from potluck.server.watching.run_metrics import RunObserver

@@ -20,7 +20,6 @@ from potluck.common.errors import (
 from potluck.common.net.transfer import FileReceiver, held_bytes
 from potluck.common.plain_text import plain
 from potluck.rpc.v1 import transfer_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now
 from potluck.server.hosts.offences import OFFENCES
@@ -28,6 +27,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
 
 

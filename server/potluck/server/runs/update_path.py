@@ -15,10 +15,10 @@ from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normal
 from potluck.common.learning.training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.store.model_files import ModelVersion
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.run import RoundModel, Run
+from potluck.server.store.model_files import ModelVersion
 
 MOST_SAMPLES: Final = 1 << 40
 

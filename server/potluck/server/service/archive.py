@@ -14,7 +14,6 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.secagg import SessionRecord
 from potluck.server.aggregation.audit_records import BiasRecords, audit_run, check_auditable
 from potluck.server.aggregation.label_audit import ClientAudit
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, stored_profiles
@@ -22,6 +21,7 @@ from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.selection import Population
 from potluck.server.store import Profile, SecureSum, Store
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import ClientRow, RoundRow, RunRow
 from potluck.server.store.store_thread import InStore
 

@@ -16,7 +16,6 @@ from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
@@ -31,6 +30,7 @@ from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.runs_under_way import RunsUnderWay
 from potluck.server.service.transfers import Transfers
 from potluck.server.store import Store
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import StoreThread
 

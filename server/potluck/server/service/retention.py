@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.run_settings import Retention
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.store import FileHolder, Store
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
 
 _AT_ONCE = 500

@@ -17,7 +17,6 @@ from potluck.common.errors import (
     disk_error,
 )
 from potluck.server.aggregation.audit_records import why_not_audited
-from potluck.server.store.model_files import ModelFiles
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc
@@ -35,6 +34,7 @@ from potluck.server.service.archive import bias_records
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.retention import Tidying
 from potluck.server.store import Store
+from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums

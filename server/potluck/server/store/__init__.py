@@ -1,4 +1,4 @@
-"""The coordinator's memory, in SQLite or PostgreSQL."""
+"""What outlives the coordinator: its database, SQLite or PostgreSQL, and its model files."""
 
 from potluck.server.store.records import (
     AttemptKey,

@@ -10,7 +10,6 @@ from enum import StrEnum
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.sql import schema
 from potluck.server.store.member_rows import member_values, read_members
 from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (
@@ -23,6 +22,7 @@ from potluck.server.store.records import (
     MemberState,
     UpdateRow,
 )
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     decode_json,

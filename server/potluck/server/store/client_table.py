@@ -8,7 +8,6 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, case, delete, func, select
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.sql import schema
 from potluck.server.store.part import Part, upsert
 from potluck.server.store.records import (
     ClientRow,
@@ -17,6 +16,7 @@ from potluck.server.store.records import (
     MemberState,
     QuarantineRow,
 )
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,

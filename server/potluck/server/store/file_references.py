@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from sqlalchemy import func, literal, select, union_all
 
-from potluck.server.store.sql import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import FileHolder, FileReference
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import Reader, read_rows
 
 _KEY = ["run_id", "round"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
 
-from potluck.server.store.sql import schema
 from potluck.server.store.part import of_attempt, upsert
 from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,

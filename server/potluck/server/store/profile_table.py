@@ -7,9 +7,9 @@ from collections.abc import Collection
 from sqlalchemy import insert, select
 
 from potluck.common.errors import ProtocolError
-from potluck.server.store.sql import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import Profile
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     decode_json,

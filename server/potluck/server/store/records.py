@@ -12,8 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.updates.update_report import UpdateReport
 from potluck.server.state import Scalar
 
 JsonObject = Mapping[str, object]

@@ -16,7 +16,6 @@ from sqlalchemy import (
     update,
 )
 
-from potluck.server.store.sql import schema
 from potluck.server.store.attempt_table import AttemptState, last_commit
 from potluck.server.store.member_rows import read_members, take_part
 from potluck.server.store.part import Part, of_attempt
@@ -29,6 +28,7 @@ from potluck.server.store.records import (
     RoundCommit,
     RoundRow,
 )
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,

@@ -8,9 +8,9 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.sql import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import NewRun, RunRow, RunState
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     decode_time,

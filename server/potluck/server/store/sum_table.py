@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import func, insert, select
 
-from potluck.server.store.sql import schema
 from potluck.server.store.part import Part
 from potluck.server.store.records import SecureSum
+from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import Reader, decode_json, encode_json, read_rows
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
-from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.control.inbox import Instructions
-from potluck.client.control.instruction_log import InstructionLog
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.releases import Discloser
+from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link

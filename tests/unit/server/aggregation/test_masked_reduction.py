@@ -13,7 +13,11 @@ from support.secure_sums import Federation, Run
 
 from potluck.client.masking.masked_updates import Differences, write_masked
 from potluck.common.errors import LayoutError, PluginError
-from potluck.common.updates.update_report import UpdateReport
+from potluck.common.secagg import BrokenRuleError, Purpose
+from potluck.common.secagg.vectors.fixed_point import lane_scale
+from potluck.common.secagg.wire.messages import Stage
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
 from potluck.common.updates.masked_lanes import (
     BODY,
     METRIC_BOUND,
@@ -22,11 +26,7 @@ from potluck.common.updates.masked_lanes import (
     lanes_of,
     metric_names,
 )
-from potluck.common.secagg import BrokenRuleError, Purpose
-from potluck.common.secagg.vectors.fixed_point import lane_scale
-from potluck.common.secagg.wire.messages import Stage
-from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
+from potluck.common.updates.update_report import UpdateReport
 from potluck.server.aggregation.apply_round import RoundNumbers
 from potluck.server.aggregation.masked_reduction import (
     BLOCK_ELEMENTS,

@@ -1,4 +1,4 @@
-"""SQL below the store's tables: engines for SQLite and PostgreSQL, types of columns, failures.
+"""SQL: the schema with every table and column, engines for SQLite and PostgreSQL, failures.
 
 Imports `potluck.common` only. A URL comes in; connections come out.
 """

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.instruction_log import InstructionLog
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.disclosure.disclosure_policy import check_pace, check_question
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
-from potluck.client.control.instruction_log import Entry, InstructionStage
+from potluck.client.handlers.instruction_log import Entry, InstructionStage
 from potluck.client.masking.masked_updates import MASKED
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from potluck.client.control.active_instruction import ActiveInstruction
+from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.transfer.saved_updates import KeptUpdate
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.tensors.tensor_files import FileDigest
+from potluck.common.updates.update_report import UpdateReport
 
 
 def update_record(

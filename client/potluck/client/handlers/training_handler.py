@@ -6,23 +6,23 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.handler_context import HandlerContext
-from potluck.client.control.instruction_log import InstructionStage
-from potluck.client.control.update_records import update_record
 from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
     check_pace,
     check_updates,
     check_weighting,
 )
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.instruction_log import InstructionStage
+from potluck.client.handlers.update_records import update_record
 from potluck.client.masking.masked_updates import MASKED, write_masked
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolError, ProtocolVersionError
-from potluck.common.updates.update_report import UpdateReport
 from potluck.common.secagg import encode
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.disclosure.disclosure_policy import check_held_out
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

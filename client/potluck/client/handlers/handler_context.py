@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.instruction_log import InstructionLog, InstructionStage
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.releases import Discloser
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.client.control.instruction_log import (
+from potluck.client.handlers.instruction_log import (
     InstructionLog,
     InstructionStage,
     Reception,

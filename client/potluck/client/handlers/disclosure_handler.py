@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.handler_context import HandlerContext
 from potluck.client.disclosure.releases import noised, randomness
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Parameters
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc

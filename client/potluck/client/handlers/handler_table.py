@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from potluck.client.control.active_instruction import ActiveInstruction
-from potluck.client.control.handlers.check_handler import check
-from potluck.client.control.handlers.disclosure_handler import disclose
-from potluck.client.control.handlers.evaluation_handler import evaluate_held_out
-from potluck.client.control.handlers.handler_context import HandlerContext
-from potluck.client.control.handlers.question_handler import answer_question
-from potluck.client.control.handlers.sum_handler import step_of_sum
-from potluck.client.control.handlers.training_handler import train
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.check_handler import check
+from potluck.client.handlers.disclosure_handler import disclose
+from potluck.client.handlers.evaluation_handler import evaluate_held_out
+from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.question_handler import answer_question
+from potluck.client.handlers.sum_handler import step_of_sum
+from potluck.client.handlers.training_handler import train
 from potluck.common.errors import IdentityError, ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
