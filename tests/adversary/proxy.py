@@ -89,11 +89,13 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Send the coordinator an answer in the name of a host."""
         self._attending[host].to_coordinator.put_nowait(rpc.AttendRequest(answer=answer))
 
-    async def Attend(self, requests: Any, context: Any) -> AsyncIterator[rpc.AttendResponse]:
+    async def Attend(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[rpc.AttendResponse]:
         """Both directions of a control stream."""
         host = _host_of(context)
         streams = self._attending[host] = _Attending()
-        upward = asyncio.create_task(self._read_host(host, requests, streams))
+        upward = asyncio.create_task(self._read_host(host, request_iterator, streams))
         downward = asyncio.create_task(self._read_coordinator(host, streams))
         try:
             while (message := await streams.to_host.get()) is not None:
@@ -137,12 +139,12 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         except grpc.aio.AioRpcError as error:
             await _refuse(context, error)
 
-    async def SubmitUpdate(self, requests: Any, context: Any) -> Any:
+    async def SubmitUpdate(self, request_iterator: Any, context: Any) -> Any:
         """An update on its way up."""
         host = _host_of(context)
 
         async def frames() -> AsyncIterator[rpc.SubmitUpdateRequest]:
-            async for frame in requests:
+            async for frame in request_iterator:
                 for each in self.script.upload(host, frame):
                     yield each
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,8 +61,8 @@ class TrainingResult(UpdateReport):
     root_mean_square_loss: of the first pass, where it was measured.
     """
 
-    loss: float
-    normalizer: float
+    loss: float = math.nan
+    normalizer: float = math.nan
     correction: CorrectionOutcome | None = None
     root_mean_square_loss: float | None = None
 
