@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from support import mounts
 from support.federation import set_values
 from support.prometheus import (
     ASSETS,
+    PATIENCE_SECONDS,
     Prometheus,
     check_shown,
     hurried_config,
@@ -148,6 +150,16 @@ class Scene:
             override(self.files.run_file, assignments, source="test")
         )
 
+    async def until_held_up(self, run_id: str) -> None:
+        """Wait until nothing has happened in a round's training for a while."""
+        events, quiet = self.operator.watch_run(run_id, newest_rounds=1), 0
+        async with asyncio.timeout(PATIENCE_SECONDS), contextlib.aclosing(events):
+            async for event in events:  # progress is told where nothing else is
+                training = event.HasField("progress") and event.progress.phase == "train"
+                quiet = quiet + 1 if training else 0
+                if quiet == 4:
+                    return
+
 
 @contextlib.contextmanager
 def spoiling(file: Path) -> Iterator[None]:
@@ -251,12 +263,16 @@ async def check_same_truth(federation: Scene) -> None:
 
 async def hosts_that_go(federation: Scene) -> set[str]:
     watcher, processes = federation.prometheus, federation.processes
-    await federation.start_run()
+    run_id = await federation.start_run()
     await watcher.until("potluck_run_committed_rounds >= 2")
     quiet = {"PotluckHostDown", "PotluckHostsLost", "PotluckNoRoundCommitted"}
     await watcher.until_resolved(*quiet, "PotluckQuorumMissed")  # hosts may have come slowly
-    for number in (0, 1):
-        await kill(processes.hosts[number])
+    victims = [processes.hosts[number] for number in (0, 1)]
+    for host in victims:  # killed between two rounds they would be waited for, and none missed
+        os.killpg(host.group, signal.SIGSTOP)
+    await federation.until_held_up(run_id)
+    for host in victims:
+        await kill(host)
     await watcher.until_firing("PotluckHostDown", "PotluckHostsLost", "PotluckQuorumMissed")
     await watcher.until_firing("PotluckNoRoundCommitted")
     for number in (0, 1):
