@@ -167,7 +167,7 @@ class InstructionLog:
             if entry.stage is InstructionStage.OVERTAKEN:
                 del self._entries[entry.id]
 
-    def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002
+    def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002  # the wire names it so
         """Drop a client's trainings for a round that is now over, and for those before it.
 
         Those on which work was under way are returned.

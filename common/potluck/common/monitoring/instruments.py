@@ -64,14 +64,14 @@ class Instruments:
             self.forget(metric, **labels)
             return
         family = self._labelled(metric, labels)
-        assert isinstance(family, Gauge)  # noqa: S101
+        assert isinstance(family, Gauge)  # noqa: S101  # a gauge, as declared
         family.set(value)
         self._set.add((metric.name, tuple(labels[label.name] for label in metric.labels)))
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """A histogram gets one more value."""
         family = self._labelled(metric, labels)
-        assert isinstance(family, Histogram)  # noqa: S101
+        assert isinstance(family, Histogram)  # noqa: S101  # likewise
         family.observe(max(value, 0.0))
 
     def forget(self, metric: Metric, **labels: str) -> None:

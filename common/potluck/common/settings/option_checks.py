@@ -85,7 +85,7 @@ def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
             annotations = vars(each).get("__annotations__", {})
             sources.append((annotations, vars(sys.modules[each.__module__])))
     else:
-        function: Any = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
+        function: Any = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]  # a class as a value
         function = inspect.unwrap(function)
         if inspect.isfunction(function):
             sources.append((function.__annotations__, function.__globals__))

@@ -36,7 +36,7 @@ class UpdateReport:
         said = {
             name: getattr(message, name)
             for name, described in message.DESCRIPTOR.fields_by_name.items()
-            if not described.has_presence or message.HasField(name)  # type: ignore[arg-type]
+            if not described.has_presence or message.HasField(name)  # type: ignore[arg-type]  # the stubs want literals
         }
         said |= {"normalizer": message.normalizer or None, "reports": dict(message.reports)}
         return cls(**said)

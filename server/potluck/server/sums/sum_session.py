@@ -171,11 +171,11 @@ class SumSession:
             self.uploads.setdefault(client, masked)
         return _after(before, step)
 
-    def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002
+    def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002  # subclasses look
         """Seconds that the stage may take."""
         return self._terms.stage_seconds
 
-    def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002
+    def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
         """Say with an invitation what is summed."""
         work.task.CopyFrom(self._terms.task)
 
