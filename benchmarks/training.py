@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.common.learning.training import LocalTraining
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 
 SEED = 1

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import CORRECTIONS, Plugin
 
 Tensors = Mapping[str, Tensor]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.disclosure import Weighting
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, Plugin
 from potluck.server.state import State
 

@@ -13,8 +13,8 @@ from potluck.client.training.plugin_options import json_object, options_of
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.common.learning.task_checks import check_client_data
 from potluck.common.learning.task_loading import make_task
-from potluck.common.learning.training import LocalTraining
 from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tensors.layout import Layout

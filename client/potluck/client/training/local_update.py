@@ -28,8 +28,9 @@ from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.errors import ProtocolVersionError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.task_checks import check_finite
-from potluck.common.learning.training import LocalTraining, training_for
+from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples, Task
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.model_arrays import buffer_names, state_arrays

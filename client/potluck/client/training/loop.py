@@ -28,7 +28,7 @@ from potluck.client.training.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.squared_losses import SquaredLosses
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.updates.update_report import UpdateReport
 

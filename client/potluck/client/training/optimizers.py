@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 
 
 class LocalOptimizer(Protocol):

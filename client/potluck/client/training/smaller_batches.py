@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from potluck.common.errors import DeviceMemoryError
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 
 log = structlog.get_logger()
 Result = TypeVar("Result")

@@ -33,8 +33,8 @@ from potluck.client.training.objectives.generalized_cross_entropy import (
 )
 from potluck.common.errors import DataError
 from potluck.common.learning.heterogeneity import triplet
-from potluck.common.learning.training import LocalTraining
 from potluck.common.learning.triplet import TripletSettings
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.model_arrays import load_arrays
 

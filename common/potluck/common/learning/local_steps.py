@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 
 LEAST_NORMALIZER: Final = 0.1
 """Smaller ones, which no sensible training has, would let one client outweigh all others."""

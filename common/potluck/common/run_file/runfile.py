@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from potluck.common.disclosure import Weighting
-from potluck.common.learning.training import LocalTraining
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.run_file.run_settings import (
     Evaluation,
@@ -21,6 +20,7 @@ from potluck.common.run_file.run_settings import (
 )
 from potluck.common.settings.configuration import Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.masked_lanes import MaskingSettings
 
 _EXAMPLES = {"task.name": '"colored-digits"'}

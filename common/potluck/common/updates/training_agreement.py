@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from potluck.common.disclosure import canonical_json
 from potluck.common.errors import ProtocolError
-from potluck.common.learning.training import LocalTraining
 from potluck.common.settings.configuration import validate
+from potluck.common.settings.local_training import LocalTraining
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _LABEL: Final = b"potluck masked training 1\0"

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
-from potluck.common.learning.training import LocalTraining
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
+from potluck.common.settings.local_training import LocalTraining
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.common.learning.task_loading import make_task
-from potluck.common.learning.training import LocalTraining, training_for
+from potluck.common.learning.training import training_for
 from potluck.common.learning.triplet import triplet_settings_for
 from potluck.common.learning.virtual_clock import pace
 from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings import plugins
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy

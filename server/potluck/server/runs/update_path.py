@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from potluck.common.errors import LayoutError
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate

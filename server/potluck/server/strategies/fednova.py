@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from potluck.common.disclosure import Weighting
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, Memory, shares
 from potluck.server.strategies.fedavgm import Momentum

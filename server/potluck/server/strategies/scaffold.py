@@ -12,8 +12,8 @@ from pydantic import PositiveFloat
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.training import LocalTraining
 from potluck.common.settings import plugins
+from potluck.common.settings.local_training import LocalTraining
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
 from potluck.server.strategies.fednova import FedNova

@@ -18,8 +18,8 @@ from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.smaller_batches import smaller, within_memory
 from potluck.common.errors import ConfigurationError, DeviceMemoryError, TrainingError
-from potluck.common.learning.training import LocalTraining
 from potluck.common.settings.configuration import parse
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.model_arrays import state_arrays
 

@@ -15,9 +15,10 @@ from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
-from potluck.common.learning.training import LocalTraining, training_for
+from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.settings.configuration import validate
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import create
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import ColoredDigits, Digits

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from potluck.client.training.optimizers import StochasticGradientDescent, make_optimizer
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -104,7 +104,7 @@ COMPILER = """
 import sys
 from torch import nn
 from potluck.client.training.optimizers import make_optimizer
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 for name in ("sgd", "adam", "adamw"):
     layer = nn.Linear(2, 1)
     optimizer = make_optimizer(

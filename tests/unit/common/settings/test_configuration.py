@@ -12,7 +12,6 @@ from support.repository import ROOT
 
 from potluck.client.config import example_config as host_example
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.training import LocalTraining
 from potluck.common.run_file.runfile import example_run_file, parse_run_file
 from potluck.common.settings.configuration_errors import (
     COORDINATOR,
@@ -22,6 +21,7 @@ from potluck.common.settings.configuration_errors import (
     OPERATOR,
     RUN,
 )
+from potluck.common.settings.local_training import LocalTraining
 from potluck.deploy.machines.inventory import example_inventory
 from potluck.deploy.operator.operator_config import example_operator_config
 from potluck.experiments.grid.definition import ExperimentFile

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from potluck.common.errors import ConfigurationError, ProtocolError
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.training_agreement import check_alike, client_seed, training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -29,7 +29,7 @@ from potluck.client.training.scaffold_correction import ScaffoldCorrection
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.common.errors import ConfigurationError, StateLostError
 from potluck.common.learning.local_steps import normalizer
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.auxiliary import auxiliaries_layout, joined
 from potluck.common.tensors.layout import Layout

@@ -17,7 +17,7 @@ from support.strategy_rounds import Arrays, Rounds, Sent, vector
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError, PluginError
-from potluck.common.learning.training import LocalTraining
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, create, installed
 from potluck.server.state import State
 from potluck.server.strategies.fedatt import attention

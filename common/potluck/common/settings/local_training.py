@@ -1,0 +1,116 @@
+"""Settings of local training, which the coordinator sends to clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from potluck.common.settings.configuration import Settings
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LocalTraining(Settings):
+    """Settings of a client's training in one round; travel as JSON.
+
+    The optimiser starts anew each round.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd",
+        description="Rule of the local steps: sgd (with momentum, if set), which the theory of\n"
+        "strategies assumes; adam, or adamw, whose weight decay is no part of the gradient.",
+    )
+    learning_rate: float = Field(
+        default=0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."
+    )
+    learning_rate_decay: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="The learning rate is multiplied by this after each round; below 1\n"
+        "late rounds disagree less.",
+    )
+    learning_rate_decay_rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(),
+        description="The rounds after which it is; empty: after each. For rates that fall in a\n"
+        "few large steps: decay 0.1 and rounds [50, 75].",
+    )
+    momentum: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the last step that the next one repeats; speeds up, but skewed\n"
+        "clients drift further apart. For sgd; adam and adamw have betas.",
+    )
+    betas: tuple[Beta, Beta] = Field(
+        default=(0.9, 0.999),
+        description="Adam's memory of gradients and of their squares.",
+    )
+    epsilon: float = Field(
+        default=1e-8,
+        gt=0,
+        allow_inf_nan=False,
+        description="Keeps Adam's steps small where gradients vanish.",
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="L2 penalty (adamw: decay of the weights); against overfitting few samples.",
+    )
+    batch_size: int = Field(
+        default=32,
+        ge=1,
+        description="Samples per step; larger is faster per epoch, smaller learns more.",
+    )
+    smallest_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="A client whose device has too little memory halves its batches down to this;\n"
+        "unset, its training fails. Its steps are then other ones than those of the rest.",
+    )
+    epochs: int = Field(
+        default=1,
+        ge=1,
+        description="Passes over the client's samples; more saves rounds, but drifts more.",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps instead of epochs, so that clients with many samples don't do more.",
+    )
+    gradient_clip: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest gradient (L2 norm) of a step; keeps single batches from blowing up.",
+    )
+    validation_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="Share of its samples that each client keeps back from training, for the\n"
+        "questions of selectors that validate (flash).",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="bfloat16: where the device is a GPU, products are computed in bfloat16\n"
+        "(torch's autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
+    )
+
+    @property
+    def adaptive(self) -> bool:
+        """True if the optimiser rescales each weight's gradient."""
+        return self.optimizer in ("adam", "adamw")
+
+    def learning_rate_in(self, round_number: int) -> float:
+        """The learning rate of a round, counted from 1."""
+        rounds = self.learning_rate_decay_rounds
+        times = sum(each < round_number for each in rounds) if rounds else round_number - 1
+        return float(self.learning_rate * self.learning_rate_decay**times)
+
+    def planned_steps(self, samples: int) -> int:
+        """Optimiser steps that a client with so many samples takes in a round."""
+        return self.steps or self.epochs * -(-samples // self.batch_size)
