@@ -140,6 +140,7 @@ class Bench:
             input_id="update/1",
             lengths={lane.name: lane.length for lane in self.header.lanes},
             model_digest=bytes(32),
+            training_sha256=bytes(32),
         )
 
     def _header(self, issued_at: int) -> Header:
@@ -165,6 +166,7 @@ class Bench:
             threshold=thresholds.threshold,
             quorum=thresholds.quorum,
             model_digest=bytes(32),
+            training_sha256=bytes(32),
             issued_at=issued_at,
             expires_at=issued_at + 3600,
         )

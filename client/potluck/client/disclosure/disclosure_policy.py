@@ -80,6 +80,12 @@ class DisclosurePolicy(Settings):
         "itself, or masked where a run wants that) or masked (only as part of a secure sum over\n"
         "at least sum_hosts hosts; runs without secure_aggregation are refused).",
     )
+    sets_per_model: Literal["one", "any"] = Field(
+        default="one",
+        description="Into sums over how many sets of clients a client's updates of one model may\n"
+        "go, whatever the training settings: one, or any. Two sums over nearly the same clients\n"
+        'give an update away, and with "any" also those of others who were in them.',
+    )
     held_out_counts: bool = Field(
         default=True,
         description="Whether models may be evaluated on held-out samples, where a task has\n"
@@ -142,7 +148,10 @@ class DisclosurePolicy(Settings):
     def of_updates(self) -> ClientPolicy:
         """The rules for a secure sum of updates: masked is never worse than open."""
         return replace(
-            self.of_sums, disclosures=frozenset({SumKind.UPDATE.value}), unprotected=frozenset()
+            self.of_sums,
+            disclosures=frozenset({SumKind.UPDATE.value}),
+            unprotected=frozenset(),
+            one_set=self.sets_per_model == "one",
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,27 +60,14 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     metrics = metric_names(normalized=work.normalized)
     return Expectation(
         purpose=Purpose.UPDATE,
-        input_id=f"update {_same_training(work)}/epoch {data_epoch}",
+        # Without settings, seed and run: another text for the same training is no other input.
+        input_id=f"update {work.model.blake3}/epoch {data_epoch}",
         lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
         model_digest=bytes.fromhex(work.model.blake3),
         training_sha256=training_sha256(work),
         metrics=metrics,
         header_fields={"run": instruction.run_id, "round": instruction.round},
     )
-
-
-def _same_training(work: rpc.Train) -> str:
-    """The same for trainings that give the same update, whichever run or attempt they are for."""
-    same = rpc.Train(
-        task=work.task,
-        objective=work.objective,
-        training_json=work.training_json,
-        seed=work.seed,
-        auxiliary=work.auxiliary,
-        quotas=work.quotas,
-    )
-    same.model.blake3 = work.model.blake3
-    return hashlib.sha256(same.SerializeToString(deterministic=True)).hexdigest()[:32]
 
 
 def differences(

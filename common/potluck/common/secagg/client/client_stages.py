@@ -272,7 +272,7 @@ def _check_subset(
 
 def _check_ledger(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledger: Ledger) -> None:
     policy, header = agreed.party.policy, agreed.header
-    if header.disclosure in policy.unprotected:
+    if header.disclosure in policy.unprotected or not policy.one_set:
         return
     hosts = {client: roster.participants[client].record.host for client in clients}
     check_release(ledger, header, agreed.expected.input_id, hosts, policy.least_hosts)

@@ -46,7 +46,8 @@ class ClientPolicy:
     warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
     unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
-    wish. largest_epsilon: of one noisy sum. sensitivity: that its noise must be made for, at least:
+    wish. one_set: whether an input goes without noise into one set of clients only.
+    largest_epsilon: of one noisy sum. sensitivity: that its noise must be made for, at least:
     1 where neighbouring data have one sample more or less, 2 where one sample is exchanged.
     circulant: whether the experimental graph is allowed.
     """
@@ -55,6 +56,7 @@ class ClientPolicy:
     colluding_hosts: int | None = None
     disclosures: frozenset[str] = frozenset({"update"})
     unprotected: frozenset[str] = frozenset()
+    one_set: bool = True
     largest_epsilon: float = 1.0
     sensitivity: int = 2
     ciphers: frozenset[StreamCipher] = frozenset(StreamCipher)
