@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+from potluck.common.tensors.large_arrays import copy
 
 Scalar = bool | int | float | str | None
 
@@ -21,10 +24,19 @@ class State:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
-    def apart(self) -> State:
-        """The same without views of arrays that are somebody else's, who may write over them."""
+    def apart(self, *others: Mapping[str, NDArray[Any]]) -> State:
+        """The same with copies of arrays in the memory of others, which may be written over."""
+        theirs = {_memory(array) for each in others for array in each.values()}
         arrays = {
-            name: array if array.flags.owndata else array.copy()
+            name: copy(array) if _memory(array) in theirs else array
             for name, array in self.arrays.items()
         }
         return State(scalars=self.scalars, arrays=arrays)
+
+
+def _memory(array: NDArray[Any]) -> int:
+    """Identity of what an array is a view of, itself where it is none."""
+    holder: Any = array
+    while isinstance(holder, np.ndarray) and holder.base is not None:
+        holder = holder.base
+    return id(holder.obj if isinstance(holder, memoryview) else holder)

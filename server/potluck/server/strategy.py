@@ -202,4 +202,4 @@ class Strategy(Plugin):
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
         """The next model and state. `combined` is what came of the reduction: the update as
-        weights, or the difference from the model if `weigh` said so; it may be reused."""
+        weights, or the difference from the model if `weigh` said so; it may be written over."""

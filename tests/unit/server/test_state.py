@@ -7,9 +7,11 @@ import numpy as np
 from potluck.server.state import State
 
 
-def test_views_are_copied_and_owned_arrays_are_not() -> None:
+def test_what_lies_in_memory_of_others_is_copied() -> None:
     workspace, own = np.ones(6, np.float32), np.ones(2, np.float32)
-    state = State(scalars={"t": 1}, arrays={"view": workspace[:3], "own": own}).apart()
+    state = State(scalars={"t": 1}, arrays={"view": workspace[:3], "own": own}).apart(
+        {"w": workspace[3:]}
+    )
     workspace.fill(7)
     assert state.arrays["view"].tolist() == [1, 1, 1]
     assert state.arrays["own"] is own

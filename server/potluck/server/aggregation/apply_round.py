@@ -110,7 +110,7 @@ def apply_round(
         updates=updates.single() if strategy.individual else (),
     )
     weights, state = strategy.apply(state, current.arrays, combined, context)
-    return weights, state.apart()
+    return weights, state.apart(current.arrays, combined)
 
 
 def _statistics(

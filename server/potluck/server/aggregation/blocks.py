@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.flat import unflatten
+from potluck.common.tensors.large_arrays import empty
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_drafts import TensorDraft
 
@@ -62,12 +63,12 @@ def _available_processors() -> int:
 
 
 class Result:
-    """A model that is being made of blocks, in a draft or else in memory."""
+    """A model that is being made of blocks, in a draft or else in an array."""
 
     def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
         self._layout = layout
         self._draft = draft
-        self._vector = np.empty(0 if draft else layout.parameters, np.float32)
+        self._vector = empty((0 if draft else layout.parameters,), np.float32)
 
     def scratch(self, elements: int) -> NDArray[np.float32]:
         """Memory for one thread's blocks of at most so many elements."""

@@ -23,6 +23,7 @@ from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyDecoder, HeadSum, decode_head
 from potluck.common.tensors.auxiliary import auxiliary_layout
 from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at, unflatten
+from potluck.common.tensors.large_arrays import empty
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import (
     TensorFile,
@@ -143,7 +144,7 @@ def move_masked(
         },
     )
     weights, state = strategy.apply(state, current.arrays, combined, context)
-    return weights, state.apart()
+    return weights, state.apart(current.arrays, combined)
 
 
 def _alike(total: MaskedSum, clients: Sequence[str], buffers: frozenset[str]) -> UpdateStatistics:
@@ -225,7 +226,7 @@ def _auxiliary(total: MaskedSum, name: str, combine: Combine, current: TensorFil
     clients = len(combine.weights)
     weight = float(combine.auxiliary.get(name, np.full(clients, 1.0 / clients))[0])
     layout = auxiliary_layout(current.layout)
-    found = np.empty(layout.parameters, np.float32)
+    found = empty((layout.parameters,), np.float32)
     read = total.sum(name)
 
     def one_block(begin: int, end: int) -> None:

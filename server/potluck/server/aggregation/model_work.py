@@ -29,6 +29,7 @@ from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, op
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
+from potluck.server.aggregation.network_memory import NetworksInFiles
 from potluck.server.aggregation.publishing import publish
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
@@ -105,9 +106,10 @@ class ModelWork:
         return network
 
     def _new_model(self) -> nn.Module:
+        task = self._plan.run_file.task.name
         with _TORCH, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._plan.run_file.seed)
-            with blamed_on_task(self._plan.run_file.task.name, "its model"):
+            with NetworksInFiles(self._files.folder), blamed_on_task(task, "its model"):
                 return self._plan.task.model()
 
     def _publish(
@@ -170,6 +172,7 @@ class ModelWork:
             self._files.opened(model.blake3, self.layout) as current,
             opened(updates, files, current if files.delta else None) as these,
             self._files.draft(self.layout) as draft,
+            self._files.large_arrays(),
         ):
             arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
             self._note_bias(round_number, these.clients, these.encoded, current)
@@ -196,6 +199,7 @@ class ModelWork:
             self._files.opened(model.blake3, self.layout) as current,
             opened_sum([update.path for update in updates], unmasking) as total,
             self._files.draft(self.layout) as draft,
+            self._files.large_arrays(),
         ):
             arrays, state = move_masked(
                 strategy, state, current, total, names, numbers, draft=draft

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.tensors.large_arrays import copy
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles
 
@@ -41,10 +42,10 @@ def read_states(
     arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
     if blake3 is not None:
         files.verify(blake3)
-        with files.opened(blake3) as file:
+        with files.large_arrays(), files.opened(blake3) as file:
             for name, array in file.arrays.items():
                 owner, _, own_name = name.partition("/")
-                arrays[owner][own_name] = array.copy()
+                arrays[owner][own_name] = copy(array)
     return States(
         selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
         strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),

@@ -54,7 +54,8 @@ class AuxiliaryFiles:
         """Written once a round; a coordinator that was restarted writes the same again."""
         run, strategy = self._run, self._run.plan.strategy
         if self._shared is None or self._shared[0] != run.machine.round:
-            auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
+            with run.services.files.large_arrays():
+                auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
             file = await in_thread(run.work.write_auxiliaries, auxiliaries)
             run.services.files.let_go(self.digests - file.digests)
             self._shared, self._personal = (run.machine.round, file), {}

@@ -142,8 +142,8 @@ async def _states(
         return await _from_files(record, services.files, read_states, services.files, *remembered)
 
     def initial() -> States:
-        with services.files.opened(model.blake3) as file:
-            strategy = plan.strategy.init(file.arrays).apart()
+        with services.files.large_arrays(), services.files.opened(model.blake3) as file:
+            strategy = plan.strategy.init(file.arrays).apart(file.arrays)
         population = profiling.population(limits=plan.run_file.sample_limits)
         return States(selector=plan.selector.init(population), strategy=strategy)
 

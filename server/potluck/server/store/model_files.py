@@ -19,6 +19,7 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.net.transfer import check_digest
 from potluck.common.tensors.compression import compress_file
 from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.large_arrays import large_arrays_in
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.tensors.tensor_drafts import TensorDraft
@@ -140,6 +141,17 @@ class ModelFiles:
         digest = draft.finish(sync=True)
         self._name(draft.path, digest)
         return digest
+
+    @contextlib.contextmanager
+    def large_arrays(self) -> Iterator[None]:
+        """Put large arrays that are made in this block beside the models, in files without name."""
+        with large_arrays_in(self._folder):
+            yield
+
+    @property
+    def folder(self) -> Path:
+        """The folder; files whose names begin with a dot may be put there for a while."""
+        return self._folder
 
     def compress(self, digest: FileDigest) -> FileDigest:
         """Compress a file that was just written; the file itself is not needed any more."""

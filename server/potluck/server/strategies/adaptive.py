@@ -14,7 +14,16 @@ from pydantic import PositiveFloat
 
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, Memory
-from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
+from potluck.server.strategies.server_step import (
+    Doubles,
+    doubles,
+    filled,
+    following,
+    moved,
+    named,
+    unnamed,
+    zeros,
+)
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 
@@ -31,9 +40,8 @@ class _Adaptive(Averaging):
 
     def init(self, model: Weights) -> State:
         """m = 0 and v = τ²."""
-        first, second = zeros(model), zeros(model)
-        for array in second.values():
-            array.fill(self.tau**2)
+        first = zeros(model)
+        second = {name: filled(array.shape, self.tau**2) for name, array in first.items()}
         return State(arrays=named("first", first) | named("second", second))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
@@ -45,12 +53,14 @@ class _Adaptive(Averaging):
     ) -> tuple[Weights, State]:
         """One step of the server."""
         first, second = unnamed("first", state.arrays), unnamed("second", state.arrays)
-        next_first, next_second = dict(first), dict(second)
+        next_first = following(first, context.buffers)
+        next_second = following(second, context.buffers)
 
-        def by(name: str, delta: Doubles) -> Doubles:
-            m = self.beta1 * first[name].astype(np.float64) + (1 - self.beta1) * delta
-            v = self._second_moment(second[name].astype(np.float64), np.square(delta))
-            next_first[name], next_second[name] = m.astype(np.float32), v.astype(np.float32)
+        def by(name: str, place: slice, delta: Doubles) -> Doubles:
+            m = self.beta1 * doubles(first, name, place) + (1 - self.beta1) * delta
+            v = self._second_moment(doubles(second, name, place), np.square(delta))
+            next_first[name].reshape(-1)[place] = m
+            next_second[name].reshape(-1)[place] = v
             return self.learning_rate * m / (np.sqrt(v) + self.tau)
 
         moved_model = moved(model, combined, context.buffers, by)

@@ -47,7 +47,7 @@ class FedAtt(Averaging):
     ) -> tuple[Weights, State]:
         """One step of ε."""
         return (
-            moved(model, combined, context.buffers, lambda _, delta: self.step_size * delta),
+            moved(model, combined, context.buffers, lambda _, __, delta: self.step_size * delta),
             state,
         )
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 from pydantic import PositiveFloat
 
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, Memory
-from potluck.server.strategies.server_step import Doubles, moved, named, unnamed, zeros
+from potluck.server.strategies.server_step import (
+    Doubles,
+    doubles,
+    following,
+    moved,
+    named,
+    unnamed,
+    zeros,
+)
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 
@@ -61,14 +68,14 @@ class Momentum:
     ) -> tuple[Weights, State]:
         """The next model and the state with the next velocity."""
         velocity = unnamed("velocity", state.arrays)
-        following: dict[str, np.ndarray] = dict(velocity)
+        next_velocity = following(velocity, context.buffers)
 
-        def by(name: str, delta: Doubles) -> Doubles:
+        def by(name: str, place: slice, delta: Doubles) -> Doubles:
             if not self._beta:
                 return self._rate * delta
-            speed = self._beta * velocity[name].astype(np.float64) + delta
-            following[name] = speed.astype(np.float32)
+            speed = self._beta * doubles(velocity, name, place) + delta
+            next_velocity[name].reshape(-1)[place] = speed
             return self._rate * (self._beta * speed + delta if self._nesterov else speed)
 
         model = moved(model, difference, context.buffers, by)
-        return model, State(scalars=state.scalars, arrays=named("velocity", following))
+        return model, State(scalars=state.scalars, arrays=named("velocity", next_velocity))

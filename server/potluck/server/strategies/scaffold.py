@@ -14,10 +14,11 @@ from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.tensors.large_arrays import empty
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, equal_shares
 from potluck.server.strategies.fednova import FedNova
-from potluck.server.strategies.server_step import moved, named, unnamed, zeros
+from potluck.server.strategies.server_step import filled, moved, named, unnamed
 from potluck.server.strategy import (
     Combine,
     Correction,
@@ -81,14 +82,18 @@ class Scaffold(Strategy):
 
     def init(self, model: Weights) -> State:
         """All control variates 0."""
-        sums = {name: array.astype(np.float64) for name, array in zeros(model).items()}
+        sums = {
+            name: filled(array.shape, 0.0, np.float64)
+            for name, array in model.items()
+            if array.dtype.kind == "f"
+        }
         return _state(self._step.init(model), sums, clients=0, kept={})
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:
         """c, the mean over the clients there were at the last commit."""
         clients = max(1, _clients(state))
         sums = unnamed("sum", state.arrays)
-        return {CONTROL: {name: (s / clients).astype(np.float32) for name, s in sums.items()}}
+        return {CONTROL: {name: _mean(total, clients) for name, total in sums.items()}}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:
         """c_k, where the coordinator keeps it."""
@@ -113,7 +118,10 @@ class Scaffold(Strategy):
             _step_state(state), model, combined, replace(context, auxiliary={})
         )
         changes = context.auxiliary[CONTROL]
-        sums = {name: total + changes[name] for name, total in unnamed("sum", state.arrays).items()}
+        sums = {
+            name: np.add(total, changes[name], out=empty(total.shape, total.dtype))
+            for name, total in unnamed("sum", state.arrays).items()
+        }
         kept = unnamed("kept", state.arrays)
         if self._keeps:
             kept |= self._changed(state, context)
@@ -146,7 +154,13 @@ class _Mean(Averaging):
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
         """One step of η_g."""
-        return moved(model, combined, context.buffers, lambda _, d: self._rate * d), state
+        return moved(model, combined, context.buffers, lambda _, __, d: self._rate * d), state
+
+
+def _mean(total: NDArray[Any], clients: int) -> NDArray[np.float32]:
+    mean: NDArray[np.float32] = empty(total.shape, np.float32)
+    np.divide(total, clients, out=mean, casting="same_kind")
+    return mean
 
 
 def _other_step(step: object) -> Strategy:

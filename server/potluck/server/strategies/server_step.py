@@ -1,22 +1,26 @@
 """The server's step: from a model and a difference to the next model, a tensor at a time.
 
-Arithmetic is in float64 and rounded to float32 once, for one tensor at a time, so that a step
-takes little memory beside the arrays it is about.
+Arithmetic is in float64 and rounded to float32 once, block by block, so that a step takes little
+memory beside the arrays it is about. The next model is written over the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.tensors.large_arrays import empty
 from potluck.server.strategy import Weights
 
 Doubles = NDArray[np.float64]
-TensorStep = Callable[[str, Doubles], Doubles]
-"""(a parameter's name, its difference Δ) -> what to add to it; both float64, of its shape."""
+TensorStep = Callable[[str, slice, Doubles], Doubles]
+"""(a parameter's name, a stretch of its elements in C order, their difference Δ) -> what to add to
+them; both float64, one-dimensional."""
+
+_BLOCK_ELEMENTS: Final = 2**18
 
 
 def moved(
@@ -24,27 +28,59 @@ def moved(
 ) -> dict[str, NDArray[Any]]:
     """The model, each parameter moved by what `step` makes of its difference.
 
-    Floating-point buffers (running statistics) are no parameters: they move by the difference
-    itself. Integer tensors are those of `difference`, which carries a client's.
+    The arrays are those of `difference`, written over where that is possible. Floating-point
+    buffers (running statistics) are no parameters: they move by the difference itself. Integer
+    tensors are those of `difference`, which carries a client's.
     """
     result: dict[str, NDArray[Any]] = {}
     for name, array in model.items():
         if array.dtype.kind != "f":
             result[name] = difference[name]
             continue
-        delta = difference[name].astype(np.float64)
-        change = delta if name in buffers else step(name, delta)
-        result[name] = (array + change).astype(array.dtype).reshape(array.shape)
+        deltas, result[name] = difference[name].reshape(-1), _target(difference[name], array)
+        before, after = array.reshape(-1), result[name].reshape(-1)
+        for begin in range(0, before.size, _BLOCK_ELEMENTS):
+            place = slice(begin, begin + _BLOCK_ELEMENTS)
+            delta = deltas[place].astype(np.float64)
+            after[place] = before[place] + (delta if name in buffers else step(name, place, delta))
     return result
+
+
+def _target(difference: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
+    flags = difference.flags
+    if flags.writeable and flags.c_contiguous and difference.dtype == array.dtype:
+        return difference
+    return empty(array.shape, array.dtype)
+
+
+def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any]]:
+    """Arrays for the next values of a state's, to be set by a step; those of buffers stay."""
+    return {
+        name: array if name in buffers else empty(array.shape, array.dtype)
+        for name, array in arrays.items()
+    }
+
+
+def doubles(arrays: Weights, name: str, place: slice) -> Doubles:
+    """A stretch of an array's elements in C order, as float64."""
+    stretch: Doubles = arrays[name].reshape(-1)[place].astype(np.float64)
+    return stretch
 
 
 def zeros(model: Weights) -> dict[str, NDArray[np.float32]]:
     """A float32 zero for every floating-point element of a model, by tensor."""
     return {
-        name: np.zeros(array.shape, np.float32)
-        for name, array in model.items()
-        if array.dtype.kind == "f"
+        name: filled(array.shape, 0.0) for name, array in model.items() if array.dtype.kind == "f"
     }
+
+
+def filled(
+    shape: tuple[int, ...], value: float, dtype: type[np.floating[Any]] = np.float32
+) -> NDArray[Any]:
+    """An array of one value."""
+    array = empty(shape, dtype)
+    array.fill(value)
+    return array
 
 
 def named(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -170,7 +170,8 @@ def test_differences_keep_their_digits_beside_large_weights(tmp_path: Path) -> N
 
     class Watched(FedAvgM):
         def apply(self, state: State, model: Any, combined: Any, context: Any) -> Any:
-            seen.update(combined, included=context.included)
+            copies = {name: array.copy() for name, array in combined.items()}
+            seen.update(copies, included=context.included)
             return super().apply(state, model, combined, context)
 
     moved(run, Watched())

@@ -1,0 +1,81 @@
+"""Memory for large arrays, in files without a name where a folder is given for them.
+
+Pages of such a file are the kernel's: it writes them out and drops them where memory is short, so
+that an array takes space on the disk and no private memory of the process. Everybody who makes an
+array as large as a part of a model asks here for it; where no folder is given it is in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from potluck.common.errors import StorageError
+
+if TYPE_CHECKING:
+    import torch
+
+LARGE_BYTES: Final = 2**20
+"""Arrays of fewer bytes are always in memory."""
+
+_folder: ContextVar[Path | None] = ContextVar("folder_of_large_arrays", default=None)
+
+
+@contextlib.contextmanager
+def large_arrays_in(folder: Path) -> Iterator[None]:
+    """Put large arrays that are made in this block into files in `folder`."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array whose values are not set. Raises StorageError where the disk is full."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    folder = _folder.get()
+    if folder is None or size < LARGE_BYTES:
+        return np.empty(shape, dtype)
+    import torch
+
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage_in(folder, size))
+    array: NDArray[Any] = memory.numpy().view(dtype).reshape(shape)
+    return array
+
+
+def copy(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy of an array. Raises StorageError where the disk is full."""
+    target = empty(array.shape, array.dtype)
+    np.copyto(target, array)
+    return target
+
+
+def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
+    """`size` bytes of zeros in a file in `folder` that goes with its last user.
+
+    Raises StorageError where the disk is full: no page that is written to later can lack its place.
+    """
+    import torch
+
+    # Python's own mapping would keep a descriptor open for each.
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            mapped = torch.UntypedStorage.from_file(file.name, True, size)  # shared with the file
+    except OSError as error:
+        raise StorageError(
+            f"can't make room for {size} bytes of a model in {folder}: {error.strerror}",
+            path=folder,
+            errno=error.errno,
+        ) from error
+    return cast("torch.UntypedStorage", mapped)
