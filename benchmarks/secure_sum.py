@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from potluck.client.agent import Agent
 from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import SumKind
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
@@ -100,6 +101,7 @@ class Federation:
             member_key=root / "members",
             members=root / "members.json",
             federation_root=root / "root.pub",
+            disclosure=DisclosurePolicy(exact_sums=True),
         )
         state = StateDirectory(config.state_directory)
         return Agent(config, state, device="cpu", generator=random.Random(host))

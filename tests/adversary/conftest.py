@@ -13,6 +13,8 @@ import pytest_asyncio
 from adversary.proxy import LyingCoordinator, Script, lying_coordinator
 from support.sum_federation import Members, SumFederation, sum_federation
 
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+
 CLIENTS = 6
 
 
@@ -45,5 +47,5 @@ async def attacked(members: Members, folder: Path, **hosts: Any) -> AsyncIterato
 
 @pytest_asyncio.fixture
 async def scene(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with attacked(members, tmp_path) as scene:
+    async with attacked(members, tmp_path, disclosure=DisclosurePolicy()) as scene:
         yield scene

@@ -43,9 +43,10 @@ selector = {{name = "{selector}", added = 2}}
 training = {{steps = 1}}
 evaluation = {{every = 0}}
 [profiles]
+sum_mode = "exact"
 disclosure = "{disclosure}"
 """
-WILLING = DisclosurePolicy(sums=("total", "cells", "protocol"), simulation_seed=1)
+WILLING = DisclosurePolicy(sums=("total", "cells", "protocol"), exact_sums=True, simulation_seed=1)
 
 
 @dataclass

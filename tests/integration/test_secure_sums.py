@@ -45,7 +45,10 @@ roster = 10
 task = {name = "digits", clients = 10}
 selector = {name = "dc-real", added = 1}
 training = {steps = 1}
+[profiles]
+sum_mode = "exact"
 """
+BY_CELL = RUN_FILE + 'disclosure = "cells"\n'
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,7 @@ async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
         ({}, {"sum_hosts": 8}, "policy"),
         ({}, {"sum_colluding_hosts": 4}, "policy"),
         ({}, {"sums": []}, "policy"),
+        ({}, {"exact_sums": False}, "policy"),
         ({"epsilon": 0.5}, {"epsilon_budget": 0.25}, "budget"),
     ],
 )
@@ -135,7 +139,7 @@ async def test_clients_refuse_less_than_their_policy_and_name_the_rule(
     members: Members, tmp_path: Path, terms: Any, disclosure: Any, rule: str
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
-        policy = DisclosurePolicy(**disclosure)
+        policy = DisclosurePolicy(**{"exact_sums": True, **disclosure})
         await federation.start(members.names[:6], disclosure=policy)
         outcome = await federation.sum(members.names[:6], **terms)
         assert outcome.total is None
@@ -263,7 +267,7 @@ async def test_sums_that_would_give_somebody_away_are_refused(federation: SumFed
 
 async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", 14)
-    run_file = RUN_FILE.replace("10", "14") + '[profiles]\ndisclosure = "cells"\n'
+    run_file = BY_CELL.replace("10", "14")
     async with sum_federation(members, tmp_path) as federation:
         await federation.start()
         for selector in ('"dc-real", added = 1', '"fedentopt"', '"kl"'):
@@ -299,8 +303,7 @@ async def test_where_no_cell_can_be_summed_the_run_says_so(
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members.names[:4])
-        run_file = RUN_FILE.replace("roster = 10", "roster = 4")
-        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        row = await federation.finished(BY_CELL.replace("roster = 10", "roster = 4"))
         assert row.state is RunState.FAILED
         assert "no cell of these clients could be summed" in row.reason
 
@@ -311,15 +314,15 @@ async def test_cells_wait_for_their_members_and_are_not_drawn_anew(tmp_path: Pat
     drawn = cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=5)
     first, second = (list(cell) for cell in drawn)
     here = [*first, *second[:4]]
-    run_file = RUN_FILE.replace("roster = 10", f"roster = {len(here)}").replace("= 10}", "= 14}")
+    run_file = BY_CELL.replace("roster = 10", f"roster = {len(here)}").replace("= 10}", "= 14}")
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(here)
-        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        row = await federation.finished(run_file)
         assert row.state is RunState.FINISHED, row.reason
         [stored] = await federation.stored()
         assert sorted(stored.record["clients"]) == sorted(first)  # type: ignore[call-overload]
         await federation.start(second[4:6])
-        row = await federation.finished(run_file + '[profiles]\ndisclosure = "cells"\n')
+        row = await federation.finished(run_file)
         assert row.state is RunState.FINISHED, row.reason
         _, stored = await federation.stored()
         assert sorted(stored.record["clients"]) == sorted(second[:6])  # type: ignore[call-overload]

@@ -35,9 +35,10 @@ task = {{name = "digits", clients = 8}}
 selector = {{name = "{selector}"}}
 training = {{steps = 1}}
 [profiles]
+sum_mode = "exact"
 disclosure = "{disclosure}"
 """
-OPEN = DisclosurePolicy(exact_label_counts=True)
+OPEN = DisclosurePolicy(exact_label_counts=True, exact_sums=True)
 
 
 @pytest.fixture(scope="module")

@@ -106,11 +106,17 @@ class DisclosurePolicy(Settings):
         "DC selection has them in its paper. These give each client's exact counts away; only for\n"
         "data that nobody needs to protect.",
     )
+    exact_sums: bool = Field(
+        default=False,
+        description="Whether total and cells may be sums without noise. Who knows the counts of\n"
+        "all others in one knows the last; a version of the data goes into one such sum only.",
+    )
     sum_hosts: int = Field(
         default=LEAST_HOSTS,
         ge=SMALLEST_LEAST_HOSTS,
         description="Fewest distinct hosts in a secure sum; a smaller group is refused. Fewer\n"
-        "than 5 hide little from hosts that work with the coordinator.",
+        "than 5 hide little from hosts that work with the coordinator. Cells are drawn to have 7,\n"
+        "or so many where this is more.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
@@ -140,6 +146,7 @@ class DisclosurePolicy(Settings):
             colluding_hosts=self.sum_colluding_hosts,
             disclosures=frozenset(self.sums),
             unprotected=frozenset({SumKind.PROTOCOL.value}),
+            noisy=frozenset() if self.exact_sums else frozenset({SumKind.TOTAL, SumKind.CELLS}),
             largest_epsilon=self.epsilon,
             sensitivity=sensitivity(self.adjacency),
         )

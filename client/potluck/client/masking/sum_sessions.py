@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,8 +181,9 @@ class SumSessions:
     def _of_counts(self, name: str, header: Header, counts: Sequence[int]) -> Expectation:
         within = None
         if header.disclosure == SumKind.CELLS:
-            epoch = self.policy.data_epoch
-            within = self.membership.cell_of(name, epoch, max(1, header.least_hosts))
+            # By the owner's size: a header may want more hosts in a sum, but not other cells.
+            policy = self.policy
+            within = self.membership.cell_of(name, policy.data_epoch, policy.sum_hosts)
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
@@ -216,7 +218,7 @@ class SumSessions:
             self.budget.keep_entries(name, step.entries)  # before a word of it leaves
         live.session, replies, masked = step.session, step.replies, b""
         if step.session.masking is not None and live.appointment is None:
-            step, masked = self._mask(live, step.session.masking)
+            step, masked = self._mask(name, live, step.session.masking)
             live.session, replies = step.session, step.replies
         key = (name, live.header.session_id)
         if live.session.over:
@@ -228,13 +230,13 @@ class SumSessions:
             raise ProtocolError(f"client '{name}' refuses a secure sum: {step.refusal}")
         return _reply(replies, masked)
 
-    def _mask(self, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
+    def _mask(self, name: str, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
         """The client's masked counts, and its word for them; a refusal where they are no input."""
         header = live.header
         noise = (
             None
             if header.noise is None
-            else noise_share(header.noise, len(live.counts), self.random)
+            else noise_share(header.noise, len(live.counts), self._source_of_noise(name, header))
         )
         try:
             words = encode_counts(live.counts, header.lane(COUNTS), noise)
@@ -243,6 +245,14 @@ class SumSessions:
         masking.add_masks(COUNTS, words)
         masked = words.tobytes()
         return client.uploaded(live.session, hashlib.sha256(masked).digest()), masked
+
+    def _source_of_noise(self, name: str, header: Header) -> Callable[[int], bytes]:
+        """Randomness of a client's share: the operating system's generator, but in a simulation."""
+        policy = self.policy
+        if policy.simulation_seed is None:
+            return self.random
+        terms = f"{header.disclosure}/{header.noise}/{policy.data_epoch}"
+        return random.Random(f"{policy.simulation_seed}/{name}/{terms}").randbytes
 
     def _situation(self, name: str) -> Situation:
         return Situation(

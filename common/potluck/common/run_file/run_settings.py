@@ -191,12 +191,18 @@ class ProfileSettings(Settings):
         le=3600,
         description="How long each of the five stages of a secure sum waits for slow clients.",
     )
-    sum_epsilon: float | None = Field(
-        default=None,
+    sum_mode: Literal["noisy", "exact"] = Field(
+        default="noisy",
+        description="Totals and cells with noise that the clients make together, or exact ones:\n"
+        "only of clients whose owner allows these (exact_sums), and once for their data. The sums\n"
+        "of protocol are always exact.",
+    )
+    sum_epsilon: float = Field(
+        default=0.5,
         ge=1e-3,
         allow_inf_nan=False,
-        description="Privacy loss of a secure sum with noise that the clients make together;\n"
-        "unset, sums are exact. Charged to each client's budget.",
+        description="Privacy loss of each noisy sum, charged to the budget of every client that\n"
+        "sends its masked counts, also where the sum then fails and is tried again.",
     )
     triplet_mode: NoisyOrExact = Field(
         default="noisy",

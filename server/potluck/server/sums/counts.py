@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -54,6 +55,7 @@ log = structlog.get_logger()
 _SPARE_SECONDS = 60.0
 """Clients keep their keys for this long beyond all stages."""
 _STAGES = 5
+_LONGEST_REASON = 250
 _PAUSE_SECONDS = 0.2
 """Before the second attempt; twice as long before the third."""
 
@@ -69,7 +71,10 @@ class SumOutcome:
     def explain(self) -> str:
         """The reason for which there is no sum, in a line."""
         record = self.record
-        whys = [f"{who} refuses ({rule})" for who, rule in record.refusals.items()]
+        refusing = defaultdict[str, list[str]](list)
+        for who, rule in record.refusals.items():
+            refusing[rule].append(who)
+        whys = [self._refused(rule, clients) for rule, clients in refusing.items()]
         others = self.troubles.keys() - record.refusals.keys()
         whys += [f"{who}: {self.troubles[who]}" for who in sorted(others)]
         whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
@@ -79,6 +84,12 @@ class SumOutcome:
             + f"; and {len(whys) - 3} more"
             * (len(whys) > 3)
         )
+
+    def _refused(self, rule: str, clients: Sequence[str]) -> str:
+        """What clients say that refuse by one rule, in the words of the first."""
+        first, *others = clients
+        more = f" (and so do {len(others)} more)" if others else ""
+        return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
 
 
 class SecureSums:
@@ -172,7 +183,8 @@ class SecureSums:
             total=None if total is None else tuple(total.tolist()),
         )
         await self.in_store(lambda store: store.add_sum(done))
-        return SumOutcome(record=record, total=total, troubles=drive.troubles)
+        refused = {client: why.detail for client, why in session.refusals.items()}
+        return SumOutcome(record=record, total=total, troubles=refused | drive.troubles)
 
 
 def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Header:

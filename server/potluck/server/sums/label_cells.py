@@ -18,7 +18,7 @@ from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import listed
 from potluck.server.sums.counts import SecureSums, SumOutcome
-from potluck.server.sums.label_sums import Counts, LabelSums, Say, members_of, sum_terms
+from potluck.server.sums.label_sums import Counts, LabelSums, Say, members_of, noise_of, sum_terms
 
 _SHOWN = 3
 
@@ -58,7 +58,7 @@ class LabelCells(LabelSums):
                 self._use(members, np.array(each.total, dtype=np.float64))
 
     def _use(self, members: Sequence[str], total: Counts) -> None:
-        total = total.clip(min=0.0)  # below 0 only with noise
+        total = total.clip(min=0.0)  # below 0 only by noise
         for client in members:
             self._counts[client] = total / len(members)
         self.totals = total if self.totals is None else self.totals + total
@@ -67,7 +67,7 @@ class LabelCells(LabelSums):
         """Sum the cells of these clients that enough of their members attend.
 
         Cells are those of all members, whoever attends: clients draw them by themselves, and are in
-        no sum with anybody else.
+        no sum with anybody else. Who is in a sum already goes into no other one.
         """
         trust, least = self._trust, self._profiles.sum_hosts
         hosts = {} if trust.members is None else trust.members.hosts
@@ -78,15 +78,15 @@ class LabelCells(LabelSums):
             waiting = {client for client, its in epoch_of.items() if its == epoch}
             for cell in cells:
                 here = sorted(waiting.intersection(cell))
-                if not here or any(client in self._counts for client in cell):
-                    continue  # a client that missed its sum would be a difference from it
+                if not here:
+                    continue
                 waiting.difference_update(here)
                 if len({hosts[client] for client in here}) >= least:
                     await self._sum_cell(here, len(cell), present)
                 else:
                     self._say(
-                        f"{len(here)} of the {len(cell)} clients of a cell attend, which is too "
-                        f"few hosts: {listed(here, _SHOWN)} wait for the others",
+                        f"{len(here)} of the {len(cell)} clients of a cell attend and are in no "
+                        f"sum yet, too few hosts: {listed(here, _SHOWN)} wait for others",
                         warning=True,
                     )
             if waiting:
@@ -116,10 +116,14 @@ class LabelCells(LabelSums):
         record = outcome.record
         self._say(
             f"{len(record.clients)} clients of a cell of {drawn}, on {record.hosts} hosts, were "
-            f"summed ({self._trust_statement()})"
+            f"summed, {noise_of(record.epsilon)} ({self._trust_statement()})"
         )
         left_out = sorted(set(cell) - record.clients.keys())
         if left_out:
-            self._say(
-                f"without a cell until their data change: {listed(left_out, _SHOWN)}", warning=True
-            )
+            whys = [
+                f"{client} ({outcome.troubles[client]})"
+                for client in left_out
+                if client in outcome.troubles
+            ]
+            why = f": {'; '.join(whys[:_SHOWN])}" if whys else ""
+            self._say(f"not in the sum of its cell: {listed(left_out, _SHOWN)}{why}", warning=True)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.disclosure import SumKind, TaskReference, canonical_json
+from potluck.common.run_file.run_settings import ProfileSettings
 from potluck.server.hosts.instructions import task_plugin
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
@@ -46,12 +47,18 @@ class LabelSums:
         without."""
 
     async def _stored(self, kind: SumKind) -> list[SecureSum]:
-        """Sums of the run's task, oldest first."""
+        """Sums of the run's task with no more noise than the run wants, oldest first."""
         stored: list[SecureSum] = await self._sums.in_store(
             lambda store: store.sums(kind=kind.value)
         )
         task = task_reference(self._plan)
-        return [each for each in stored if each.total is not None and each.task == task]
+        done = [each for each in stored if each.total is not None and each.task == task]
+        return [each for each in done if self._is_near_enough(each)]
+
+    def _is_near_enough(self, stored: SecureSum) -> bool:
+        """Return whether a sum is exact, or has no more noise than this run wants."""
+        wanted, found = epsilon_of_sums(self._profiles), epsilon_of(stored)
+        return found is None or (wanted is not None and found >= wanted)
 
     def _is_current(self, stored: SecureSum) -> bool:
         """Return whether a sum is of the data epochs that its attending members have now."""
@@ -90,9 +97,25 @@ def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
         least_hosts=profiles.sum_hosts,
         colluding_hosts=profiles.sum_colluding_hosts,
         stage_seconds=profiles.sum_stage_seconds,
-        epsilon=profiles.sum_epsilon,
+        epsilon=None if kind is SumKind.PROTOCOL else epsilon_of_sums(profiles),
         sensitivity=1 if profiles.adjacency == "add-remove" else 2,
     )
+
+
+def epsilon_of_sums(profiles: ProfileSettings) -> float | None:
+    """Of a run's totals and cells; None where they are to be exact."""
+    return profiles.sum_epsilon if profiles.sum_mode == "noisy" else None
+
+
+def epsilon_of(stored: SecureSum) -> float | None:
+    """The privacy loss of a sum; None for an exact one."""
+    epsilon: object = stored.record["epsilon"]
+    return epsilon if isinstance(epsilon, int | float) else None
+
+
+def noise_of(epsilon: float | None) -> str:
+    """The noise of a sum in words."""
+    return "without noise" if epsilon is None else f"with noise of ε = {epsilon:g}"
 
 
 def members_of(stored: SecureSum) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """The label counts of the whole federation, which some selectors steer by: one secure sum.
 
 A sum that was released before, of the same task and the same versions of the clients' data, is used
-again: a second one, over a few clients more or less, would give these away, and clients would
-refuse it.
+again, whoever attends: an exact one there is but once for each version, and a noisy one costs
+budget. Clients that came later are done without.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ import numpy as np
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
 from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.server.rounds.troubles import listed
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import SumOutcome
-from potluck.server.sums.label_sums import LabelSums, members_of, sum_terms
+from potluck.server.sums.label_sums import (
+    LabelSums,
+    epsilon_of,
+    members_of,
+    noise_of,
+    sum_terms,
+)
+
+_SHOWN = 3
 
 
 class LabelTotals(LabelSums):
@@ -31,9 +40,7 @@ class LabelTotals(LabelSums):
         self._tried = True
         stored = self._usable(await self._stored(SumKind.TOTAL), clients)
         if stored is not None:
-            self.totals = np.array(stored.total, dtype=np.float64)
-            members = len(members_of(stored))
-            self._say(f"target: the secure sum over {members} clients of run {stored.run_id}")
+            self._reuse(stored, clients)
             return
         if not self._sums.possible:
             self._do_without("the federation has no root; see `potluck pki root`")
@@ -58,23 +65,39 @@ class LabelTotals(LabelSums):
         return next((each for each in reversed(stored) if self._holds(each, clients)), None)
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
-        """Return whether a sum is of current data, over nearly all of these clients."""
-        if not self._is_current(stored):
-            return False
-        apart = set(members_of(stored)).symmetric_difference(clients)
-        sessions = {client: self._sums.attendance.session_of(client) for client in apart}
-        hosts = {each.host_id if each else client for client, each in sessions.items()}
-        return len(hosts) < self._profiles.sum_hosts
+        """Return whether a sum is of current data, and good enough for these clients.
+
+        An exact one always is: there is no second one. With noise one can be had anew, which costs
+        everybody ε again: where it lacks more than half of them.
+        """
+        covered = set(clients).intersection(members_of(stored))
+        enough = epsilon_of(stored) is None or 2 * len(covered) >= len(clients)
+        return enough and self._is_current(stored)
+
+    def _reuse(self, stored: SecureSum, clients: Sequence[str]) -> None:
+        self.totals = np.array(stored.total, dtype=np.float64)
+        members = members_of(stored)
+        self._say(
+            f"target: the secure sum over {len(members)} clients of run {stored.run_id}, "
+            f"{noise_of(epsilon_of(stored))}"
+        )
+        late = sorted(set(clients).difference(members))
+        if late:
+            self._say(
+                f"the target is without {listed(late, _SHOWN)}: a sum that is there is used again "
+                "as long as its clients' data stay the same",
+                warning=True,
+            )
 
     def _announce(self, outcome: SumOutcome) -> None:
         record = outcome.record
         self._say(
             f"target: a secure sum of label counts over {len(record.clients)} clients on "
-            f"{record.hosts} hosts ({self._trust_statement()})"
+            f"{record.hosts} hosts, {noise_of(record.epsilon)} ({self._trust_statement()})"
         )
-        if record.refusals or outcome.troubles:
-            whys = {**outcome.troubles, **record.refusals}
-            shown = "; ".join(f"{client} ({why})" for client, why in list(whys.items())[:3])
+        whys = {**record.refusals, **outcome.troubles}
+        if whys:
+            shown = "; ".join(f"{client} ({why})" for client, why in list(whys.items())[:_SHOWN])
             self._say(f"not in the sum: {shown}", warning=True)
 
     def _do_without(self, why: str) -> None:

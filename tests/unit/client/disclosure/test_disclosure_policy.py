@@ -104,6 +104,12 @@ def test_the_budget_is_exact_and_includes_its_bound() -> None:
         check_budget(policy, "a", "label_counts", parameters, spent=Fraction("0.3"), releases=3)
 
 
+def test_sums_have_noise_unless_the_owner_allows_exact_ones() -> None:
+    assert DisclosurePolicy().of_sums.noisy == {"total", "cells"}
+    assert DisclosurePolicy(exact_sums=True).of_sums.noisy == set()
+    assert not DisclosurePolicy().of_updates.disclosures & DisclosurePolicy().of_updates.noisy
+
+
 def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:
     policy = DisclosurePolicy(exact_label_counts=True)
     parameters = ask(policy, "label_counts", mode=Mode.EXACT)

@@ -103,7 +103,8 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     require(
         within is None or within.issuperset(roster.participants),
         Rule.SET,
-        "the roster holds clients that are not in this client's group",
+        "the roster holds clients outside of the cell that this client drew from its own members "
+        "file and sum_hosts; both must be the same everywhere, and in the run file",
     )
     holders = sorted([me, *roster.neighbours[me]])
     require(

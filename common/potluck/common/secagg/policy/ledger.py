@@ -175,7 +175,7 @@ def check_charge(ledger: Ledger, header: Header) -> None:
         raise BrokenRuleError(
             Rule.BUDGET,
             f"the sum costs ε = {header.noise.epsilon:g}, of {ledger.epsilon_budget:g} "
-            f"{float(left):g} is left",
+            f"{float(left):g} is left; only its owner can raise epsilon_budget",
         )
 
 

@@ -46,16 +46,17 @@ class ClientPolicy:
     warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
     unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
-    wish. one_set: whether an input goes without noise into one set of clients only.
-    largest_epsilon: of one noisy sum. sensitivity: that its noise must be made for, at least:
-    1 where neighbouring data have one sample more or less, 2 where one sample is exchanged.
-    circulant: whether the experimental graph is allowed.
+    wish. noisy: those that must have noise. one_set: whether an input goes without noise into one
+    set of clients only. largest_epsilon: of one noisy sum. sensitivity: that its noise must be made
+    for, at least: 1 where neighbouring data have one sample more or less, 2 where one sample is
+    exchanged. circulant: whether the experimental graph is allowed.
     """
 
     least_hosts: int = LEAST_HOSTS
     colluding_hosts: int | None = None
     disclosures: frozenset[str] = frozenset({"update"})
     unprotected: frozenset[str] = frozenset()
+    noisy: frozenset[str] = frozenset()
     one_set: bool = True
     largest_epsilon: float = 1.0
     sensitivity: int = 2
@@ -213,12 +214,19 @@ def _check_protection(header: Header, policy: ClientPolicy) -> None:
     require(
         header.degree == 0 or policy.circulant, Rule.POLICY, "the circulant graph is not allowed"
     )
+    require(
+        header.noise is not None or header.disclosure not in policy.noisy,
+        Rule.POLICY,
+        "a sum without noise is asked for, and this client's owner does not allow exact_sums; set "
+        'profiles.sum_mode = "noisy" in the run file',
+    )
     if header.noise is not None:
         asked = header.noise.epsilon
         require(
             math.isfinite(asked) and 0 < asked <= policy.largest_epsilon,
             Rule.POLICY,
-            f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed",
+            f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed; lower "
+            "profiles.sum_epsilon in the run file",
         )
         require(
             header.noise.sensitivity >= policy.sensitivity,

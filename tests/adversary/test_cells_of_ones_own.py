@@ -1,0 +1,82 @@
+"""A coordinator that would choose which clients are summed together.
+
+Cells of seven hosts and cells of eight, over the same clients, cut the ring that they are drawn on
+at other places: what lies between two cuts follows from the sums on both sides of them.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from adversary.conftest import Scene, attacked
+from support.sum_federation import EXACT, Members, host_of
+
+from potluck.common.disclosure import SumKind
+from potluck.common.secagg import Rule
+from potluck.common.secagg.primitives.cells import cells_of_members
+
+CLIENTS = 14
+MANY = 35
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+def cells(members: Members, least: int) -> list[tuple[str, ...]]:
+    """The cells of a policy's least number of hosts."""
+    hosts = {name: host_of(name) for name in members.names}
+    return cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=least)
+
+
+def test_sizes_of_choice_would_give_single_hosts_away() -> None:
+    """Where clients drew by the header: cuts after 7 and after 8 of 35 hosts leave one between."""
+    hosts = {f"client-{number}": f"host-{number}" for number in range(MANY)}
+    cuts = set()
+    for least in range(5, MANY + 1):
+        drawn = cells_of_members(hosts, "f", data_epoch=1, least_hosts=least)
+        sizes = [len(cell) for cell in drawn]
+        cuts |= {sum(sizes[:end]) for end in range(len(sizes) + 1)}
+    assert min(after - before for before, after in pairwise(sorted(cuts))) == 1
+
+
+async def test_a_header_does_not_choose_the_cells(members: Members, tmp_path: Path) -> None:
+    [everybody] = cells(members, 8)
+    assert len(everybody) == CLIENTS
+    async with attacked(members, tmp_path, disclosure=EXACT) as scene:
+        for epsilon in (None, 0.5):
+            outcome = await scene.federation.sum(
+                everybody, kind=SumKind.CELLS, least_hosts=8, epsilon=epsilon
+            )
+            assert outcome.total is None
+            assert set(outcome.record.refusals.values()) == {Rule.SET}
+            assert "outside of the cell that this client drew" in outcome.explain()
+        # It may ask for more of the cell's hosts than clients do, and then for no other sum.
+        for cell in cells(members, 5):
+            outcome = await scene.federation.sum(cell, kind=SumKind.CELLS, least_hosts=7)
+            assert outcome.total is not None, outcome.explain()
+            assert sorted(outcome.record.clients) == sorted(cell)
+
+
+async def test_sums_without_noise_are_refused_by_default(scene: Scene) -> None:
+    everybody = scene.federation.members.names
+    for kind in (SumKind.TOTAL, SumKind.CELLS):
+        outcome = await scene.federation.sum(everybody, kind=kind)
+        assert outcome.total is None
+        assert set(outcome.record.refusals.values()) == {Rule.POLICY}
+        assert "owner does not allow exact_sums" in outcome.explain()
+
+
+async def test_noise_costs_budget_until_it_is_spent(scene: Scene) -> None:
+    """Asked again and again, clients give what their owners' budget of 4 pays for."""
+    for _ in range(4):
+        assert (await scene.federation.sum(epsilon=1.0)).total is not None
+    outcome = await scene.federation.sum(epsilon=1.0)
+    assert outcome.total is None
+    assert set(outcome.record.refusals.values()) == {Rule.BUDGET}
+    for client in scene.federation.members.names:
+        assert scene.federation.ledger(client).of(client).spent == Fraction(4)

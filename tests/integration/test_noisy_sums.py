@@ -1,0 +1,181 @@
+"""Totals and cells as runs have them unless they say otherwise: with noise, and paid for once.
+
+The hosts' owners have decided nothing: `[disclosure]` is as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from support.sum_federation import EXACT, Members, SumFederation, sum_federation
+
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.server.store import RunRow, RunState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENTS = 10
+AS_IT_COMES = DisclosurePolicy()
+SUM, COUNTS = Fraction(1, 2), Fraction(1)
+"""The ε of a noisy sum and of noisy counts."""
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+@pytest.fixture
+def said() -> Iterator[list[Any]]:
+    with capture_logs() as logs:
+        yield logs
+
+
+async def played(
+    federation: SumFederation,
+    *profiles: str,
+    clients: int = CLIENTS,
+    selector: str = '"dc-real", added = 1',
+) -> RunRow:
+    """A run of one round over so many clients, with these lines about profiles."""
+    lines = [
+        "rounds = 1",
+        "count = 3",
+        f"roster = {clients}",
+        f'task = {{name = "digits", clients = {CLIENTS}}}',
+        f"selector = {{name = {selector}}}",
+        "training = {steps = 1}",
+        "[profiles]",
+        *profiles,
+    ]
+    return await federation.finished("\n".join(lines))
+
+
+def spent(federation: SumFederation) -> set[Fraction]:
+    """What clients have paid for sums."""
+    return {federation.ledger(name).of(name).spent for name in federation.members.names}
+
+
+def texts(said: list[Any]) -> str:
+    return "\n".join(each["event"] for each in said)
+
+
+async def test_a_total_has_noise_and_is_paid_for_once(members: Members, tmp_path: Path) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=AS_IT_COMES)
+        for _ in range(3):
+            row = await played(federation)
+            assert row.state is RunState.FINISHED, row.reason
+        [stored] = await federation.stored()
+        assert stored.record["epsilon"] == 0.5
+        assert stored.total is not None
+        apart = np.subtract(stored.total, federation.counts(members.names))
+        assert 0 < np.abs(apart).max() < 500
+        assert spent(federation) == {SUM}
+
+
+async def test_cells_have_noise_and_are_paid_for_once(members: Members, tmp_path: Path) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=AS_IT_COMES)
+        for selector in ('"dc-balanced", added = 1', '"fedentopt"', '"kl"'):
+            row = await played(federation, 'disclosure = "cells"', selector=selector)
+            assert row.state is RunState.FINISHED, row.reason
+        assert {each.record["epsilon"] for each in await federation.stored()} == {0.5}
+        assert spent(federation) == {SUM}
+        assert all(federation.disclosed(name) == [] for name in members.names)
+
+
+async def test_sums_without_noise_have_to_be_allowed_by_owners(
+    members: Members, tmp_path: Path, said: list[Any]
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=AS_IT_COMES)
+        row = await played(federation, 'sum_mode = "exact"')
+        assert row.state is RunState.FINISHED, row.reason  # it steers by the noisy counts
+        assert "the target is the sum of noisy ones" in texts(said)
+        assert "owner does not allow exact_sums" in texts(said)
+        row = await played(federation, 'sum_mode = "exact"', 'disclosure = "cells"')
+        assert row.state is RunState.FAILED
+        assert all(each.total is None for each in await federation.stored())
+        assert all(not federation.ledger(name).of(name).uploads for name in members.names)
+
+
+async def test_where_the_budget_is_spent_the_run_does_without_and_says_so(
+    members: Members, tmp_path: Path, said: list[Any]
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=DisclosurePolicy(epsilon_budget=float(COUNTS)))
+        row = await played(federation, selector='"fedentopt"')
+        assert row.state is RunState.FINISHED, row.reason
+        row = await played(federation)
+        assert row.state is RunState.FINISHED, row.reason
+        assert "the target is the sum of noisy ones" in texts(said)
+        assert "refuses (budget) (and so do 9 more)" in texts(said)
+        assert "the sum costs ε = 0.5, of 0 0 is left; only its owner" in texts(said)
+        assert spent(federation) == {0}
+
+
+async def test_an_exact_total_is_used_again_whoever_attends(
+    members: Members, tmp_path: Path, said: list[Any]
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:5], disclosure=EXACT)
+        row = await played(federation, 'sum_mode = "exact"', clients=5)
+        assert row.state is RunState.FINISHED, row.reason
+        await federation.start(members.names[5:], disclosure=EXACT)
+        for mode in ("exact", "noisy"):
+            row = await played(federation, f'sum_mode = "{mode}"')
+            assert row.state is RunState.FINISHED, row.reason
+        [stored] = await federation.stored()
+        assert stored.total == tuple(federation.counts(members.names[:5]).tolist())
+        late = "the target is without client-5, client-6, client-7 and 2 more"
+        assert texts(said).count(late) == 2  # once in each run
+
+
+async def test_a_noisy_total_is_had_anew_where_it_lacks_most(
+    members: Members, tmp_path: Path
+) -> None:
+    small = DisclosurePolicy(sum_hosts=4)
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:4], disclosure=small)
+        assert (await played(federation, "sum_hosts = 4", clients=4)).state is RunState.FINISHED
+        await federation.start(members.names[4:8], disclosure=small)
+        assert (await played(federation, "sum_hosts = 4", clients=8)).state is RunState.FINISHED
+        assert len(await federation.stored()) == 1  # it has half of them
+        await federation.start(members.names[8:], disclosure=small)
+        assert (await played(federation, "sum_hosts = 4")).state is RunState.FINISHED
+        _, stored = await federation.stored()
+        assert sorted(stored.record["clients"]) == members.names  # type: ignore[call-overload]
+        assert spent(federation) == {SUM, 2 * SUM}
+
+
+async def test_a_run_that_wants_less_noise_has_its_own_sum(
+    members: Members, tmp_path: Path
+) -> None:
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=AS_IT_COMES)
+        for epsilon in (0.5, 1.0, 0.25):  # what is asked for last is there
+            assert (await played(federation, f"sum_epsilon = {epsilon}")).state is RunState.FINISHED
+        found = [each.record["epsilon"] for each in await federation.stored()]
+        assert found == [0.5, 1.0]
+        assert spent(federation) == {Fraction(3, 2)}
+
+
+async def test_in_a_simulation_noise_follows_from_the_seed(
+    members: Members, tmp_path: Path
+) -> None:
+    totals: list[list[int]] = []
+    for seed in (1, 1, 2):
+        folder = tmp_path / str(len(totals))
+        async with sum_federation(members, folder) as federation:
+            await federation.start(disclosure=DisclosurePolicy(simulation_seed=seed))
+            outcome = await federation.sum(epsilon=0.1)
+            assert outcome.total is not None, outcome.explain()
+            totals.append(outcome.total.tolist())
+    assert totals[0] == totals[1] != totals[2]
