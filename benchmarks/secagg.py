@@ -35,7 +35,12 @@ from numpy.typing import NDArray
 from peers_environments import environment
 
 from potluck.common.errors import PotluckError
-from potluck.common.net.membership import MemberRecord, SignedRecord
+from potluck.common.net.membership import (
+    MemberRecord,
+    Members,
+    MembershipDocument,
+    public_text,
+)
 from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
@@ -53,7 +58,6 @@ from potluck.common.secagg import (
     client,
     complete_thresholds,
     coordinator,
-    record_bytes,
 )
 from potluck.common.secagg.primitives.masks import CHUNK_BYTES, StreamCipher, keystream
 from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
@@ -110,29 +114,31 @@ class Bench:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        root, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
+        now = datetime.now(UTC)
         policy = ClientPolicy(least_hosts=min(5, self.clients))
-        shared = FederationRoot("benchmark", root.public_key())
         self.hosts = {f"c{index:03}": f"h{index:03}" for index in range(self.clients)}
-        self.parties: dict[str, SumParty] = {}
-        for name, host in self.hosts.items():
-            key = Ed25519PrivateKey.generate()
-            record = MemberRecord(
-                federation="benchmark",
+        keys = {name: Ed25519PrivateKey.generate() for name in self.hosts}
+        records = tuple(
+            MemberRecord(
                 client=name,
                 host=host,
-                public_key=key.public_key().public_bytes_raw().hex(),
+                public_key=public_text(keys[name]),
                 not_before=now - timedelta(days=1),
                 not_after=now + timedelta(days=1),
             )
-            fresh = FederationRoot("benchmark", root.public_key())
-            self.parties[name] = SumParty(
+            for name, host in self.hosts.items()
+        )
+        members = Members(MembershipDocument(federation="benchmark", epoch=1, members=records))
+        shared = FederationRoot(members)
+        self.parties: dict[str, SumParty] = {
+            name: SumParty(
                 client=name,
                 key=key,
-                record=record_bytes(SignedRecord.make(root, record)),
-                root=fresh if name == MEASURED else shared,
+                root=FederationRoot(members) if name == MEASURED else shared,
                 policy=policy,
             )
+            for name, key in keys.items()
+        }
         self.root, self.situation = shared, Situation(now=now, random=os.urandom)
         self.header = self._header(int(now.timestamp()))
         self.expected = Expectation(
@@ -167,6 +173,8 @@ class Bench:
             quorum=thresholds.quorum,
             model_digest=bytes(32),
             training_sha256=bytes(32),
+            membership_epoch=self.root.members.epoch,
+            membership_sha256=self.root.members.digest,
             issued_at=issued_at,
             expires_at=issued_at + 3600,
         )

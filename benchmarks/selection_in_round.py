@@ -130,7 +130,7 @@ async def milliseconds(
     async def in_store(call: Callable[[Any], Any]) -> Any:
         return call(_Stored(stored))
 
-    trust = Trust(federation="f", members=None)
+    trust = Trust(federation="f")
     attendance = Attendance(time.monotonic)
     roster = RunRoster(ids)
     roster.note_samples(dict.fromkeys(ids, 100))

@@ -39,7 +39,7 @@ def rules(
         picks=PickRecord(roster),
         checks=HostChecks("r", plan, b"", attendance, left_out),
         left_out=left_out,
-        label_sums=LabelSums("r", plan, sums, Trust(federation="f", members=None), warn),
+        label_sums=LabelSums("r", plan, sums, Trust(federation="f"), warn),
         warn=warn,
         post=post,
     )

@@ -14,7 +14,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from potluck.common.net.membership import MemberRecord, SignedRecord
+from potluck.common.net.membership import (
+    MemberRecord,
+    Members,
+    MembershipDocument,
+    public_text,
+)
 from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
@@ -37,32 +42,35 @@ from potluck.common.secagg import (
     client,
     complete_thresholds,
     coordinator,
-    record_bytes,
 )
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
 from potluck.common.secagg.wire.messages import Stage
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
-ROOT = Ed25519PrivateKey.from_private_bytes(bytes(32))
 ISSUED = int(NOW.timestamp())
 COUNTS = Lane(name="counts", length=5, modulus_bits=64, encoding=LaneEncoding.COUNTS, clip=2.0**40)
 BODY = Lane(name="body", length=7, modulus_bits=32, encoding=LaneEncoding.FIXED_POINT, clip=0.25)
 HEAD = Lane(name="head", length=4, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
 
 
-def signed_record(client: str, key: Ed25519PrivateKey, **changes: Any) -> bytes:
-    """A member record of the federation `f`, on a host of its own, signed by ROOT."""
+def member_record(client: str, **changes: Any) -> MemberRecord:
+    """The record of a client on a host of its own."""
     values: dict[str, Any] = {
-        "federation": "f",
         "client": client,
         "host": f"h-{client}",
-        "public_key": key.public_key().public_bytes_raw().hex(),
+        "public_key": public_text(member_key(client)),
         "not_before": NOW - timedelta(days=1),
         "not_after": NOW + timedelta(days=1),
     }
-    root = changes.pop("root", ROOT)
-    return record_bytes(SignedRecord.make(root, MemberRecord(**(values | changes))))
+    return MemberRecord(**(values | changes))
+
+
+def membership(*records: MemberRecord, **changes: Any) -> Members:
+    """The members of the federation `f` at epoch 1."""
+    ordered = tuple(sorted(records, key=lambda each: each.client))
+    values: dict[str, Any] = {"federation": "f", "epoch": 1, "members": ordered}
+    return Members(MembershipDocument(**(values | changes)))
 
 
 def member_key(name: str) -> Ed25519PrivateKey:
@@ -94,7 +102,8 @@ class Federation:
 
     @cached_property
     def root(self) -> FederationRoot:
-        return FederationRoot("f", ROOT.public_key())
+        records = [member_record(name, host=self.hosts[name]) for name in self.names]
+        return FederationRoot(membership(*records))
 
     @cached_property
     def parties(self) -> dict[str, SumParty]:
@@ -102,7 +111,6 @@ class Federation:
             name: SumParty(
                 client=name,
                 key=member_key(name),
-                record=signed_record(name, member_key(name), host=self.hosts[name]),
                 root=self.root,
                 policy=self.policy,
             )
@@ -131,6 +139,8 @@ class Federation:
             "degree": thresholds.degree,
             "threshold": thresholds.threshold,
             "quorum": thresholds.quorum,
+            "membership_epoch": self.root.members.epoch,
+            "membership_sha256": self.root.members.digest,
             "issued_at": ISSUED,
             "expires_at": ISSUED + 600,
         }

@@ -18,11 +18,12 @@ from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
 from potluck.client.control.inbox import Instructions
+from potluck.client.disclosure.member_keys import key_of
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
-from potluck.client.disclosure.releases import Asker, Discloser, key_of
+from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionLog
-from potluck.client.masking.sum_membership import Membership
+from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
@@ -36,6 +37,7 @@ from potluck.common.errors import (
 from potluck.common.learning.step_by_step import LEAKS
 from potluck.common.names import ClientId
 from potluck.common.net.identity import Role
+from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.net.protocol import (
     MAXIMUM_MESSAGE_BYTES,
     PROTOCOL_VERSION,
@@ -79,8 +81,13 @@ class Agent:
         self._generator = generator
         self._metrics = metrics or HostMetrics()
         _check_claims(config, self._clients)
+        self._membership = self._make_membership()
         self._attending = Attending(
-            config, self._make_hello(), generator=generator, metrics=self._metrics
+            config,
+            self._make_hello(),
+            generator=generator,
+            metrics=self._metrics,
+            membership=self._membership.in_force,
         )
 
     async def run(self) -> None:
@@ -110,7 +117,7 @@ class Agent:
             states=KeptStates(self._state.kept),
             worker=worker,
             discloser=discloser,
-            sums=self._make_sums(budget, discloser.asker.federation),
+            sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
             metrics=self._metrics,
         )
         instructions = Instructions(context, say=self._attending.say)
@@ -119,9 +126,11 @@ class Agent:
         self._metrics.watch(
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
+        following = asyncio.create_task(self._membership.follow(self._clients))
         try:
             await self._attending.for_ever(instructions, link)
         finally:
+            following.cancel()
             await instructions.close()
             worker.close()
             await link.close()
@@ -154,21 +163,20 @@ class Agent:
             budget=budget,
             asker=Asker(federation=identity.federation, coordinator=config.coordinator),
             member_key=config.member_key,
+            in_force=self._membership.in_force,
             metrics=self._metrics,
         )
 
-    def _make_sums(self, budget: PrivacyBudget, federation: str) -> SumSessions:
-        config = self._config
-        membership = Membership(
-            federation=federation,
-            member_key=config.member_key,
-            members=config.members,
-            federation_root=config.federation_root,
-        )
+    def _make_membership(self) -> SumMembership:
+        config, in_force = self._config, None
         if config.federation_root is not None:
-            for client in self._clients:
-                membership.party(client, config.disclosure)  # better now than when asked
-        return SumSessions(policy=config.disclosure, membership=membership, budget=budget)
+            in_force = MembershipInForce(
+                config.federation_root,
+                federation=config.tls.load(Role.HOST).identity.federation,
+                file=config.members,
+                state_directory=self._state.path,
+            )
+        return SumMembership(member_key=config.member_key, in_force=in_force)
 
     def _make_device(self, device: str) -> TrainingDevice:
         from potluck.client.training.determinism import compute_deterministically

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -27,6 +28,7 @@ from potluck.common.errors import (
     from_rpc_error,
 )
 from potluck.common.net.connection_errors import connection_error
+from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.net.protocol import VERSIONS
 from potluck.common.net.tls import channel
 from potluck.common.net.version_agreement import check_agreement
@@ -58,11 +60,14 @@ class Attending:
         *,
         generator: random.Random,
         metrics: HostMetrics,
+        membership: MembershipInForce | None = None,
     ) -> None:
-        """`generator`: jitter of the pauses between attempts."""
+        """`generator`: jitter of the pauses between attempts. `membership`: takes what the
+        coordinator sends; None where the host knows no root."""
         self._config = config
         self._hello = hello
         self._metrics = metrics
+        self._membership = membership
         self._certificate = HostCertificate(config.tls)
         self._backoff = Backoff(generator, maximum=config.reconnect_maximum_seconds)
         self._stream: ControlStream | None = None
@@ -146,7 +151,9 @@ class Attending:
             await self._before.aclose()
             clock = asyncio.get_running_loop().time
             begun, sent_away = clock(), False
-            attending = asyncio.create_task(stream.attend(welcome, instructions.receive))
+            attending = asyncio.create_task(
+                stream.attend(welcome, partial(self._receive, instructions))
+            )
             stack.push_async_callback(_ended, attending)
             renewed = asyncio.create_task(self._certificate.until_renewed())
             stack.callback(renewed.cancel)
@@ -164,6 +171,8 @@ class Attending:
         return False
 
     async def _open(self, stream: ControlStream) -> rpc.Welcome:
+        if self._membership is not None:
+            self._hello.membership_epoch = self._membership.epoch
         try:
             async with asyncio.timeout(_WELCOME_SECONDS):
                 return await stream.open(self._hello)
@@ -171,6 +180,17 @@ class Attending:
             raise UnreachableError(
                 f"the coordinator did not answer the hello within {_WELCOME_SECONDS:.0f} s"
             ) from None
+
+    def _receive(self, instructions: Instructions, message: rpc.AttendResponse) -> None:
+        """Take what the coordinator says after its welcome."""
+        match message.WhichOneof("message"):
+            case "instruction":
+                instructions.receive(message.instruction)
+            case "membership" if self._membership is not None:
+                try:
+                    self._membership.take(message.membership.document, "from the coordinator")
+                except PotluckError as error:
+                    log.error("membership refused", why=error.message)
 
     def _is_welcome(
         self, stream: ControlStream, welcome: rpc.Welcome, instructions: Instructions, link: Link

@@ -47,9 +47,9 @@ class ControlStream:
         return first.welcome
 
     async def attend(
-        self, welcome: rpc.Welcome, receive: Callable[[rpc.Instruction], None]
+        self, welcome: rpc.Welcome, receive: Callable[[rpc.AttendResponse], None]
     ) -> None:
-        """Heartbeat, send what is said, hand on instructions, until the coordinator ends it."""
+        """Heartbeat, send what is said, hand on what comes, until the coordinator ends it."""
         seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))
@@ -72,11 +72,10 @@ class ControlStream:
                 await self._call.done_writing()
         self._call.cancel()
 
-    async def _read(self, receive: Callable[[rpc.Instruction], None]) -> None:
+    async def _read(self, receive: Callable[[rpc.AttendResponse], None]) -> None:
         while isinstance(response := await self._call.read(), rpc.AttendResponse):
             make_plain(response)
-            if response.WhichOneof("message") == "instruction":
-                receive(response.instruction)
+            receive(response)
 
     async def _write(self, interval: float) -> None:
         """Send heartbeats when they are due, and messages in between."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.laplace import noisy_counts
 from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, terms
+from potluck.client.disclosure.member_keys import signing_key
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Recipient, Release, ReleaseKey
 from potluck.common.disclosure import (
@@ -35,7 +35,8 @@ from potluck.common.disclosure import (
 )
 from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.monitoring.metric_labels import DisclosureOutcome
-from potluck.common.net.membership import load_private_key, profile_statement
+from potluck.common.net.membership import profile_statement
+from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()
@@ -61,6 +62,7 @@ class Discloser:
     budget: PrivacyBudget
     asker: Asker
     member_key: Path | None
+    in_force: MembershipInForce | None = None
     metrics: HostMetrics = field(default_factory=HostMetrics)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -127,7 +129,7 @@ class Discloser:
     def _sign(self, client: str, key: ReleaseKey, payload_json: str) -> bytes:
         if self.member_key is None:
             return b""
-        return key_of(self.member_key, client).sign(
+        return signing_key(self.member_key, client, self.in_force).sign(
             profile_statement(
                 federation=self.asker.federation,
                 client=client,
@@ -176,11 +178,6 @@ def description(release: Release) -> str:
         return f"the {words}, without noise,"
     adjacency = json.loads(release.parameters_json)["adjacency"]
     return f"the {words}, with noise (ε = {release.epsilon:g}, {adjacency}),"
-
-
-def key_of(path: Path, client: str) -> Ed25519PrivateKey:
-    """A client's member key: the file itself, or CLIENT.key in the folder."""
-    return load_private_key(path / f"{client}.key" if path.is_dir() else path)
 
 
 def _task(plugin: rpc.Plugin) -> TaskReference:

@@ -2,78 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
+
+import structlog
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.client.disclosure.releases import key_of
-from potluck.common.errors import ConfigurationError, DisclosureRefusedError
-from potluck.common.net.membership import (
-    SignedRecord,
-    load_members,
-    load_public_key,
-    read_member_file,
-)
-from potluck.common.secagg import FederationRoot, SumParty, record_bytes
+from potluck.client.disclosure.member_keys import key_in_force
+from potluck.common.errors import DisclosureRefusedError, IdentityError
+from potluck.common.net.membership import Members, troubles_of
+from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.common.secagg import FederationRoot, SumParty
 from potluck.common.secagg.primitives.cells import cells_of_members
 
+log = structlog.get_logger()
 
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """The files a host needs to take part: its clients' keys and records, and the root."""
+WARNING_SECONDS: Final = 86_400.0
+"""Between two warnings of records that end."""
 
-    federation: str
+
+@dataclass(kw_only=True)
+class SumMembership:
+    """A host's part in the membership: its clients' keys, and the members in force.
+
+    in_force: None where the host knows no federation root.
+    """
+
     member_key: Path | None
-    members: Path | None
-    federation_root: Path | None
+    in_force: MembershipInForce | None
+    _root: FederationRoot | None = field(default=None, init=False)
+    _parties: dict[str, SumParty] = field(default_factory=dict, init=False)
 
     def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
-        """A client as the others know it. Raises DisclosureRefusedError where something is missing,
-        ConfigurationError where a file can't be used."""
-        if self.member_key is None or self.members is None or self.federation_root is None:
+        """A client as the others know it now. Raises DisclosureRefusedError where something is
+        missing, ConfigurationError where its key can't be used."""
+        members = self._members
+        if self.member_key is None or members is None:
             raise DisclosureRefusedError(
-                f"client '{name}' takes part in no secure sum: its host has no member_key, members "
-                "or federation_root; see `potluck pki member`",
+                f"client '{name}' takes part in no secure sum: its host has no member_key, "
+                "federation_root or members; see `potluck pki member`",
                 client=name,
             )
-        signed = self._records.get(name)
-        if signed is None:
-            raise ConfigurationError(
-                f"{self.members} has no record of client '{name}'; get the newest one", client=name
+        if self._root is None or self._root.members is not members:
+            self._root, self._parties = FederationRoot(members), {}
+        if name not in self._parties:
+            try:
+                record = members.record(name, datetime.now(UTC))
+            except IdentityError as error:
+                raise DisclosureRefusedError(error.message, client=name) from None
+            self._parties[name] = SumParty(
+                client=name,
+                key=key_in_force(self.member_key, name, record),
+                root=self._root,
+                policy=policy.of_sums,
             )
-        return SumParty(
-            client=name,
-            key=key_of(self.member_key, name),
-            record=record_bytes(signed),
-            root=self._root,
-            policy=policy.of_sums,
-        )
+        return self._parties[name]
 
     def cell_of(self, name: str, data_epoch: int, least_hosts: int) -> frozenset[str]:
         """The clients that a client may be summed with by cell: drawn here, from the members that
         the root signed. Empty where too few are members."""
+        members = self._members
+        if members is None:
+            return frozenset()
         cells = cells_of_members(
-            self._hosts, self.federation, data_epoch=data_epoch, least_hosts=least_hosts
+            members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts
         )
         return frozenset(next((cell for cell in cells if name in cell), ()))
 
-    @cached_property
-    def _hosts(self) -> Mapping[str, str]:
-        if self.members is None or self.federation_root is None:
-            return {}
-        members = load_members(self.members, self.federation_root, federation=self.federation)
-        return members.hosts
+    async def follow(self, clients: Sequence[str]) -> None:
+        """Follow the file of the configuration, and warn of records that end, until cancelled."""
+        if self.in_force is None:
+            return
+        watching = asyncio.create_task(self.in_force.watch())
+        try:
+            while True:
+                self._warn(clients, self.in_force)
+                await asyncio.sleep(WARNING_SECONDS)
+        finally:
+            watching.cancel()
 
-    @cached_property
-    def _records(self) -> Mapping[str, SignedRecord]:
-        if self.members is None:
-            return {}
-        return {each.record.client: each for each in read_member_file(self.members).members}
+    def _warn(self, clients: Sequence[str], in_force: MembershipInForce) -> None:
+        now = datetime.now(UTC)
+        for trouble in troubles_of(in_force.members, clients, now):
+            log.warning(trouble)
 
-    @cached_property
-    def _root(self) -> FederationRoot:
-        """One for all clients of the host: it remembers which records it has verified."""
-        assert self.federation_root is not None  # noqa: S101  # `party` has looked
-        return FederationRoot(self.federation, load_public_key(self.federation_root))
+    @property
+    def revoked(self) -> frozenset[tuple[str, str]]:
+        """Clients and member keys of theirs that were revoked."""
+        return frozenset() if self._members is None else self._members.revoked
+
+    @property
+    def _members(self) -> Members | None:
+        return None if self.in_force is None else self.in_force.members

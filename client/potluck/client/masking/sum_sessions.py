@@ -23,7 +23,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.masking.appointments import Appointment, Appointments, kept
 from potluck.client.masking.masked_updates import expectation
-from potluck.client.masking.sum_membership import Membership
+from potluck.client.masking.sum_membership import SumMembership
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import (
     ProtocolError,
@@ -40,7 +40,6 @@ from potluck.common.secagg import (
     Refusal,
     Rule,
     Situation,
-    SumParty,
     client,
     decode,
     encode,
@@ -84,13 +83,12 @@ class SumSessions:
     """Takes part in secure sums for all clients of a host."""
 
     policy: DisclosurePolicy
-    membership: Membership
+    membership: SumMembership
     budget: PrivacyBudget
     random: Callable[[int], bytes] = os.urandom
     appointments: Appointments = field(default_factory=Appointments)
     _live: dict[tuple[str, bytes], _Live] = field(default_factory=dict)
     _used: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    _parties: dict[str, SumParty] = field(default_factory=dict)
     _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
@@ -200,7 +198,7 @@ class SumSessions:
         counts: Sequence[int],
         appointment: Appointment | None,
     ) -> rpc.SecureReply:
-        party = self._party(name)
+        party = self.membership.party(name, self.policy)
         if expected.purpose is Purpose.UPDATE:
             party = replace(party, policy=self.policy.of_updates)
         header = _header(envelope)
@@ -256,14 +254,11 @@ class SumSessions:
 
     def _situation(self, name: str) -> Situation:
         return Situation(
-            now=datetime.now(UTC), random=self.random, ledger=self.budget.for_sums(name)
+            now=datetime.now(UTC),
+            random=self.random,
+            ledger=self.budget.for_sums(name),
+            revoked=self.membership.revoked,
         )
-
-    def _party(self, name: str) -> SumParty:
-        party = self._parties.get(name)
-        if party is None:
-            party = self._parties[name] = self.membership.party(name, self.policy)
-        return party
 
     def _make_room(self, name: str) -> None:
         """Forget the keys of sessions that have expired, and of the oldest beyond a few."""

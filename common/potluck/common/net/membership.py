@@ -1,119 +1,188 @@
-"""Members of a federation: records that its root signed, and statements that members sign.
+"""Members of a federation: a document that its root signed, and statements that members sign.
 
-The federation root is an Ed25519 key that the operator keeps away from the coordinator. A record
-binds a client, its host and its signing key; TLS certificates are not part of it, so they rotate
-freely. The holder of the root can invent members: where that is the coordinator, signatures prove
-nothing against it.
+The federation root is an Ed25519 key that the operator keeps away from the coordinator. The
+document binds clients, their hosts and their signing keys; TLS certificates are not part of it, so
+they rotate freely. Each new document has the next *epoch*; whoever has seen one takes no older one
+(`MembershipInForce`). The holder of the root can invent members: where that is the coordinator,
+signatures prove nothing against it.
 
 Everything signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each field,
 every one of them preceded by its length in bytes as 8 bytes, big-endian. No two lists of fields
-have the same bytes, and no signature for one purpose is good for another.
+have the same bytes, and no signature for one purpose is good for another. The root signs one field:
+the document as JSON without blanks, fields in the order in which the classes below have them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
-from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.names import Name
 
-RECORD = "member-record"
-PROFILE = "profile"
+MEMBERSHIP: Final = "membership"
+PROFILE: Final = "profile"
+
+LONGEST_RECORD: Final = timedelta(days=366)
+"""A record that lasts longer makes its document void."""
+
+ENDS_SOON: Final = timedelta(days=30)
+"""Before a record ends, its owner is warned."""
+
+MAXIMUM_BYTES: Final = 3 << 20
+"""Of a document; it travels as one message. About 14,000 members."""
 
 _PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+_Epoch = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class MemberRecord(BaseModel):
-    """The record that a client of a federation, on a host, signs with a key during a period.
+    """The key that a client, on a host, signs with during a period of at most 366 days.
 
     public_key: 32 bytes of Ed25519 as lower-case hexadecimal digits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    federation: Name
     client: Name
     host: Name
     public_key: _PublicKey
     not_before: AwareDatetime
     not_after: AwareDatetime
 
-    def statement(self) -> bytes:
-        """The statement that the root signs. Times are ISO 8601 in UTC, to the second."""
-        period = (self.not_before, self.not_after)
-        times = [at.astimezone(UTC).isoformat(timespec="seconds") for at in period]
-        return statement(RECORD, [self.federation, self.client, self.host, self.public_key, *times])
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        lasts = self.not_after - self.not_before
+        if not timedelta(0) < lasts <= LONGEST_RECORD:
+            raise ValueError(
+                f"the record of client '{self.client}' lasts {lasts.days} days, "
+                f"{LONGEST_RECORD.days} are allowed; renew it with `potluck pki member`"
+            )
+        return self
 
     def key(self) -> Ed25519PublicKey:
         """The member's public key."""
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.public_key))
 
 
-class SignedRecord(BaseModel):
-    """A record with the root's signature over its statement."""
+class Revocation(BaseModel):
+    """A member key that counts no longer, from an epoch on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    record: MemberRecord
-    signature: _Signature
-
-    @classmethod
-    def make(cls, root: Ed25519PrivateKey, record: MemberRecord) -> SignedRecord:
-        """Sign a record."""
-        return cls(record=record, signature=root.sign(record.statement()).hex())
+    client: Name
+    public_key: _PublicKey
+    epoch: _Epoch
 
 
-class MemberFile(BaseModel):
-    """members.json: the records of a federation, one for each client."""
+class MembershipDocument(BaseModel):
+    """The members of a federation, one record for each client, sorted by client.
+
+    epoch: grows with every document. revoked: all keys that were revoked so far; none of them is in
+    a record.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     federation: Name
-    members: tuple[SignedRecord, ...] = ()
+    epoch: _Epoch
+    members: tuple[MemberRecord, ...] = ()
+    revoked: tuple[Revocation, ...] = ()
 
-    def with_member(self, signed: SignedRecord) -> MemberFile:
-        """The same file with one record added or replaced, sorted by client."""
-        others = [each for each in self.members if each.record.client != signed.record.client]
-        ordered = sorted([*others, signed], key=lambda each: each.record.client)
-        return MemberFile(federation=self.federation, members=tuple(ordered))
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        clients = [each.client for each in self.members]
+        if clients != sorted(set(clients)):
+            raise ValueError("members are not sorted, or one has two records")
+        revoked = {(each.client, each.public_key) for each in self.revoked}
+        for each in self.members:
+            if (each.client, each.public_key) in revoked:
+                raise ValueError(f"the record of client '{each.client}' has a revoked key")
+        if any(each.epoch > self.epoch for each in self.revoked):
+            raise ValueError("a revocation is of a later epoch than its document")
+        return self
+
+    def statement(self) -> bytes:
+        """The statement that the root signs."""
+        return statement(MEMBERSHIP, [self.model_dump_json()])
+
+
+class SignedMembership(BaseModel):
+    """members.json: a document with the root's signature over its statement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    document: MembershipDocument
+    signature: _Signature
+
+    @classmethod
+    def make(cls, root: Ed25519PrivateKey, document: MembershipDocument) -> SignedMembership:
+        """Sign a document."""
+        return cls(document=document, signature=root.sign(document.statement()).hex())
+
+    def to_bytes(self) -> bytes:
+        """The text of members.json."""
+        return self.model_dump_json(indent=1).encode() + b"\n"
 
 
 class Members:
-    """The members of a federation, by client; each record has been verified."""
+    """The members of a federation as of an epoch, from a document that its root has signed."""
 
-    def __init__(self, records: Iterable[MemberRecord]) -> None:
-        self._records: Mapping[str, MemberRecord] = {each.client: each for each in records}
+    def __init__(self, document: MembershipDocument) -> None:
+        self.federation = document.federation
+        self.epoch = document.epoch
+        self.digest = hashlib.sha256(document.statement()).digest()
+        """Of the document; 32 bytes."""
+        self.records: Mapping[str, MemberRecord] = {each.client: each for each in document.members}
+        """By client, sorted."""
+        self.revoked = frozenset((each.client, each.public_key) for each in document.revoked)
+        """Clients and keys of theirs."""
 
-    @property
+    @cached_property
     def hosts(self) -> Mapping[str, str]:
         """The host of each member."""
-        return {client: record.host for client, record in self._records.items()}
+        return {client: record.host for client, record in self.records.items()}
 
-    def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
-        """Raises IdentityError unless the client is a member at that time and signed this."""
-        record = self._records.get(client)
+    def record(self, client: str, at: datetime) -> MemberRecord:
+        """The record of a client. Raises IdentityError unless it is a member at that time."""
+        record = self.records.get(client)
         if record is None:
             raise IdentityError(
-                f"client '{client}' has no member record; add it with `potluck pki member`",
+                f"client '{client}' has no record in membership epoch {self.epoch}; add it with "
+                "`potluck pki member`",
                 client=client,
             )
         if not record.not_before <= at <= record.not_after:
             raise IdentityError(
                 f"the member record of client '{client}' is valid from {record.not_before} to "
-                f"{record.not_after} only; renew it with `potluck pki member`",
+                f"{record.not_after} only, now it is {at}; renew it with `potluck pki member`, or "
+                "set the clock",
                 client=client,
             )
+        return record
+
+    def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
+        """Raises IdentityError unless the client is a member at that time and signed this."""
         try:
-            record.key().verify(signature, signed)
+            self.record(client, at).key().verify(signature, signed)
         except InvalidSignature:
             what = "another signature" if signature else "no signature"
             raise IdentityError(
@@ -121,6 +190,25 @@ class Members:
                 "its configuration to the key its record names",
                 client=client,
             ) from None
+
+
+def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) -> list[str]:
+    """A line for each client that is no member, or will soon be none, with the remedy."""
+    if members is None:
+        return ["no membership has come yet; give the coordinator members.json"]
+    lines: list[str] = []
+    for client in clients:
+        try:
+            record = members.record(client, now)
+        except IdentityError as error:
+            lines.append(error.message)
+            continue
+        if record.not_after - now < ENDS_SOON:
+            lines.append(
+                f"the member record of client '{client}' ends on {record.not_after:%Y-%m-%d}; "
+                "renew it with `potluck pki member`"
+            )
+    return lines
 
 
 def statement(purpose: str, fields: Sequence[str]) -> bytes:
@@ -148,40 +236,62 @@ def profile_statement(
 
 
 def load_members(path: Path, root: Path, *, federation: str) -> Members:
-    """The members in a file, each record verified with the root's public key.
+    """The members in a file, verified with the root's public key.
 
-    Raises ConfigurationError for files that can't be read, IdentityError for a record that the
-    root did not sign, or of another federation.
+    Raises ConfigurationError for files that can't be read, and as `verified_members`.
     """
     key = load_public_key(root)
-    members = read_member_file(path).members
-    for signed in members:
-        record = signed.record
-        try:
-            key.verify(bytes.fromhex(signed.signature), record.statement())
-        except InvalidSignature:
-            raise IdentityError(
-                f"{path}: the record of client '{record.client}' is not signed by {root}; make it "
-                "with `potluck pki member` in that root's folder",
-                client=record.client,
-            ) from None
-        if record.federation != federation:
-            raise IdentityError(
-                f"{path}: the record of client '{record.client}' is of federation "
-                f"'{record.federation}', this is '{federation}'",
-                client=record.client,
-            )
-    return Members(signed.record for signed in members)
+    return verified_members(_read(path), key, federation=federation, source=str(path))
 
 
-def read_member_file(path: Path) -> MemberFile:
-    """A members.json; nothing is verified. Raises ConfigurationError."""
+def verified_members(
+    data: bytes, root: Ed25519PublicKey, *, federation: str, source: str
+) -> Members:
+    """The members in the text of a members.json. source: where it comes from, for messages.
+
+    Raises ConfigurationError for a malformed document, one with a record that lasts too long among
+    them, IdentityError for one that the root did not sign, or of another federation.
+    """
+    signed = _parsed(data, source)
+    document = signed.document
     try:
-        return MemberFile.model_validate_json(_read(path))
+        root.verify(bytes.fromhex(signed.signature), document.statement())
+    except InvalidSignature:
+        raise IdentityError(
+            f"{source}: the membership is not signed by the federation root that is known here; "
+            "get members.json and root.pub from the operator"
+        ) from None
+    if document.federation != federation:
+        raise IdentityError(
+            f"{source}: the membership is of federation '{document.federation}', this is "
+            f"'{federation}'; get members.json of this one from the operator"
+        )
+    return Members(document)
+
+
+def read_membership(path: Path) -> MembershipDocument:
+    """The document in a members.json; nothing is verified. Raises ConfigurationError."""
+    return _parsed(_read(path), str(path)).document
+
+
+def _parsed(data: bytes, source: str) -> SignedMembership:
+    if len(data) > MAXIMUM_BYTES:
+        raise ConfigurationError(
+            f"{source}: {len(data)} bytes are more than the {MAXIMUM_BYTES} of a membership"
+        )
+    try:
+        return SignedMembership.model_validate_json(data)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in fault["loc"])
-        raise ConfigurationError(f"{path}: {place}: {fault['msg']}", path=path) from None
+        raise ConfigurationError(
+            f"{source}: {place}: {fault['msg'].removeprefix('Value error, ')}"
+        ) from None
+
+
+def public_text(key: Ed25519PrivateKey) -> str:
+    """The public half of a key, as records name it."""
+    return key.public_key().public_bytes_raw().hex()
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:

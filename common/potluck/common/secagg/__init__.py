@@ -97,7 +97,7 @@ from potluck.common.secagg.wire.messages import (
     Noise,
     Purpose,
 )
-from potluck.common.secagg.wire.transcript import FederationRoot, record_bytes
+from potluck.common.secagg.wire.transcript import FederationRoot
 
 __all__ = [
     "BrokenRuleError",
@@ -132,6 +132,5 @@ __all__ = [
     "decode",
     "encode",
     "entry_from_json",
-    "record_bytes",
     "session_record",
 ]

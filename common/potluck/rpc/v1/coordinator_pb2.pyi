@@ -102,6 +102,7 @@ class AttendResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answers the hello."""
@@ -110,17 +111,22 @@ class AttendResponse(_message.Message):
     def instruction(self) -> Global___Instruction:
         """Something to do."""
 
+    @_builtins.property
+    def membership(self) -> Global___Membership:
+        """A newer membership than the host's."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         instruction: Global___Instruction | None = ...,
+        membership: Global___Membership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "membership", b"membership", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "membership", b"membership", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "instruction"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "instruction", "membership"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -160,6 +166,7 @@ class Hello(_message.Message):
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_EPOCH_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol the host speaks; 1."""
     software_version: _builtins.str
@@ -172,6 +179,8 @@ class Hello(_message.Message):
     """
     process_id: _builtins.str
     """Identifies the host's process; another value after a reconnect means it was started anew."""
+    membership_epoch: _builtins.int
+    """Epoch of the newest membership that the host has seen; 0 for none."""
     @_builtins.property
     def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The clients the host answers for; its certificate must allow each."""
@@ -195,10 +204,11 @@ class Hello(_message.Message):
         data_epoch: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         process_id: _builtins.str = ...,
+        membership_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "membership_epoch", b"membership_epoch", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +267,28 @@ class Welcome(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Membership(_message.Message):
+    """The members of the federation. It comes before instructions that depend on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """members.json, as the federation root signed it."""
+    def __init__(
+        self,
+        *,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Membership: _TypeAlias = Membership  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

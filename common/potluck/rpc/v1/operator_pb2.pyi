@@ -1321,6 +1321,58 @@ class InstallRevocationsResponse(_message.Message):
 Global___InstallRevocationsResponse: _TypeAlias = InstallRevocationsResponse  # noqa: Y015
 
 @_typing.final
+class InstallMembershipRequest(_message.Message):
+    """A membership of the federation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """members.json, as the federation root signed it."""
+    def __init__(
+        self,
+        *,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstallMembershipRequest: _TypeAlias = InstallMembershipRequest  # noqa: Y015
+
+@_typing.final
+class InstallMembershipResponse(_message.Message):
+    """The membership that is in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Its epoch."""
+    taken: _builtins.bool
+    """Whether it was new to the coordinator."""
+    members: _builtins.int
+    """Number of members."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        taken: _builtins.bool = ...,
+        members: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "members", b"members", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstallMembershipResponse: _TypeAlias = InstallMembershipResponse  # noqa: Y015
+
+@_typing.final
 class OperatorServiceFetchModelRequest(_message.Message):
     """Asks for a run's model."""
 

@@ -95,6 +95,11 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.FromString,
                 _registered_method=True)
+        self.InstallMembership = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/InstallMembership',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipResponse.FromString,
+                _registered_method=True)
         self.FetchModel = channel.unary_stream(
                 '/potluck.rpc.v1.OperatorService/FetchModel',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.OperatorServiceFetchModelRequest.SerializeToString,
@@ -191,6 +196,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InstallMembership(self, request, context):
+        """Takes over a membership: it counts at once, and hosts that attend get it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchModel(self, request, context):
         """The model of a run as float32 safetensors.
         """
@@ -260,6 +272,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.InstallRevocations,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.SerializeToString,
+            ),
+            'InstallMembership': grpc.unary_unary_rpc_method_handler(
+                    servicer.InstallMembership,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipResponse.SerializeToString,
             ),
             'FetchModel': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchModel,
@@ -592,6 +609,33 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/InstallRevocations',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallRevocationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InstallMembership(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/InstallMembership',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.InstallMembershipResponse.FromString,
             options,
             channel_credentials,
             insecure,

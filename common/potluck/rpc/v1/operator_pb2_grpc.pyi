@@ -59,6 +59,8 @@ class OperatorServiceStub:
     """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
+    InstallMembership: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallMembershipRequest, _operator_pb2.InstallMembershipResponse]
+    """Takes over a membership: it counts at once, and hosts that attend get it."""
     FetchModel: _grpc.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]
     """The model of a run as float32 safetensors."""
 
@@ -93,6 +95,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """What the coordinator is and how it fares, for whoever looks for a fault."""
     InstallRevocations: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]  # type: ignore[assignment]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
+    InstallMembership: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallMembershipRequest, _operator_pb2.InstallMembershipResponse]  # type: ignore[assignment]
+    """Takes over a membership: it counts at once, and hosts that attend get it."""
     FetchModel: _aio.UnaryStreamMultiCallable[_operator_pb2.OperatorServiceFetchModelRequest, _operator_pb2.OperatorServiceFetchModelResponse]  # type: ignore[assignment]
     """The model of a run as float32 safetensors."""
 
@@ -196,6 +200,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.InstallRevocationsResponse, _abc.Awaitable[_operator_pb2.InstallRevocationsResponse]]:
         """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
+
+    @_abc_1.abstractmethod
+    def InstallMembership(
+        self,
+        request: _operator_pb2.InstallMembershipRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.InstallMembershipResponse, _abc.Awaitable[_operator_pb2.InstallMembershipResponse]]:
+        """Takes over a membership: it counts at once, and hosts that attend get it."""
 
     @_abc_1.abstractmethod
     def FetchModel(

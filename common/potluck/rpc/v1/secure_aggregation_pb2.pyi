@@ -326,6 +326,8 @@ class SecureHeader(_message.Message):
     ISSUED_AT_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     TRAINING_SHA256_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_EPOCH_FIELD_NUMBER: _builtins.int
+    MEMBERSHIP_SHA256_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the protocol; 2."""
     federation: _builtins.str
@@ -372,6 +374,10 @@ class SecureHeader(_message.Message):
     """When everybody forgets its keys, in seconds since 1970."""
     training_sha256: _builtins.bytes
     """Digest of what all clients compute alike for an update, 32 bytes; empty for other purposes."""
+    membership_epoch: _builtins.int
+    """Epoch of the membership that the clients' keys are taken from."""
+    membership_sha256: _builtins.bytes
+    """SHA-256 of what the federation root signed for that epoch, 32 bytes."""
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureLane]:
         """The vectors; at least one."""
@@ -413,10 +419,12 @@ class SecureHeader(_message.Message):
         issued_at: _builtins.int = ...,
         expires_at: _builtins.int = ...,
         training_sha256: _builtins.bytes = ...,
+        membership_epoch: _builtins.int = ...,
+        membership_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "training_sha256", b"training_sha256", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "membership_epoch", b"membership_epoch", "membership_sha256", b"membership_sha256", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "training_sha256", b"training_sha256", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,7 +509,6 @@ class SecureAdvert(_message.Message):
     MASK_KEY_FIELD_NUMBER: _builtins.int
     CHANNEL_KEY_FIELD_NUMBER: _builtins.int
     COMMITMENT_FIELD_NUMBER: _builtins.int
-    MEMBER_RECORD_FIELD_NUMBER: _builtins.int
     header_sha256: _builtins.bytes
     """SHA-256 of the header."""
     client: _builtins.str
@@ -512,8 +519,6 @@ class SecureAdvert(_message.Message):
     """X25519, for shares."""
     commitment: _builtins.bytes
     """SHA-256 of the client's own mask seed; see the documentation."""
-    member_record: _builtins.bytes
-    """The client's member record with the federation root's signature, in JSON."""
     def __init__(
         self,
         *,
@@ -522,11 +527,10 @@ class SecureAdvert(_message.Message):
         mask_key: _builtins.bytes = ...,
         channel_key: _builtins.bytes = ...,
         commitment: _builtins.bytes = ...,
-        member_record: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key", "member_record", b"member_record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

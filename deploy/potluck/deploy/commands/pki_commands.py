@@ -165,7 +165,8 @@ def member(
 
     potluck pki member root client-0:5 --host lab-a
     """
-    keys = federation_root.add_members(folder, clients, host, days=days)
+    enrolled = federation_root.add_members(folder, clients, host, days=days)
+    keys = enrolled.keys
     console = terminal()
     console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
     _print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.client.disclosure.member_keys import NEXT
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.identity import Role, expand_clients
-from potluck.common.net.membership import read_member_file
+from potluck.common.net.membership import read_membership
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.machines.desired_state import PartyFiles
 from potluck.deploy.machines.inventory import COORDINATOR, HostSettings, Inventory, MachineSettings
@@ -118,12 +119,13 @@ def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
     if folder is None:
         return {}
     path = folder / "members.json"
-    file = read_member_file(path)
-    if file.federation != inventory.federation:
+    document = read_membership(path)
+    if document.federation != inventory.federation:
         raise ConfigurationError(
-            f"{path} is of federation {file.federation}, the inventory is of {inventory.federation}"
+            f"{path} is of federation {document.federation}, the inventory is of "
+            f"{inventory.federation}"
         )
-    host_of = {each.record.client: each.record.host for each in file.members}
+    host_of = {each.client: each.host for each in document.members}
     for client in expand_clients(party.clients):
         if host_of.get(client) != party.name:
             raise ConfigurationError(
@@ -136,10 +138,9 @@ def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
 def _member_keys(party: Party) -> dict[str, bytes]:
     if party.member_keys is None:
         return {}
-    return {
-        f"members/{client}.key": _read(party.member_keys / f"{client}.key")
-        for client in expand_clients(party.clients)
-    }
+    names = [f"{client}.key" for client in expand_clients(party.clients)]
+    following = [f"{NEXT}/{name}" for name in names if (party.member_keys / NEXT / name).exists()]
+    return {f"members/{name}": _read(party.member_keys / name) for name in [*names, *following]}
 
 
 def _read(path: Path) -> bytes:

@@ -1,53 +1,70 @@
-"""The federation root: the Ed25519 key that signs the records of a federation's members.
+"""The federation root: the Ed25519 key that signs who the members of a federation are.
 
-root.key            the root; stays with the operator, away from the coordinator
-root.pub            its public half; for the coordinator
-members.json        the signed records; for the coordinator
-members/CLIENT.key  a member's own key; for the host that holds the client alone
+root.key                 the root; stays with the operator, away from the coordinator
+root.pub                 its public half; for the coordinator and the hosts
+members.json             the members, signed; each change makes the next epoch of it
+members/CLIENT.key       a member's own key; for the host that holds the client alone
+members/next/CLIENT.key  the key that is to replace it; for that host, before the switch to it
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from potluck.client.disclosure.member_keys import NEXT
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import is_name
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_file
 from potluck.common.net.membership import (
-    MemberFile,
+    LONGEST_RECORD,
+    MAXIMUM_BYTES,
     MemberRecord,
-    SignedRecord,
+    MembershipDocument,
+    Revocation,
+    SignedMembership,
+    load_members,
     load_private_key,
-    read_member_file,
+    public_text,
+    read_membership,
 )
 from potluck.deploy.pki.authority import BACKDATED, check_federation_name
 
-MEMBER_DAYS = 3650
+MEMBER_DAYS = 365
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enrolled:
+    """Clients with new records. epoch: of the document that has them. keys: their key files."""
+
+    epoch: int
+    keys: tuple[Path, ...]
 
 
 def create_root(folder: Path, federation: str, *, force: bool = False) -> list[Path]:
     """Make a federation root in `folder`; the files it wrote.
 
     Raises ConfigurationError for a bad name, or where there is a root and `force` is not set: its
-    records would stop counting.
+    members would stop counting.
     """
     check_federation_name(federation)
     secret, public, members = _paths(folder)
     if secret.exists() and not force:
         raise ConfigurationError(
-            f"{secret} exists already; use --force to replace it, and renew all member records"
+            f"{secret} exists already; use --force to replace it, and make all members anew"
         )
     key = Ed25519PrivateKey.generate()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     write_file(secret, private_pem(key), KEY_MODE)
     write_file(public, pem, PUBLIC_MODE)
-    write_file(members, _text(MemberFile(federation=federation)), PUBLIC_MODE)
+    document = MembershipDocument(federation=federation, epoch=1)
+    write_file(members, SignedMembership.make(key, document).to_bytes(), PUBLIC_MODE)
     return [secret, public, members]
 
 
@@ -58,38 +75,211 @@ def add_members(
     *,
     days: int = MEMBER_DAYS,
     now: datetime | None = None,
-) -> list[Path]:
-    """Sign a record for each client; make its key where there is none. The key files.
+) -> Enrolled:
+    """Give each client a record in the next epoch; make its key where there is none.
 
-    A client that has a record gets a new one. Raises ConfigurationError for bad names or files.
+    A client that has a record gets a new one. Raises ConfigurationError for bad names or files, for
+    too many days, and for a key that was revoked.
     """
     if not is_name(host):
         raise ConfigurationError(f"{host[:80]!r} is no host name; use that of its certificate")
-    secret, _, path = _paths(folder)
-    root, file = load_private_key(secret), read_member_file(path)
-    begin = (now or datetime.now(UTC)).replace(microsecond=0)
-    keys: list[Path] = []
-    for client in expand_clients(clients):
-        key_path = folder / "members" / f"{client}.key"
+    names = expand_clients(clients)
+    for client in names:
+        key_path = _key_path(folder, client)
         if not key_path.exists():
             write_file(key_path, private_pem(Ed25519PrivateKey.generate()), KEY_MODE)
-        record = MemberRecord(
-            federation=file.federation,
-            client=client,
-            host=host,
-            public_key=load_private_key(key_path).public_key().public_bytes_raw().hex(),
-            not_before=begin - BACKDATED,
-            not_after=begin + timedelta(days=days),
+
+    def record(client: str, document: MembershipDocument) -> MemberRecord:
+        key = load_private_key(_key_path(folder, client))
+        _refuse_revoked(document, client, public_text(key), folder)
+        return _record(client, host, key, days=days, now=now)
+
+    document = _next_epoch(folder, dict.fromkeys(names, record))
+    return Enrolled(epoch=document.epoch, keys=tuple(_key_path(folder, each) for each in names))
+
+
+def renew_members(
+    folder: Path,
+    clients: Sequence[str] = (),
+    *,
+    soon: timedelta,
+    days: int = MEMBER_DAYS,
+    now: datetime | None = None,
+) -> tuple[MembershipDocument, list[str]]:
+    """Give members new records with the keys that they have: these, or all whose end within
+    `soon`. The document in force then, and the clients. Raises ConfigurationError.
+    """
+    at = now or datetime.now(UTC)
+    document = read_membership(_paths(folder)[2])
+    known = {each.client: each for each in document.members}
+    names = expand_clients(clients) or [
+        client for client, each in known.items() if each.not_after - at < soon
+    ]
+    _require_members(document, names, folder)
+
+    def record(client: str, _: MembershipDocument) -> MemberRecord:
+        begin = at.replace(microsecond=0)
+        changes = {"not_before": begin - BACKDATED, "not_after": _end(begin, days)}
+        return known[client].model_copy(update=changes)
+
+    if names:
+        document = _next_epoch(folder, dict.fromkeys(names, record))
+    return document, list(names)
+
+
+def make_next_keys(folder: Path, clients: Sequence[str]) -> list[Path]:
+    """Make the key that is to replace each member's; it counts once `use_next_keys` has been
+    called. One that is there already stays. The key files. Raises ConfigurationError."""
+    names = expand_clients(clients)
+    _require_members(read_membership(_paths(folder)[2]), names, folder)
+    files = [_next_path(folder, client) for client in names]
+    for path in files:
+        if not path.exists():
+            write_file(path, private_pem(Ed25519PrivateKey.generate()), KEY_MODE)
+    return files
+
+
+def use_next_keys(
+    folder: Path, clients: Sequence[str], *, days: int = MEMBER_DAYS, now: datetime | None = None
+) -> Enrolled:
+    """Give members records with their next keys, which replace the ones they had.
+
+    Raises ConfigurationError where a client has no next key, or no record.
+    """
+    names = expand_clients(clients)
+    known = {each.client: each for each in read_membership(_paths(folder)[2]).members}
+    _require_members(read_membership(_paths(folder)[2]), names, folder)
+    for client in names:
+        if not _next_path(folder, client).exists():
+            raise ConfigurationError(
+                f"client {client} has no next key; make it with `potluck pki rotate {folder} "
+                f"{client}`, and give it to host {known[client].host} first"
+            )
+
+    def record(client: str, document: MembershipDocument) -> MemberRecord:
+        key = load_private_key(_next_path(folder, client))
+        _refuse_revoked(document, client, public_text(key), folder)
+        return _record(client, known[client].host, key, days=days, now=now)
+
+    document = _next_epoch(folder, dict.fromkeys(names, record))
+    for client in names:
+        _next_path(folder, client).replace(_key_path(folder, client))
+    return Enrolled(epoch=document.epoch, keys=tuple(_key_path(folder, each) for each in names))
+
+
+def revoke_members(folder: Path, clients: Sequence[str]) -> MembershipDocument:
+    """Revoke members' keys, and take their records away, from the next epoch on.
+
+    Their key files here go too, so that a client that comes back gets a new key. Raises
+    ConfigurationError for clients that are no members.
+    """
+    secret, _, path = _paths(folder)
+    document, names = _current(folder), set(expand_clients(clients))
+    _require_members(document, sorted(names), folder)
+    leaving = [each for each in document.members if each.client in names]
+    epoch = document.epoch + 1
+    revoked = [
+        Revocation(client=each.client, public_key=each.public_key, epoch=epoch) for each in leaving
+    ]
+    document = MembershipDocument(
+        federation=document.federation,
+        epoch=epoch,
+        members=tuple(each for each in document.members if each.client not in names),
+        revoked=(*document.revoked, *revoked),
+    )
+    _write(path, load_private_key(secret), document)
+    for client in names:
+        _key_path(folder, client).unlink(missing_ok=True)
+        _next_path(folder, client).unlink(missing_ok=True)
+    return document
+
+
+def _next_epoch(
+    folder: Path, records: dict[str, Callable[[str, MembershipDocument], MemberRecord]]
+) -> MembershipDocument:
+    """Write the document with some records added or replaced."""
+    secret, _, path = _paths(folder)
+    document = _current(folder)
+    made = {each.client: each for each in document.members}
+    made |= {client: make(client, document) for client, make in records.items()}
+    document = MembershipDocument(
+        federation=document.federation,
+        epoch=document.epoch + 1,
+        members=tuple(made[client] for client in sorted(made)),
+        revoked=document.revoked,
+    )
+    _write(path, load_private_key(secret), document)
+    return document
+
+
+def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) -> None:
+    text = SignedMembership.make(root, document).to_bytes()
+    if len(text) > MAXIMUM_BYTES:
+        raise ConfigurationError(
+            f"{path} would have {len(text)} bytes, {MAXIMUM_BYTES} are the most that hosts take; "
+            "revoke members that left"
         )
-        file = file.with_member(SignedRecord.make(root, record))
-        keys.append(key_path)
-    write_file(path, _text(file), PUBLIC_MODE)
-    return keys
+    write_file(path, text, PUBLIC_MODE)
+
+
+def _current(folder: Path) -> MembershipDocument:
+    """The document so far; that it is the root's own is checked, lest a foreign one is signed."""
+    _, public, path = _paths(folder)
+    document = read_membership(path)
+    load_members(path, public, federation=document.federation)
+    return document
+
+
+def _record(
+    client: str, host: str, key: Ed25519PrivateKey, *, days: int, now: datetime | None
+) -> MemberRecord:
+    begin = (now or datetime.now(UTC)).replace(microsecond=0)
+    return MemberRecord(
+        client=client,
+        host=host,
+        public_key=public_text(key),
+        not_before=begin - BACKDATED,
+        not_after=_end(begin, days),
+    )
+
+
+def _end(begin: datetime, days: int) -> datetime:
+    most = (LONGEST_RECORD - BACKDATED).days
+    if not 1 <= days <= most:
+        raise ConfigurationError(
+            f"a member record can't last {days} days; choose 1 to {most}, and renew it in time "
+            "with `potluck pki member`"
+        )
+    return begin + timedelta(days=days)
+
+
+def _require_members(document: MembershipDocument, clients: Sequence[str], folder: Path) -> None:
+    members = {each.client for each in document.members}
+    for client in clients:
+        if client not in members:
+            raise ConfigurationError(
+                f"client {client} is no member; make it one with `potluck pki member {folder} "
+                f"{client} --host NAME`"
+            )
+
+
+def _refuse_revoked(
+    document: MembershipDocument, client: str, public_key: str, folder: Path
+) -> None:
+    if any((client, public_key) == (each.client, each.public_key) for each in document.revoked):
+        raise ConfigurationError(
+            f"the key in {_key_path(folder, client)} was revoked; remove the file, and a new one "
+            "is made"
+        )
 
 
 def _paths(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "root.key", folder / "root.pub", folder / "members.json"
 
 
-def _text(file: MemberFile) -> bytes:
-    return file.model_dump_json(indent=1).encode() + b"\n"
+def _key_path(folder: Path, client: str) -> Path:
+    return folder / "members" / f"{client}.key"
+
+
+def _next_path(folder: Path, client: str) -> Path:
+    return folder / "members" / NEXT / f"{client}.key"

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, IdentityError, RunError
 from potluck.common.net.identity import Role
-from potluck.common.net.membership import Members, load_members, load_public_key, profile_statement
+from potluck.common.net.membership import Members, profile_statement
+from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.secagg import FederationRoot
+from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.store.records import Profile
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Trust:
-    """The members whose signatures are verified; `members` is None where there is no root.
+    """The members whose signatures are verified; `membership` is None where there is no root.
 
-    root: verifies members of secure sums. independent: whether it is kept apart from the
-    coordinator, as its operator says.
+    independent: whether the root is kept apart from the coordinator, as its operator says.
     """
 
     federation: str
-    members: Members | None
-    root: FederationRoot | None = None
+    membership: MembershipInForce | None = None
     independent: bool = False
+    _root: FederationRoot | None = field(default=None, init=False)
+
+    @property
+    def members(self) -> Members | None:
+        """The members in force."""
+        return None if self.membership is None else self.membership.members
+
+    @property
+    def root(self) -> FederationRoot | None:
+        """Verifies members of secure sums, those in force."""
+        members = self.members
+        if members is None:
+            return None
+        if self._root is None or self._root.members is not members:
+            self._root = FederationRoot(members)
+        return self._root
+
+    def require_root(self) -> FederationRoot:
+        """As `root`. Raises RunError where the federation has none."""
+        root = self.root
+        if root is None:
+            raise RunError(
+                "the federation has no root: set federation_root and members of the coordinator"
+            )
+        return root
+
+    def is_member(self, client: str) -> bool:
+        """True if a client has a record that is valid now; without a root all are welcome."""
+        members = self.members
+        if members is None:
+            return True
+        try:
+            members.record(client, utc())
+        except IdentityError:
+            return False
+        return True
 
     def verify(self, profile: Profile) -> None:
         """Raises IdentityError unless a member signed this profile; without a root none need."""
@@ -43,17 +79,22 @@ class Trust:
 
 
 def load_trust(config: CoordinatorConfig) -> Trust:
-    """The members whose signatures count. Raises ConfigurationError, IdentityError."""
+    """The members whose signatures count.
+
+    Raises ConfigurationError, IdentityError, StorageError.
+    """
     federation = config.tls.load(Role.COORDINATOR).identity.federation
     if config.federation_root is None and config.members is None:
-        return Trust(federation=federation, members=None)
+        return Trust(federation=federation)
     if config.federation_root is None or config.members is None:
         raise ConfigurationError(
             "`federation_root` and `members` go together; set both, or neither where the "
             "federation has no root"
         )
-    members = load_members(config.members, config.federation_root, federation=federation)
-    root = FederationRoot(federation, load_public_key(config.federation_root))
-    return Trust(
-        federation=federation, members=members, root=root, independent=config.independent_root
+    membership = MembershipInForce(
+        config.federation_root,
+        federation=federation,
+        file=config.members,
+        state_directory=config.state_directory,
     )
+    return Trust(federation=federation, membership=membership, independent=config.independent_root)

@@ -91,12 +91,7 @@ class MaskedRounds:
             return
         cohort = run.attempt.cohort
         invited = {client: member.host for client, member in cohort.items() if member.host}
-        root = run.services.trust.root
-        if root is None:
-            raise RunError(
-                "updates can't be masked: the federation has no root; set federation_root and "
-                "members of the coordinator"
-            )
+        root = run.services.trust.require_root()
         header = self._header(root, invited, key, training_sha256(work))
         current = _Sum(key=key, header=header, session=self._session(header, invited))
         self._sum = current
@@ -248,6 +243,8 @@ class MaskedRounds:
             quorum=thresholds.quorum,
             model_digest=bytes.fromhex(run.model.blake3),
             training_sha256=training,
+            membership_epoch=root.members.epoch,
+            membership_sha256=root.members.digest,
             issued_at=issued_at,
             expires_at=issued_at + int(session_seconds(run_file)),
         )

@@ -68,7 +68,7 @@ class RunsUnderWay:
         self._stopping: set[str] = set()
         self._tidying = Tidying(files, in_store, self._files_in_use)
         self.commits = Commits(config.state_directory / "journal", in_store)
-        self.sums = SecureSums(attendance, in_store, trust.root)
+        self.sums = SecureSums(attendance, in_store, trust)
         self.sums.observe = metrics.secure_phase
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""

@@ -46,6 +46,7 @@ from potluck.common.secagg.vectors.fixed_point import COUNT_LIMIT
 from potluck.common.secagg.vectors.histograms import decode_counts
 from potluck.common.secagg.wire.messages import SESSION_ID_BYTES
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.trust import Trust
 from potluck.server.store import SecureSum
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.sum_session import COUNTS, PhaseObserver, SumSession, SumTerms
@@ -93,14 +94,12 @@ class SumOutcome:
 
 
 class SecureSums:
-    """Asks clients for sums, one after the other. root: None where the federation has none."""
+    """Asks clients for sums, one after the other."""
 
-    def __init__(
-        self, attendance: Attendance, in_store: InStore, root: FederationRoot | None
-    ) -> None:
+    def __init__(self, attendance: Attendance, in_store: InStore, trust: Trust) -> None:
         self.attendance = attendance
         self.in_store = in_store
-        self._root = root
+        self._trust = trust
         self._one_at_a_time = asyncio.Lock()
         self.observe: PhaseObserver = lambda *_: None
         """Told of each phase that is over."""
@@ -108,7 +107,7 @@ class SecureSums:
     @property
     def possible(self) -> bool:
         """True if the federation has a root, without which members can't be verified."""
-        return self._root is not None
+        return self._trust.root is not None
 
     async def sum_counts(
         self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
@@ -117,16 +116,12 @@ class SecureSums:
 
         Raises RunError where it can't be tried: no root, too few hosts, too many clients.
         """
-        if self._root is None:
-            raise RunError(
-                "the federation has no root: set federation_root and members of the coordinator"
-            )
-        root = self._root
+        self._trust.require_root()
         async with self._one_at_a_time:
             invited, epochs = self._invited(clients)
-            header = _header(root.federation, terms, invited)
+            header = _header(self._trust.federation, terms, invited)
             while True:
-                step = await self._invitation(root, header, invited)
+                step = await self._invitation(self._trust.require_root(), header, invited)
                 outcome = await self._attempt(terms, step, epochs, present)
                 if outcome.total is not None:
                     return outcome
@@ -143,8 +138,9 @@ class SecureSums:
                 await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
 
     def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
-        """Host and data epoch of those that attend."""
-        sessions = {client: self.attendance.session_of(client) for client in sorted(clients)}
+        """Host and data epoch of the members among them that attend."""
+        members = sorted(filter(self._trust.is_member, clients))
+        sessions = {client: self.attendance.session_of(client) for client in members}
         attending = {client: session for client, session in sessions.items() if session}
         return (
             {client: session.host_id for client, session in attending.items()},
@@ -157,7 +153,13 @@ class SecureSums:
         """The first step of a session, with the query log as it is."""
         entries = await self.in_store(lambda store: store.query_log())
         position = LogPosition().extend(entries)
-        header = replace(header, log_length=position.length, log_head=position.head)
+        header = replace(
+            header,
+            log_length=position.length,
+            log_head=position.head,
+            membership_epoch=root.members.epoch,
+            membership_sha256=root.members.digest,
+        )
         return coordinator.invite(header, invited, root, log=entries)
 
     async def _attempt(

@@ -1,7 +1,8 @@
-"""Member records and what members sign."""
+"""The document of a federation's members, and what members sign."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,37 +10,54 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.net.membership import (
-    MemberFile,
+    MAXIMUM_BYTES,
     MemberRecord,
-    SignedRecord,
+    MembershipDocument,
+    Revocation,
+    SignedMembership,
     load_members,
     profile_statement,
+    public_text,
     statement,
+    troubles_of,
+    verified_members,
 )
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ROOT = Ed25519PrivateKey.from_private_bytes(bytes(32))
 MEMBER = Ed25519PrivateKey.from_private_bytes(bytes([1] * 32))
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes([2] * 32))
 
 
 def record(**changes: Any) -> MemberRecord:
     values: dict[str, Any] = {
-        "federation": "f",
         "client": "a",
         "host": "h",
-        "public_key": MEMBER.public_key().public_bytes_raw().hex(),
+        "public_key": public_text(MEMBER),
         "not_before": NOW - timedelta(days=1),
         "not_after": NOW + timedelta(days=1),
     }
     return MemberRecord(**(values | changes))
 
 
-def write(folder: Path, *members: SignedRecord) -> tuple[Path, Path]:
+def document(*members: MemberRecord, **changes: Any) -> MembershipDocument:
+    values: dict[str, Any] = {"federation": "f", "epoch": 3, "members": members}
+    return MembershipDocument(**(values | changes))
+
+
+def signed(*members: MemberRecord, root: Ed25519PrivateKey = ROOT, **changes: Any) -> bytes:
+    return SignedMembership.make(root, document(*members, **changes)).to_bytes()
+
+
+def write(folder: Path, text: bytes) -> tuple[Path, Path]:
     file, root = folder / "members.json", folder / "root.pub"
-    file.write_text(MemberFile(federation="f", members=members).model_dump_json())
+    file.write_bytes(text)
     pem = ROOT.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     root.write_bytes(pem)
     return file, root
@@ -57,6 +75,13 @@ def profile(**changes: Any) -> bytes:
     return profile_statement(**(values | changes))
 
 
+def refusal(text: bytes) -> str:
+    """Why a document is not believed."""
+    with pytest.raises((ConfigurationError, IdentityError)) as caught:
+        verified_members(text, ROOT.public_key(), federation="f", source="here")
+    return caught.value.message
+
+
 def test_statements_have_a_documented_form() -> None:
     assert statement("x", ["é", ""]) == (
         bytes([0, 0, 0, 0, 0, 0, 0, 12])
@@ -70,11 +95,11 @@ def test_statements_have_a_documented_form() -> None:
 def test_no_two_lists_of_fields_share_their_bytes() -> None:
     assert statement("x", ["ab", "c"]) != statement("x", ["a", "bc"])
     assert statement("x", ["a"]) != statement("x", ["a", ""])
-    assert statement("profile", ["a"]) != statement("member-record", ["a"])
+    assert statement("profile", ["a"]) != statement("membership", ["a"])
 
 
 def test_a_member_is_believed(tmp_path: Path) -> None:
-    members = load_members(*write(tmp_path, SignedRecord.make(ROOT, record())), federation="f")
+    members = load_members(*write(tmp_path, signed(record())), federation="f")
     members.verify("a", profile(), MEMBER.sign(profile()), NOW)
 
 
@@ -90,15 +115,15 @@ def test_a_member_is_believed(tmp_path: Path) -> None:
     ],
 )
 def test_a_signature_is_good_for_its_own_words_only(tmp_path: Path, change: Any) -> None:
-    members = load_members(*write(tmp_path, SignedRecord.make(ROOT, record())), federation="f")
+    members = load_members(*write(tmp_path, signed(record())), federation="f")
     with pytest.raises(IdentityError, match="another signature"):
         members.verify("a", profile(**change), MEMBER.sign(profile()), NOW)
 
 
 def test_strangers_and_members_of_other_days_are_not_believed(tmp_path: Path) -> None:
-    members = load_members(*write(tmp_path, SignedRecord.make(ROOT, record())), federation="f")
+    members = load_members(*write(tmp_path, signed(record())), federation="f")
     signature = MEMBER.sign(profile())
-    with pytest.raises(IdentityError, match="no member record"):
+    with pytest.raises(IdentityError, match="no record in membership epoch 3"):
         members.verify("b", profile(), signature, NOW)
     with pytest.raises(IdentityError, match="valid from"):
         members.verify("a", profile(), signature, NOW + timedelta(days=2))
@@ -106,22 +131,95 @@ def test_strangers_and_members_of_other_days_are_not_believed(tmp_path: Path) ->
         members.verify("a", profile(), b"", NOW)
 
 
-def test_records_need_the_root_and_the_federation(tmp_path: Path) -> None:
-    forged = SignedRecord.make(MEMBER, record())
-    with pytest.raises(IdentityError, match="not signed by"):
-        load_members(*write(tmp_path, forged), federation="f")
-    changed = SignedRecord.make(ROOT, record()).model_copy(update={"record": record(host="other")})
-    with pytest.raises(IdentityError, match="not signed by"):
-        load_members(*write(tmp_path, changed), federation="f")
-    with pytest.raises(IdentityError, match="this is 'g'"):
-        load_members(*write(tmp_path, SignedRecord.make(ROOT, record())), federation="g")
+def test_documents_need_the_root_and_the_federation() -> None:
+    assert "not signed by the federation root" in refusal(signed(record(), root=MEMBER))
+    assert "this is 'f'" in refusal(signed(record(), federation="g"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("epoch",), 4),
+        (("federation",), "g"),
+        (("members", 0, "host"), "elsewhere"),
+        (("members", 0, "public_key"), public_text(OTHER)),
+        (("members", 0, "not_after"), "2026-06-01T00:00:00Z"),
+        (("members",), []),
+        (("revoked",), []),
+    ],
+)
+def test_whatever_is_changed_after_the_root_has_signed_is_noticed(path: Any, value: Any) -> None:
+    gone = Revocation(client="b", public_key=public_text(OTHER), epoch=2)
+    parsed = json.loads(signed(record(), revoked=(gone,)))
+    place = parsed["document"]
+    for step in path[:-1]:
+        place = place[step]
+    assert place[path[-1]] != value
+    place[path[-1]] = value
+    assert "not signed by the federation root" in refusal(json.dumps(parsed).encode())
+
+
+def test_blanks_change_neither_signature_nor_digest() -> None:
+    text = signed(record())
+    key = ROOT.public_key()
+    one = verified_members(text, key, federation="f", source="")
+    two = verified_members(json.dumps(json.loads(text)).encode(), key, federation="f", source="")
+    assert one.digest == two.digest
+    assert (
+        one.digest
+        != verified_members(signed(record(), epoch=4), key, federation="f", source="").digest
+    )
+
+
+def test_a_record_lasts_a_year_at_most() -> None:
+    record(not_after=NOW + timedelta(days=365))
+    for days in (366, 3650, -1):
+        with pytest.raises(ValidationError, match="366 are allowed"):
+            record(not_after=NOW + timedelta(days=days))
+    long = record().model_copy(update={"not_after": NOW + timedelta(days=3650)})
+    made = MembershipDocument.model_construct(federation="f", epoch=1, members=(long,), revoked=())
+    forged = SignedMembership.model_construct(
+        document=made, signature=ROOT.sign(made.statement()).hex()
+    )
+    assert "renew it with `potluck pki member`" in refusal(forged.to_bytes())
+
+
+def test_a_document_contradicts_itself_nowhere() -> None:
+    revoked = Revocation(client="a", public_key=public_text(MEMBER), epoch=2)
+    with pytest.raises(ValidationError, match="has a revoked key"):
+        document(record(), revoked=(revoked,))
+    document(record(public_key=public_text(OTHER)), revoked=(revoked,))
+    with pytest.raises(ValidationError, match="two records"):
+        document(record(), record(host="other"))
+    with pytest.raises(ValidationError, match="not sorted"):
+        document(record(client="b"), record(client="a"))
+    with pytest.raises(ValidationError, match="later epoch"):
+        document(revoked=(revoked.model_copy(update={"epoch": 4}),))
+
+
+def test_records_that_end_are_told_of_before() -> None:
+    members = verified_members(signed(record()), ROOT.public_key(), federation="f", source="")
+    [line] = troubles_of(members, ["a"], NOW)
+    assert "ends on 2026-05-05" in line
+    [line] = troubles_of(members, ["b"], NOW)
+    assert "no record" in line
+    long = signed(record(not_after=NOW + timedelta(days=300)))
+    members = verified_members(long, ROOT.public_key(), federation="f", source="")
+    assert troubles_of(members, ["a"], NOW) == []
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
-    file, root = write(tmp_path)
-    file.write_text("{")
+    file, root = write(tmp_path, b"{")
     with pytest.raises(ConfigurationError, match=r"members\.json"):
+        load_members(file, root, federation="f")
+    file.write_bytes(bytes(MAXIMUM_BYTES + 1))
+    with pytest.raises(ConfigurationError, match="more than"):
         load_members(file, root, federation="f")
     root.write_text("not a key")
     with pytest.raises(ConfigurationError, match=r"root\.pub"):
         load_members(file, root, federation="f")
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_other_bytes_are_refused_in_words(data: bytes) -> None:
+    assert refusal(data).startswith("here: ")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.client.disclosure.releases import key_of
+from potluck.client.disclosure.member_keys import key_of
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.membership import load_members
 from potluck.deploy.pki.federation_root import add_members, create_root
@@ -15,10 +15,10 @@ from potluck.deploy.pki.federation_root import add_members, create_root
 
 def test_members_it_makes_are_believed(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
-    keys = add_members(tmp_path, ["client-0:1"], "host-0")
+    keys = add_members(tmp_path, ["client-0:1"], "host-0").keys
     add_members(tmp_path, ["client-2"], "host-1")
     renewed = [path.read_bytes() for path in keys]
-    assert add_members(tmp_path, ["client-0:1"], "host-2") == keys  # new records, same keys
+    assert add_members(tmp_path, ["client-0:1"], "host-2").keys == keys  # new records, same keys
     assert [path.read_bytes() for path in keys] == renewed
     members = load_members(tmp_path / "members.json", tmp_path / "root.pub", federation="demo")
     for client in ("client-0", "client-1", "client-2"):
@@ -48,5 +48,5 @@ def test_bad_names_are_refused(tmp_path: Path, clients: list[str], host: str) ->
 
 def test_secrets_are_the_owners_alone(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
-    [key] = add_members(tmp_path, ["a"], "h")
+    [key] = add_members(tmp_path, ["a"], "h").keys
     assert {path.stat().st_mode & 0o077 for path in (key, tmp_path / "root.key")} == {0}

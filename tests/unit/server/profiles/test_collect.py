@@ -70,7 +70,7 @@ def profiling(store: Store, attendance: Attendance, roster: RunRoster) -> Profil
     async def in_store(call: Callable[[Store], Any]) -> Any:
         return call(store)
 
-    trust = Trust(federation="f", members=None)
+    trust = Trust(federation="f")
     return Profiling("r", plan(), roster, attendance, in_store, trust)
 
 

@@ -6,7 +6,7 @@ everything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -39,11 +39,10 @@ from potluck.common.secagg.wire.transcript import (
 
 @dataclass(frozen=True, kw_only=True)
 class SumParty:
-    """A client, for all its sessions. record: its `SignedRecord` as `record_bytes` gives it."""
+    """A client, for all its sessions under one membership."""
 
     client: str
     key: Ed25519PrivateKey = field(repr=False)
-    record: bytes
     root: FederationRoot
     policy: ClientPolicy = field(default_factory=ClientPolicy)
 
@@ -53,12 +52,14 @@ class Situation:
     """The inputs of a step besides session and message.
 
     now: has a time zone. random: `os.urandom` for anything real. ledger: with everything in it that
-    any session of this client has written so far.
+    any session of this client has written so far. revoked: clients and member keys of theirs that
+    were revoked so far, also since the session began.
     """
 
     now: datetime
     random: Random
     ledger: Ledger = field(default_factory=Ledger)
+    revoked: Container[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

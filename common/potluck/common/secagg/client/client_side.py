@@ -89,8 +89,12 @@ def begin(
         require(session_id not in used, Rule.SESSION, "the session's id was used before")
         now = situation.now
         check_header(header, party.policy, expected, party.root.federation, now)
-        record = party.root.member(party.record, now)
-        require(record.client == party.client, Rule.MEMBER, "the own member record is another's")
+        party.root.check_header(header)
+        record = party.root.member(party.client, now)
+        own = party.key.public_key().public_bytes_raw().hex()
+        require(
+            record.public_key == own, Rule.MEMBER, "the own member key is not that of the record"
+        )
         check_charge(situation.ledger, header)
         agreed = Agreed(
             party=party,

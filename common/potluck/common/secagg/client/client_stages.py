@@ -5,7 +5,7 @@ Everything raises BrokenRuleError, which `client_side` turns into a refusal that
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from potluck.common.secagg.client.client_session import (
     Advertised,
@@ -82,7 +82,6 @@ def advertise(agreed: Agreed, entropy: bytes) -> Answer:
         mask_key=keys.mask_key.public_key().public_bytes_raw(),
         channel_key=keys.channel_key.public_key().public_bytes_raw(),
         commitment=commitment(keys.seed, agreed.header_sha256),
-        member_record=agreed.party.record,
     )
     envelope = _signed(agreed, MessageType.ADVERT, encode(advert))
     return Answer(Advertised(agreed=agreed, keys=keys, advert=envelope), (envelope,))
@@ -98,6 +97,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
         for each in message.adverts
     ]
     roster = build_roster(header, agreed.header_sha256, adverts)
+    _check_members(roster, roster.participants, situation)
     check_roster(roster, agreed.party.policy)
     within = agreed.expected.within
     require(
@@ -193,6 +193,7 @@ def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer
     _check_subset(
         message.clients, view.roster, agreed, within=frozenset(view.sharers), what="the survivors"
     )
+    _check_members(view.roster, message.clients, situation)
     _check_ledger(agreed, view.roster, message.clients, situation.ledger)
     survivors_sha256 = survivors_digest(view.sharers_sha256, message.clients)
     consent = encode(Consent(view.roster.digest, view.sharers_sha256, survivors_sha256))
@@ -221,6 +222,7 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
         require(each.client in state.survivors, Rule.CERTIFICATE, "a consent of no survivor")
         envelope = Envelope(MessageType.CONSENT, state.consent, each.signature)
         agreed.party.root.verify(roster.participants[each.client].record, envelope)
+    _check_members(roster, state.survivors, situation)
     # Another session of this client may have ended since it consented here.
     _check_ledger(agreed, roster, state.survivors, situation.ledger)
     survivors = frozenset(state.survivors)
@@ -269,6 +271,17 @@ def _check_subset(
         Rule.TOO_FEW,
         f"{holding} of this client's holders are left, {header.threshold} are needed",
     )
+
+
+def _check_members(roster: Roster, clients: Iterable[str], situation: Situation) -> None:
+    """Some participants were members when the session began; none was revoked meanwhile."""
+    for client in clients:
+        key = roster.participants[client].record.public_key
+        require(
+            (client, key) not in situation.revoked,
+            Rule.MEMBER,
+            f"the member key of {client!r} was revoked since the session began",
+        )
 
 
 def _check_ledger(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledger: Ledger) -> None:

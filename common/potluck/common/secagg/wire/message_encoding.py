@@ -58,7 +58,7 @@ _LENGTHS: Final = {
     "ciphertext": (82,),
     **{
         f"{what}_sha256": (messages.DIGEST_BYTES,)
-        for what in ("header", "roster", "sharers", "survivors")
+        for what in ("header", "membership", "roster", "sharers", "survivors")
     },
 }
 """Lengths that fields of bytes may have, wherever they occur."""

@@ -142,6 +142,8 @@ class Header:
     noise: Noise | None = None
     model_digest: bytes = b""
     training_sha256: bytes = b""
+    membership_epoch: int = 0
+    membership_sha256: bytes = bytes(DIGEST_BYTES)
     log_length: int = 0
     log_head: bytes = bytes(DIGEST_BYTES)
     issued_at: int
@@ -190,7 +192,6 @@ class Advert:
     mask_key: bytes
     channel_key: bytes
     commitment: bytes
-    member_record: bytes
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Signatures and digests of a session: over envelopes, member records and sets of clients.
+"""Signatures and digests of a session: over envelopes and sets of clients.
 
 Signatures are Ed25519 over `FLSA/1|TYPE`, a zero byte, the payload's length as 8 bytes,
 little-endian, and the payload as it was sent. Digests chain: the header's is in every advert, the
@@ -17,15 +17,14 @@ from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import ValidationError
 
-from potluck.common.net.membership import MemberRecord, SignedRecord
+from potluck.common.errors import IdentityError
+from potluck.common.net.membership import MemberRecord, Members
 from potluck.common.secagg.primitives.graph import neighbours
 from potluck.common.secagg.rules import BrokenRuleError, Rule, require
 from potluck.common.secagg.wire.message_encoding import check_names, decode
 from potluck.common.secagg.wire.messages import Advert, Envelope, Header, MessageType
 
-MAXIMUM_RECORD_BYTES: Final = 4096
 _REMEMBERED: Final = 20_000
 _ADVERTS_REMEMBERED: Final = 1_000
 
@@ -52,38 +51,52 @@ def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
 
 
 class FederationRoot:
-    """The pinned public key that says who is a member of a federation.
+    """The members of an epoch, as the federation's root signed them.
 
-    Remembers which records, adverts and signatures it has verified, for all clients and sessions of
-    a process: bytes are either signed by a key or not. Safe to share among threads.
+    Remembers which adverts and signatures it has verified, for all clients and sessions of a
+    process: bytes are either signed by a key or not. Safe to share among threads.
     """
 
-    def __init__(self, federation: str, key: Ed25519PublicKey) -> None:
-        self.federation = federation
-        self._key = key
-        self._verified: dict[bytes, MemberRecord] = {}
+    def __init__(self, members: Members) -> None:
+        self.members = members
         self._keys: dict[str, Ed25519PublicKey] = {}
         self._signed: set[bytes] = set()
         self._adverts: dict[Envelope, CheckedAdvert] = {}
 
-    def member(self, signed_record: bytes, now: datetime) -> MemberRecord:
-        """The record in a `SignedRecord`'s JSON.
+    @property
+    def federation(self) -> str:
+        """The federation's name."""
+        return self.members.federation
 
-        Raises BrokenRuleError (member) unless the root signed it, for this federation and a period
-        with `now`, which has a time zone, in it.
+    def check_header(self, header: Header) -> None:
+        """Raise BrokenRuleError (membership) unless a session is of these very members."""
+        ours, theirs = self.members.epoch, header.membership_epoch
+        require(
+            theirs >= ours,
+            Rule.MEMBERSHIP,
+            f"the session is of membership epoch {theirs}, this client has seen {ours}",
+        )
+        require(
+            theirs <= ours,
+            Rule.MEMBERSHIP,
+            f"the session is of membership epoch {theirs}, this client has {ours}; give its host "
+            "the newest members.json",
+        )
+        require(
+            header.membership_sha256 == self.members.digest,
+            Rule.MEMBERSHIP,
+            f"the session is of another membership of epoch {ours} than this client's",
+        )
+
+    def member(self, client: str, now: datetime) -> MemberRecord:
+        """The record of a client; `now` has a time zone.
+
+        Raises BrokenRuleError (member) unless it is a member at that time.
         """
-        record = self._verified.get(signed_record)
-        if record is None:
-            record = self._verify(signed_record)
-            if len(self._verified) < _REMEMBERED:
-                self._verified[signed_record] = record
-        if not record.not_before <= now <= record.not_after:
-            raise BrokenRuleError(
-                Rule.MEMBER,
-                f"the member record of {record.client!r} is valid from {record.not_before} to "
-                f"{record.not_after}, now it is {now}; renew it, or set the clock",
-            )
-        return record
+        try:
+            return self.members.record(client, now)
+        except IdentityError as error:
+            raise BrokenRuleError(Rule.MEMBER, error.message) from None
 
     def key_of(self, record: MemberRecord) -> Ed25519PublicKey:
         """The member key in a record."""
@@ -110,7 +123,7 @@ class FederationRoot:
         self._signed.add(known)
 
     def checked_advert(self, envelope: Envelope) -> CheckedAdvert | None:
-        """An advert that was checked before, whose record may have expired meanwhile."""
+        """An advert that was checked before; its client's record may have ended meanwhile."""
         return self._adverts.get(envelope)
 
     def remember(self, checked: CheckedAdvert) -> None:
@@ -118,35 +131,6 @@ class FederationRoot:
         if len(self._adverts) >= _ADVERTS_REMEMBERED:
             self._adverts.clear()
         self._adverts[checked.envelope] = checked
-
-    def _verify(self, signed_record: bytes) -> MemberRecord:
-        require(len(signed_record) <= MAXIMUM_RECORD_BYTES, Rule.MEMBER, "a record is too long")
-        try:
-            signed = SignedRecord.model_validate_json(signed_record)
-        except ValidationError:
-            raise BrokenRuleError(Rule.MEMBER, "a member record is malformed") from None
-        require(
-            record_bytes(signed) == signed_record, Rule.MEMBER, "a member record is not canonical"
-        )
-        record = signed.record
-        try:
-            self._key.verify(bytes.fromhex(signed.signature), record.statement())
-        except InvalidSignature:
-            raise BrokenRuleError(
-                Rule.MEMBER,
-                f"the member record of {record.client!r} is not signed by the federation root",
-            ) from None
-        if record.federation != self.federation:
-            raise BrokenRuleError(
-                Rule.MEMBER,
-                f"{record.client!r} is a member of {record.federation!r}, not of this federation",
-            )
-        return record
-
-
-def record_bytes(signed: SignedRecord) -> bytes:
-    """A member record as adverts carry it."""
-    return signed.model_dump_json().encode()
 
 
 @dataclass(frozen=True)
@@ -186,13 +170,13 @@ class Roster:
 def check_advert(
     envelope: Envelope, header_sha256: bytes, root: FederationRoot, now: datetime
 ) -> CheckedAdvert:
-    """Read and verify an advert and its member record. Raises BrokenRuleError."""
+    """Read and verify an advert of a member. Raises BrokenRuleError."""
     found = root.checked_advert(envelope)
     if found is None:
         found = _check_advert(envelope, root, now)
         root.remember(found)
     else:
-        root.member(found.advert.member_record, now)
+        root.member(found.advert.client, now)
     who = found.advert.client
     require(
         found.advert.header_sha256 == header_sha256,
@@ -206,9 +190,8 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
     """Check an advert by itself, whichever session it belongs to."""
     require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
     advert = decode(Advert, envelope.payload)
-    record = root.member(advert.member_record, now)
     who = advert.client
-    require(record.client == who, Rule.MEMBER, f"{who!r} shows the record of {record.client!r}")
+    record = root.member(who, now)
     root.verify(record, envelope)
     # Otherwise a client could stand for two, or be told its own key as somebody else's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
@@ -217,7 +200,7 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
 
 @dataclass(frozen=True)
 class CheckedAdvert:
-    """An advert whose signature and member record are in order, as it came and as it reads."""
+    """An advert whose signature is in order, as it came and as it reads, with its record."""
 
     envelope: Envelope
     advert: Advert

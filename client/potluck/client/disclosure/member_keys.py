@@ -1,0 +1,55 @@
+"""The keys that a host's clients sign with.
+
+`member_key` of the configuration is a key, or a folder with CLIENT.key for each client. A key that
+is to replace it lies in the folder `next` beside it, under the same name, until the membership in
+force names it: a host that has both signs all the time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.membership import MemberRecord, load_private_key, public_text
+from potluck.common.net.membership_in_force import MembershipInForce
+
+NEXT: Final = "next"
+
+
+def key_of(path: Path, client: str) -> Ed25519PrivateKey:
+    """A client's member key: the file itself, or CLIENT.key in the folder. Raises
+    ConfigurationError."""
+    return load_private_key(_file_of(path, client))
+
+
+def key_in_force(path: Path, client: str, record: MemberRecord) -> Ed25519PrivateKey:
+    """The key that a client's record names: its key, or the next one. Raises ConfigurationError
+    where it is neither."""
+    file = _file_of(path, client)
+    following = file.parent / NEXT / file.name
+    for each in (file, following):
+        if each == following and not each.exists():
+            continue
+        key = load_private_key(each)
+        if public_text(key) == record.public_key:
+            return key
+    raise ConfigurationError(
+        f"neither {file} nor {following} is the key that the member record of client '{client}' "
+        "names; get its key from the operator",
+        client=client,
+    )
+
+
+def signing_key(path: Path, client: str, in_force: MembershipInForce | None) -> Ed25519PrivateKey:
+    """The key that others know a client by, as far as this host knows. Raises
+    ConfigurationError."""
+    members = None if in_force is None else in_force.members
+    record = None if members is None else members.records.get(client)
+    return key_of(path, client) if record is None else key_in_force(path, client, record)
+
+
+def _file_of(path: Path, client: str) -> Path:
+    return path / f"{client}.key" if path.is_dir() else path

@@ -1,0 +1,124 @@
+"""The newest membership that a party has seen. It never goes back to an older one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
+from potluck.common.net.file_stamp import Stamp, stamp
+from potluck.common.net.key_files import PUBLIC_MODE, write_file
+from potluck.common.net.membership import Members, load_public_key, verified_members
+
+log = structlog.get_logger()
+
+KEPT: Final = "members.json"
+"""In a state directory, the newest membership seen."""
+
+LOOK_SECONDS: Final = 1.0
+"""Seconds between looks at the watched file, which take one system call."""
+
+MembersListener = Callable[[Members], None]
+
+
+class MembershipInForce:
+    """The members that count, from a file that is watched, and from what others send.
+
+    Lives on the event loop. What is taken in is kept on disk first, so that a restart does not go
+    back either.
+    """
+
+    def __init__(
+        self, root: Path, *, federation: str, file: Path | None, state_directory: Path
+    ) -> None:
+        """root: the federation root's public key. file: members.json of the configuration, if
+        there is one.
+
+        Raises ConfigurationError, IdentityError for files that can't be used, StorageError.
+        """
+        self.members: Members | None = None
+        """Those in force; None where no membership has come yet."""
+        self.document = b""
+        """The text that they are from, as the root signed it."""
+        self._federation = federation
+        self._root = load_public_key(root)
+        self._file = file
+        self._kept = state_directory / KEPT
+        self._listeners: list[MembersListener] = []
+        self._stamp: Stamp = () if file is None else stamp(file)
+        if self._kept.exists():
+            self.document = _read(self._kept)
+            self.members = self._verified(self.document, str(self._kept))
+        if file is not None:
+            self._take_file(file)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in force; 0 where there is none."""
+        return 0 if self.members is None else self.members.epoch
+
+    def listen(self, listener: MembersListener) -> None:
+        """Have `listener` called with the members of every newer epoch."""
+        self._listeners.append(listener)
+
+    def take(self, document: bytes, source: str) -> bool:
+        """Take over a members.json; whether it is newer than the one in force.
+
+        Raises ConfigurationError, IdentityError for one that can't be used, or that is another one
+        of the epoch in force; StorageError.
+        """
+        found = self._verified(document, source)
+        known = self.members
+        if known is not None and found.epoch == known.epoch and found.digest != known.digest:
+            raise IdentityError(
+                f"{source}: the federation root has signed two memberships of epoch {found.epoch}; "
+                "make the next one with `potluck pki member`, and give it to everybody"
+            )
+        if found.epoch <= self.epoch:
+            return False
+        write_file(self._kept, document, PUBLIC_MODE, remedy="make room there")
+        self.members, self.document = found, document
+        log.info(
+            "membership", epoch=found.epoch, members=len(found.records), revoked=len(found.revoked)
+        )
+        for listener in self._listeners:
+            listener(found)
+        return True
+
+    async def watch(self) -> None:
+        """Follow the file of the configuration until cancelled."""
+        while self._file is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            seen = stamp(self._file)
+            if seen == self._stamp:
+                continue
+            self._stamp = seen
+            try:
+                self._take_file(self._file)
+            except PotluckError as error:  # amid being replaced, say
+                log.error("changed membership can't be used", why=error.message)
+
+    def _take_file(self, file: Path) -> None:
+        document = _read(file)
+        found = self._verified(document, str(file))
+        if found.epoch < self.epoch:
+            log.warning(
+                f"{file} is of membership epoch {found.epoch}, and epoch {self.epoch} was seen "
+                "here before: that one stays in force; get the newest members.json"
+            )
+        else:
+            self.take(document, str(file))
+
+    def _verified(self, document: bytes, source: str) -> Members:
+        return verified_members(document, self._root, federation=self._federation, source=source)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}", path=path) from None
