@@ -276,7 +276,7 @@ def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path)
     [host] = found.machines[0].hosts
     with pytest.raises(ConfigurationError, match=r"potluck pki member .* client-0 --host gpu-1-a"):
         read_files(parties[1], found)
-    keys = add_members(tmp_path / "root", host.clients, host.name)
+    keys = add_members(tmp_path / "root", host.clients, host.name).keys
     files = {party.name: read_files(party, found) for party in parties}
     public = (tmp_path / "root" / "root.pub").read_bytes()
     assert {each.others["root.pub"] for each in files.values()} == {public}
