@@ -136,7 +136,7 @@ async def milliseconds(
     roster.note_samples(dict.fromkeys(ids, 100))
     profiling = Profiling("r", plan, roster, attendance, in_store, trust)
     left_out = LeftOutRegister("r", plan, attendance, in_store, lambda _: None)
-    sums = SecureSums(attendance, in_store, None)
+    sums = SecureSums(attendance, in_store, trust)
     eligibility = Eligibility(
         plan=plan,
         roster=roster,

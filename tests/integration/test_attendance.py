@@ -40,7 +40,10 @@ async def test_instructions_are_retired_when_their_deadline_has_passed(
             hosts.instruct(instruction(client), deadline=now() + seconds, until_acknowledged=True)
         async with asyncio.timeout(PATIENCE_SECONDS):
             sent = [await here.outbox.get() for _ in range(2)]
-        assert [each.WhichOneof("work") for each in sent if each] == ["settle", "abandon"]
+        assert [each.instruction.WhichOneof("work") for each in sent if each] == [
+            "settle",
+            "abandon",
+        ]
         assert hosts.pending("settle/away") is None
         assert hosts.pending("settle/here") is None
         assert hosts.pending("settle/patient") is not None

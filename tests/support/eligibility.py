@@ -31,7 +31,8 @@ def rules(
 ) -> Eligibility:
     """Those of run `r`, without secure sums."""
     left_out = LeftOutRegister("r", plan, attendance, in_store, post)
-    sums = SecureSums(attendance, in_store, None)
+    trust = Trust(federation="f")
+    sums = SecureSums(attendance, in_store, trust)
     return Eligibility(
         plan=plan,
         roster=roster,
@@ -39,7 +40,7 @@ def rules(
         picks=PickRecord(roster),
         checks=HostChecks("r", plan, b"", attendance, left_out),
         left_out=left_out,
-        label_sums=LabelSums("r", plan, sums, Trust(federation="f"), warn),
+        label_sums=LabelSums("r", plan, sums, trust, warn),
         warn=warn,
         post=post,
     )

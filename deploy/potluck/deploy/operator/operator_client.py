@@ -103,6 +103,12 @@ class OperatorClient:
         answer = await self._call(call)
         return answer.revoked, answer.new
 
+    async def install_membership(self, document: bytes) -> operator_pb2.InstallMembershipResponse:
+        """Send a members.json. Returns what is in force then."""
+        request = operator_pb2.InstallMembershipRequest(document=document)
+        call = self._stub.InstallMembership(request, timeout=CALL_SECONDS)
+        return await self._call(call)
+
     async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
         """Classes of a run's task, and what its clients have disclosed, in roster order."""
         call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))

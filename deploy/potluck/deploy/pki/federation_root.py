@@ -112,7 +112,7 @@ def renew_members(
     at = now or datetime.now(UTC)
     document = read_membership(_paths(folder)[2])
     known = {each.client: each for each in document.members}
-    names = expand_clients(clients) or [
+    names: list[str] = list(expand_clients(clients)) or [
         client for client, each in known.items() if each.not_after - at < soon
     ]
     _require_members(document, names, folder)
@@ -124,7 +124,7 @@ def renew_members(
 
     if names:
         document = _next_epoch(folder, dict.fromkeys(names, record))
-    return document, list(names)
+    return document, names
 
 
 def make_next_keys(folder: Path, clients: Sequence[str]) -> list[Path]:

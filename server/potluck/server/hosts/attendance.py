@@ -51,8 +51,12 @@ class HostSession:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever it says something, and when it leaves; cleared by who waits for that."""
     certificate_expires: datetime | None = None
-    outbox: asyncio.Queue[coordinator_pb2.Instruction | None] = field(default_factory=asyncio.Queue)
-    """Instructions to send; None ends the stream."""
+    membership_epoch: int = 0
+    """Of the newest membership that it has, or is being sent."""
+    outbox: asyncio.Queue[coordinator_pb2.AttendResponse | None] = field(
+        default_factory=asyncio.Queue
+    )
+    """What is to be sent; None ends the stream."""
 
     def offers(self, task: str) -> bool:
         """True if a task is installed on the host."""
@@ -91,6 +95,7 @@ class Attendance:
         self._pending: dict[str, Pending] = {}  # by instruction
         self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
         self._listeners: list[AttendanceListener] = []
+        self._membership = (0, b"")  # epoch and document
 
     # Hosts ------------------------------------------------------------------------------------
 
@@ -136,6 +141,7 @@ class Attendance:
             older.outbox.put_nowait(None)
             self._forget(older, set(older.client_ids) - set(session.client_ids))
         self._hosts[session.host_id] = session
+        self._send_membership(session)  # before what depends on it
         for client in session.client_ids:
             self._sessions[client] = session
             for pending in self._pending_of.get(client, {}).values():
@@ -150,6 +156,25 @@ class Attendance:
         session.heard.set()
         self._forget(session, set(session.client_ids))
         return True
+
+    def spread(self, epoch: int, document: bytes) -> None:
+        """Send a membership to all hosts that have an older one, now and when they come."""
+        self._membership = (epoch, document)
+        for session in self._hosts.values():
+            self._send_membership(session)
+
+    def _send_membership(self, session: HostSession) -> None:
+        epoch, document = self._membership
+        if session.membership_epoch > epoch > 0:
+            log.warning(
+                f"host {session.host_id} has seen membership epoch {session.membership_epoch}, the "
+                f"newest here is {epoch}; send the newest with `potluck pki publish`"
+            )
+        if session.membership_epoch >= epoch:
+            return
+        session.membership_epoch = epoch
+        membership = coordinator_pb2.Membership(document=document)
+        session.outbox.put_nowait(coordinator_pb2.AttendResponse(membership=membership))
 
     def close(self) -> None:
         """End every host's stream: the coordinator stops."""
@@ -216,9 +241,8 @@ class Attendance:
                 abandoned.setdefault(session, []).append(instruction_id)
         for session, ids in abandoned.items():
             work = coordinator_pb2.Abandon(instruction_ids=ids)
-            session.outbox.put_nowait(
-                coordinator_pb2.Instruction(id=f"abandon/{ids[0]}", abandon=work)
-            )
+            instruction = coordinator_pb2.Instruction(id=f"abandon/{ids[0]}", abandon=work)
+            session.outbox.put_nowait(coordinator_pb2.AttendResponse(instruction=instruction))
 
     async def watch_deadlines(self) -> None:
         """Retire instructions as their deadlines pass, until cancelled: their hosts may never come
@@ -234,10 +258,9 @@ class Attendance:
             return
         pending.sent_on = session
         pending.acknowledged = False
-        message = coordinator_pb2.Instruction()
-        message.CopyFrom(pending.instruction)
+        message = coordinator_pb2.AttendResponse(instruction=pending.instruction)
         left = max(0.0, pending.deadline - self._clock())
-        message.time_left.FromNanoseconds(int(left * 1e9))
+        message.instruction.time_left.FromNanoseconds(int(left * 1e9))
         session.outbox.put_nowait(message)
 
     # What hosts say ---------------------------------------------------------------------------

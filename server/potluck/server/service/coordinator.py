@@ -15,6 +15,8 @@ import structlog
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.names import is_name
+from potluck.common.net.membership import Members
+from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.process.folder_lock import FolderLock
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
@@ -53,15 +55,17 @@ class Coordinator:
         )
         self.files = ModelFiles(_folder(config.state_directory / "models"))
         self.transfers = Transfers(config.concurrent_transfers)
-        self._trust = load_trust(config)
-        self.archive = Archive(config, store.call, self.files, self.attendance, self._trust)
+        self.trust = load_trust(config)
+        if self.trust.membership is not None:
+            self._spread(self.trust.membership)
+        self.archive = Archive(config, store.call, self.files, self.attendance, self.trust)
         self.runs = RunsUnderWay(
             config,
             store.call,
             self.attendance,
             self.files,
             self.metrics,
-            self._trust,
+            self.trust,
             Offences(self.set_quarantine).add,
         )
         self._resuming = asyncio.Lock()
@@ -76,6 +80,9 @@ class Coordinator:
             async with StoreThread.opened(config.database_url()) as store:
                 coordinator = cls(config, store, instruments)
                 background = [asyncio.create_task(coordinator.attendance.watch_deadlines())]
+                if coordinator.trust.membership is not None:
+                    watching = coordinator.trust.membership.watch()
+                    background.append(asyncio.create_task(watching))
                 try:
                     found = await asyncio.to_thread(coordinator.files.clear_leftovers)
                     await coordinator._count_quarantined()
@@ -91,12 +98,21 @@ class Coordinator:
                     await asyncio.wait(background)
                     await coordinator.hosts.close()
 
+    def _spread(self, membership: MembershipInForce) -> None:
+        """Have hosts get the membership in force, and every newer one."""
+
+        def spread(_: Members) -> None:
+            self.attendance.spread(membership.epoch, membership.document)
+
+        membership.listen(spread)
+        self.attendance.spread(membership.epoch, membership.document)
+
     # Runs -------------------------------------------------------------------------------------
 
     async def start_run(self, text: str) -> RunRow:
         """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
         plan = self._draw_up(text, "run file")
-        if plan.run_file.secure_aggregation and self._trust.root is None:
+        if plan.run_file.secure_aggregation and self.trust.root is None:
             raise ConfigurationError(
                 "secure_aggregation needs a federation root, by which clients know one another; "
                 "set federation_root and members of the coordinator (`potluck pki root` and "

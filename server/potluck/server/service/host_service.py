@@ -45,8 +45,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             reader = asyncio.create_task(self._listen(session, request_iterator))
             try:
                 yield self._welcome()
-                while (instruction := await session.outbox.get()) is not None:
-                    yield coordinator_pb2.AttendResponse(instruction=instruction)
+                while (message := await session.outbox.get()) is not None:
+                    yield message
                 with contextlib.suppress(asyncio.CancelledError):
                     if reader.done():
                         reader.result()
@@ -82,6 +82,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             tasks=frozenset(name[:LONGEST_TASK_NAME] for name in hello.tasks[:1000]),
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
             process_id=hello.process_id[:64],
+            membership_epoch=hello.membership_epoch,
         )
 
     async def _listen(

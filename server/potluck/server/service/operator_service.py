@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from potluck.common.errors import ProtocolError
+from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.net.shielded import shielded
 from potluck.rpc.v1 import operator_pb2, operator_pb2_grpc
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
@@ -205,6 +205,22 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """Cut off whose certificate is on a list."""
         revoked, new = self._revoking.install(request.revocation_list)
         return operator_pb2.InstallRevocationsResponse(revoked=revoked, new=new)
+
+    async def InstallMembership(
+        self, request: operator_pb2.InstallMembershipRequest, context: Context
+    ) -> operator_pb2.InstallMembershipResponse:
+        """Take over a membership, and have hosts get it."""
+        membership = self._coordinator.trust.membership
+        if membership is None:
+            raise ConfigurationError(
+                "this coordinator has no federation root; set federation_root and members in its "
+                "configuration"
+            )
+        taken = membership.take(request.document, "the membership sent")
+        members = 0 if membership.members is None else len(membership.members.records)
+        return operator_pb2.InstallMembershipResponse(
+            epoch=membership.epoch, taken=taken, members=members
+        )
 
     async def FetchModel(
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context

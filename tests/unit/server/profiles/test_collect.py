@@ -137,8 +137,9 @@ async def test_data_of_another_epoch_are_asked_for(store: Store) -> None:
     made = profile("a", 11, epoch=3)
 
     def respond(client: str) -> bool:
-        instruction = session.outbox.get_nowait()
-        assert instruction is not None
+        message = session.outbox.get_nowait()
+        assert message is not None
+        instruction = message.instruction
         assert instruction.client_id == client
         answer = rpc.Profile(
             signal=made.signal,
