@@ -197,6 +197,7 @@ async def measure(setting: Setting, arms: Sequence[str], seeds: int, folder: Pat
             "training.validation_share=0.1",
             f"evaluation.every={setting.rounds}",
         ],
+        disclosure={"questions": ["context"]},
     )
     runs: list[tuple[str, int, str, list[Any]]] = []
     with reserved_port() as port:

@@ -142,7 +142,7 @@ async def milliseconds(
         roster=roster,
         profiling=profiling,
         picks=PickRecord(roster),
-        checks=HostChecks("r", plan, b"", attendance, left_out),
+        checks=HostChecks("r", plan, b"", attendance, left_out, lambda: False),
         left_out=left_out,
         label_sums=LabelSums("r", plan, sums, trust, lambda _: None),
         warn=lambda _: None,

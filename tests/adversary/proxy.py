@@ -17,6 +17,7 @@ import grpc.aio
 from support.pki import server_credentials
 
 from potluck.common.net.identity import identity_from_certificate, parse_certificates
+from potluck.common.net.protocol import FRAMING_VERSION
 from potluck.common.net.tls import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
@@ -24,7 +25,7 @@ from potluck.common.net.tls import (
     channel_credentials,
 )
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import coordinator_pb2_grpc
+from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 
 
 class Script:
@@ -63,12 +64,15 @@ class _Attending:
         default_factory=asyncio.Queue
     )
     to_coordinator: asyncio.Queue[rpc.AttendRequest | None] = field(default_factory=asyncio.Queue)
+    welcomed: bool = False
+    early: list[rpc.AttendResponse] = field(default_factory=list)
 
 
 class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Serves hosts under the coordinator's name. `script` may be changed at any time.
 
-    said: by host, the messages of its control stream, as it sent them.
+    said: by host, the messages of its control stream, as it sent them. files: models of our own
+    making, by their digest.
     """
 
     def __init__(self, hosts: Mapping[str, TlsFiles], upstream: int, script: Script) -> None:
@@ -76,14 +80,17 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.script = script
         self.port = 0
         self.said: list[tuple[str, rpc.AttendRequest]] = []
+        self.files: dict[str, bytes] = {}
         self._hosts = hosts
         self._upstream = upstream
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._attending: dict[str, _Attending] = {}
 
     def tell(self, host: str, instruction: rpc.Instruction) -> None:
-        """Send a host an instruction of our own making."""
-        self._attending[host].to_host.put_nowait(rpc.AttendResponse(instruction=instruction))
+        """Send a host an instruction of our own making, after the coordinator's welcome."""
+        streams = self._attending[host]
+        ours = rpc.AttendResponse(instruction=instruction)
+        (streams.to_host.put_nowait if streams.welcomed else streams.early.append)(ours)
 
     def say(self, host: str, answer: rpc.Answer) -> None:
         """Send the coordinator an answer in the name of a host."""
@@ -122,8 +129,9 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         try:
             async for message in self._stub(host).Attend(requests()):
-                for each in self.script.to_host(host, message):
+                for each in (*self.script.to_host(host, message), *streams.early):
                     streams.to_host.put_nowait(each)
+                streams.welcomed, streams.early = True, []
         except grpc.aio.AioRpcError as error:
             streams.to_host.put_nowait(error)
         else:
@@ -132,6 +140,10 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def FetchModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """A file on its way down."""
         host = _host_of(context)
+        if request.blake3 in self.files:
+            for part in _frames(request.blake3, self.files[request.blake3], request.offset):
+                yield rpc.CoordinatorServiceFetchModelResponse(frame=part)
+            return
         try:
             async for frame in self._stub(host).FetchModel(request):
                 for each in self.script.model(host, frame):
@@ -190,6 +202,18 @@ async def lying_coordinator(
     finally:
         await server.stop(1.0)
         await proxy.close()
+
+
+def _frames(blake3: str, content: bytes, offset: int) -> list[transfer_pb2.ModelFrame]:
+    """A small file from an offset on, as frames."""
+    header = transfer_pb2.FileHeader(
+        version=FRAMING_VERSION, blake3=blake3, size=len(content), offset=offset
+    )
+    return [
+        transfer_pb2.ModelFrame(header=header),
+        transfer_pb2.ModelFrame(chunk=content[offset:]),
+        transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(blake3=blake3)),
+    ]
 
 
 def _host_of(context: Any) -> str:

@@ -56,7 +56,10 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             "model.hidden=[8]",
             "model.classes=2",
         ],
-        disclosure={"signals": ["label_counts", "triplet", "interaction_matrix"]},
+        disclosure={
+            "signals": ["label_counts", "triplet", "interaction_matrix"],
+            "questions": ["loss", "context"],
+        },
     ) as found:
         await found.until_attending()
         yield found

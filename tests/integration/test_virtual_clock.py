@@ -43,7 +43,13 @@ async def test_durations_are_simulated_and_utilities_reported(tmp_path: Path) ->
     FLASH trains on nine tenths: the last tenth is kept back to validate on.
     """
     async with profile_federation(
-        tmp_path, selector="oort", clients=CLIENTS, count=3, rounds=3, assignments=ON
+        tmp_path,
+        selector="oort",
+        clients=CLIENTS,
+        count=3,
+        rounds=3,
+        assignments=ON,
+        disclosure={"questions": ["context"]},
     ) as federation:
         run_id = await federation.start_run()
         await federation.finished(run_id)

@@ -27,6 +27,7 @@ def host_config(folder: Path, tls: TlsFiles, port: int, **changes: Any) -> Clien
         "state_directory": folder / "state",
         "device": "cpu",
         "reconnect_maximum_seconds": 0.2,
+        "disclosure": {"questions": ["loss"], "held_out_counts": True},
         "tls": tls,
     }
     return ClientConfig.model_validate(values | changes)

@@ -38,7 +38,7 @@ def rules(
         roster=roster,
         profiling=profiling,
         picks=PickRecord(roster),
-        checks=HostChecks("r", plan, b"", attendance, left_out),
+        checks=HostChecks("r", plan, b"", attendance, left_out, lambda: False),
         left_out=left_out,
         label_sums=LabelSums("r", plan, sums, trust, warn),
         warn=warn,

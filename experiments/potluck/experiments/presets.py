@@ -7,7 +7,7 @@ none, or names several: everybody who prints or uses a preset gets to see them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tomlkit
@@ -25,11 +25,13 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """run: a run file, without seed and name. paper: whose settings these are."""
+    """run: a run file, without seed and name. paper: whose settings these are. disclosure: what the
+    hosts must allow, in their table of that name, beyond its defaults."""
 
     name: str
     paper: str
     run: Mapping[str, Any]
+    disclosure: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
 
 
@@ -144,6 +146,7 @@ _FLASH = Preset(
         },
         "virtual_clock": {"enabled": True},
     },
+    disclosure={"questions": ["context"]},
     assumptions=_because(
         selector__scale="flash divides durations and rewards by their running means; with seconds "
         "and nats as they are, selection is noise",
@@ -179,6 +182,9 @@ def preset_run_file(preset: Preset) -> str:
     """The run file of a preset, with what is ours marked by its reason."""
     document = tomlkit.document()
     document.add(tomlkit.comment(preset.paper))
+    if preset.disclosure:
+        allowed = tomlkit.dumps(preset.disclosure).strip().replace("\n", ", ")
+        document.add(tomlkit.comment(f"Hosts must allow, in [disclosure]: {allowed}"))
     reasons = {each.key: each.reason for each in preset.assumptions}
     for key, value in preset.run.items():
         if not isinstance(value, Mapping):

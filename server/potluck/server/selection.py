@@ -181,6 +181,9 @@ class Selector(Plugin):
     """The profiles that a client must have disclosed before it can be selected."""
     reports: frozenset[str] = frozenset()
     """Names of the numbers that are to come with every update, e.g. "utility"."""
+    asks: frozenset[str] = frozenset()
+    """Kinds of the questions that it asks. A client whose owner does not allow them is left out of
+    the run before round 1; one that is asked otherwise refuses when it is asked."""
     wants_label_totals: bool = False
     """Whether it wants `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}

@@ -53,6 +53,7 @@ class Asking:
     """
 
     needs: frozenset[Signal] = frozenset()
+    asks = frozenset({"watched-loss"})
 
     def __init__(
         self, *, kind: str = "watched-loss", fault: str = "", quota: float = np.inf

@@ -87,15 +87,16 @@ class DisclosurePolicy(Settings):
         'give an update away, and with "any" also those of others who were in them.',
     )
     held_out_counts: bool = Field(
-        default=True,
+        default=False,
         description="Whether models may be evaluated on held-out samples, where a task has\n"
         "clients hold some out; the counts sent show how many of these are of each class.",
     )
-    questions: tuple[str, ...] | None = Field(
-        default=None,
-        description='Questions answered before a selection, e.g. "loss" (the mean loss of a\n'
-        "model that the coordinator sends); unset: all kinds installed here, []: none. Answers\n"
-        "have no noise, and whoever chooses the model can learn much from them.",
+    questions: tuple[str, ...] = Field(
+        default=(),
+        description='Questions answered before a selection: "loss" (the mean loss of a model\n'
+        'that the coordinator sends; pow-d asks for it), "context" (flash), others that are\n'
+        "installed. Answers have no noise: from ten of them whoever chooses the model can learn\n"
+        "how many samples of each class there are.",
     )
     sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
         default=("total", "cells"),
@@ -285,25 +286,29 @@ def check_held_out(policy: DisclosurePolicy, client: str) -> None:
     if not policy.held_out_counts:
         raise DisclosureRefusedError(
             f"client '{client}' does not evaluate models: `held_out_counts` is false in {_TABLE}; "
-            "set evaluation.every = 0 in the run file",
+            "set evaluation.every = 0 in the run file, or held_out_counts = true there",
             client=client,
         )
 
 
 def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
-    """Raises DisclosureRefusedError where a kind of question is not answered."""
-    if kind == LABEL_DISTANCE and PROTOCOL not in policy.sums:
-        raise DisclosureRefusedError(
-            f"client '{client}' does not answer '{kind}', which gives its label counts away: "
-            f'"{PROTOCOL}" is not among `sums` in {_TABLE}',
-            client=client,
-            question=kind,
-        )
-    if policy.questions is not None and kind not in policy.questions:
+    """Raises DisclosureRefusedError where a kind of question is not answered.
+
+    `label-distance` is a part of the sums that are called `protocol`, and goes with them.
+    """
+    if kind == LABEL_DISTANCE:
+        if PROTOCOL not in policy.sums:
+            raise DisclosureRefusedError(
+                f"client '{client}' does not answer '{kind}', which gives its label counts away: "
+                f'"{PROTOCOL}" is not among `sums` in {_TABLE}',
+                client=client,
+                question=kind,
+            )
+    elif kind not in policy.questions:
         allowed = ", ".join(policy.questions) or "none"
         raise DisclosureRefusedError(
             f"client '{client}' does not answer '{kind[:40]}': `questions` in {_TABLE} allows: "
-            f"{allowed}",
+            f"{allowed}; add it there, or choose a selector that does not ask it",
             client=client,
             question=kind[:40],
         )

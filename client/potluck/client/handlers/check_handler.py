@@ -1,7 +1,9 @@
-"""The instruction to check whether a training could begin, and whether its update may leave."""
+"""The instruction to check whether a training could begin, and whether what a run wants of a client
+may leave: its update, its answers, its counts on held-out samples."""
 
 from __future__ import annotations
 
+from potluck.client.disclosure.disclosure_policy import check_held_out, check_question
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.training_handler import permitted_weighting
@@ -12,6 +14,10 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     """Say that it could. Raises what such a training would fail with."""
     instruction, work = active.instruction, active.instruction.check
     permitted_weighting(context.policy, instruction.client_id, work.train)
+    for kind in work.questions:
+        check_question(context.policy, instruction.client_id, kind)
+    if work.evaluates:
+        check_held_out(context.policy, instruction.client_id)
     await context.compute(
         active, work.train.task, lambda device: device.check(work.train, work.layout)
     )

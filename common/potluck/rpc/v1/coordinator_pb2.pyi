@@ -833,21 +833,31 @@ class Check(_message.Message):
 
     TRAIN_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    EVALUATES_FIELD_NUMBER: _builtins.int
     layout: _builtins.bytes
     """The layout of the run's model: the header of its file. Empty where it is not to be compared."""
+    evaluates: _builtins.bool
+    """Whether models are evaluated on the client's held-out samples."""
     @_builtins.property
     def train(self) -> Global___Train:
         """The training, without its model."""
+
+    @_builtins.property
+    def questions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of questions that the run's selector asks."""
 
     def __init__(
         self,
         *,
         train: Global___Train | None = ...,
         layout: _builtins.bytes = ...,
+        questions: _abc.Iterable[_builtins.str] | None = ...,
+        evaluates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluates", b"evaluates", "layout", b"layout", "questions", b"questions", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

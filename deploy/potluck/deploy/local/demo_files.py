@@ -9,7 +9,7 @@ import socket
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ from potluck.common.net.tls import TlsFiles
 from potluck.common.process import folder_lock
 from potluck.common.process.folder_lock import FolderLock
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.common.settings.plugins import SELECTORS, STRATEGIES, TASKS, find, installed
+from potluck.common.settings.plugins import (
+    SELECTORS,
+    STRATEGIES,
+    TASKS,
+    create,
+    find,
+    installed,
+)
 from potluck.deploy.operator.operator_config import FILE_NAME, OperatorConfig
 from potluck.deploy.operator.run_overrides import override
 from potluck.deploy.pki import authority as pki
@@ -52,6 +59,8 @@ class DemoOptions:
     assignments: Sequence[str] = ()
     root: bool = False
     """True for a federation with a root, whose clients can sum securely."""
+    disclosure: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the hosts' table of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +198,23 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
     """
     run_file = demo_run_file(options)
     machines = Machines(
-        clients=options.clients, hosts=options.hosts, device=options.device, root=options.root
+        clients=options.clients,
+        hosts=options.hosts,
+        device=options.device,
+        root=options.root,
+        disclosure=_allowed(run_file) | dict(options.disclosure),
     )
     return write_federation_files(folder, run_file, machines, port)
+
+
+def _allowed(run_file: str) -> dict[str, Any]:
+    """The hosts' [disclosure] table of a demo, whose data nobody needs to protect: what its run
+    asks for."""
+    from potluck.server.selection import Selector  # only a run that is to start needs it
+
+    selector = parse_run_file(run_file, source="the demo's run file").selector
+    asks = create(Selector, selector.name, selector.options).asks
+    return {"questions": sorted(asks), "held_out_counts": True}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from potluck.common.learning.task_checks import check_lengths
 from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.secagg import Unmasking
 from potluck.common.secagg.vectors.updates import HeadSum
+from potluck.common.task import Examples
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
@@ -252,11 +253,19 @@ class ModelWork:
 
     # Evaluation -------------------------------------------------------------------------------
 
+    def clients_evaluate(self) -> bool:
+        """Whether models of this run are evaluated on the clients' held-out samples."""
+        return bool(self._plan.run_file.evaluation.every) and self._own_samples() is None
+
+    def _own_samples(self) -> Examples | None:
+        """The coordinator's own held-out data, if it has any."""
+        with blamed_on_task(self._plan.run_file.task.name, _EVALUATION_DATA):
+            return self._plan.task.evaluation_data(self._data_directory)
+
     def evaluate(self, model: ModelVersion) -> EvaluationCounts | None:
         """The model's counts on the coordinator's own held-out data; None where it has none."""
         task, name = self._plan.task, self._plan.run_file.task.name
-        with blamed_on_task(name, _EVALUATION_DATA):
-            examples = task.evaluation_data(self._data_directory)
+        examples = self._own_samples()
         if examples is None:
             self._network = None
             return None

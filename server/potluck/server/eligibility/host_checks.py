@@ -1,7 +1,7 @@
 """Questions to hosts whether they could train in a run, before their clients are selected.
 
-What a host lacks is found before round 1, or when it joins, and not by selecting its clients until
-all have failed. Lives on the event loop.
+What a host lacks, or its owner does not allow, is found before round 1, or when it joins, and not
+by selecting its clients until all have failed. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from potluck.common.errors import is_permanent
+from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.attendance import Attendance
@@ -26,8 +27,7 @@ _LARGEST_LAYOUT: Final = 1 << 20
 
 
 class HostChecks:
-    """The hosts of one run that have been asked, once for each of their processes. layout: of the
-    run's model, as its files begin."""
+    """The hosts of one run that have been asked, once for each of their processes."""
 
     def __init__(
         self,
@@ -36,21 +36,26 @@ class HostChecks:
         layout: bytes,
         attendance: Attendance,
         left_out: LeftOutRegister,
+        clients_evaluate: Callable[[], bool],
     ) -> None:
+        """layout: of the run's model, as its files begin. clients_evaluate: whether models are
+        evaluated on the clients' held-out samples; blocks."""
         self._run_id = run_id
         self._plan = plan
         self._layout = layout if len(layout) <= _LARGEST_LAYOUT else b""
         self._attendance = attendance
         self._left_out = left_out
+        self._clients_evaluate = clients_evaluate
         self._asked: set[tuple[str, str]] = set()
 
     async def able(self, action: Select, present: Callable[[str], bool]) -> tuple[str, ...]:
         """The available clients but for those whose host says that it can't train. These are left
         out of the run."""
         groups = self._unasked(action.available)
+        evaluates = bool(groups) and await in_thread(self._clients_evaluate)
         answers = await gather(
             self._attendance,
-            [self._instruction(group[0], action) for group in groups],
+            [self._instruction(group[0], action, evaluates=evaluates) for group in groups],
             seconds=_CHECK_SECONDS,
             present=present,
         )
@@ -78,8 +83,16 @@ class HostChecks:
         self._asked |= new.keys()
         return list(new.values())
 
-    def _instruction(self, client: str, action: Select) -> coordinator_pb2.Instruction:
+    def _instruction(
+        self, client: str, action: Select, *, evaluates: bool
+    ) -> coordinator_pb2.Instruction:
         instruction_id = f"{self._run_id}/{action.round}.{action.attempt}/check/{client}"
         return check_instruction(
-            self._plan, instruction_id, self._run_id, action.round, client, self._layout
+            self._plan,
+            instruction_id,
+            self._run_id,
+            action.round,
+            client,
+            self._layout,
+            evaluates=evaluates,
         )

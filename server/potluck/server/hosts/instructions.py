@@ -93,14 +93,18 @@ def check_instruction(
     round_number: int,
     client: str,
     layout: bytes,
+    *,
+    evaluates: bool = False,
 ) -> coordinator_pb2.Instruction:
-    """Asks a client's host whether it could train. layout: of the run's model; may be empty."""
+    """Asks a client's host whether it could train, and answer what the run will ask. layout: of the
+    run's model; may be empty. evaluates: whether clients evaluate on held-out samples."""
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
     correction = plan.strategy.correction
     if correction is not None:
         train.auxiliary.correction.name = correction.name
         train.auxiliary.correction.options_json = json.dumps(dict(correction.options))
-    check = coordinator_pb2.Check(train=train, layout=layout)
+    asks = sorted(plan.selector.asks)
+    check = coordinator_pb2.Check(train=train, layout=layout, questions=asks, evaluates=evaluates)
     return _instruction(instruction_id, run_id, round_number, client, check=check)
 
 

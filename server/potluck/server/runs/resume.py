@@ -105,7 +105,9 @@ def _eligibility(
         roster=profiling.roster,
         profiling=profiling,
         picks=PickRecord(profiling.roster),
-        checks=HostChecks(run_id, plan, work.layout.header, attendance, left_out),
+        checks=HostChecks(
+            run_id, plan, work.layout.header, attendance, left_out, work.clients_evaluate
+        ),
         left_out=left_out,
         label_sums=sums(run_id, plan, services.sums, services.trust, record.say),
         warn=record.warn,

@@ -58,6 +58,7 @@ class Flash(Selector):
     reward: Literal["absolute", "signed"] = "absolute"
     refresh: Literal["all", "selected"] = "all"
 
+    asks = frozenset({"context"})
     training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
 
     @property

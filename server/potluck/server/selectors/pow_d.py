@@ -51,6 +51,8 @@ class PowerOfChoice(Selector):
     draw: Literal["samples", "uniform"] = "samples"
     order: Literal["desc", "asc"] = "desc"
 
+    asks = frozenset({"loss"})
+
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """The `count` candidates with the largest losses, in that order."""
         generator = context.generator("pow-d")

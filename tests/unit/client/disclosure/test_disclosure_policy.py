@@ -134,9 +134,9 @@ def test_a_run_gets_the_weighting_that_the_policy_permits() -> None:
     check_weighting(DisclosurePolicy(weighting=Weighting.BUCKETED), "a", Weighting.BUCKETED)
     with pytest.raises(DisclosureRefusedError, match='weighting = "equal"'):
         check_weighting(DisclosurePolicy(weighting=Weighting.EQUAL), "a", Weighting.BUCKETED)
-    check_held_out(DisclosurePolicy(), "a")
+    check_held_out(DisclosurePolicy(held_out_counts=True), "a")
     with pytest.raises(DisclosureRefusedError, match=r"evaluation\.every"):
-        check_held_out(DisclosurePolicy(held_out_counts=False), "a")
+        check_held_out(DisclosurePolicy(), "a")
 
 
 def test_simulated_seconds_tell_samples_only_where_these_are_told() -> None:

@@ -1,0 +1,167 @@
+"""Questions and evaluations of a coordinator's own making, with models made to be told much by."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from adversary.conftest import CLIENTS, Scene, attacked
+from adversary.proxy import Script
+from support.client_host import reference
+from support.sum_federation import Members
+
+from potluck.common.tasks.digits import Digits
+from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.store import RunState
+
+VICTIM = "client-0"
+CLASSES = 10
+CERTAIN = 40.0
+"""The loss of a sample that is not of the class which a model always names."""
+TASK = rpc.Plugin(name="digits", options_json=json.dumps({"clients": CLIENTS, "held_out": 0.2}))
+ALLOWED = {"questions": ["loss"], "held_out_counts": True}
+RUN = f"""
+rounds = 1
+count = 2
+roster = {CLIENTS}
+training = {{steps = 1}}
+"""
+
+
+class Answers(Script):
+    """Keeps the answers to our own instructions; the real coordinator never sees them."""
+
+    def __init__(self, wanted: int) -> None:
+        self.found: dict[str, rpc.Answer] = {}
+        self._wanted = wanted
+        self._complete = asyncio.Event()
+
+    def from_host(self, host: str, message: rpc.AttendRequest) -> Iterable[rpc.AttendRequest]:
+        answer = message.answer
+        if message.acknowledgement.instruction_id.startswith("forged/"):
+            return []
+        if not answer.instruction_id.startswith("forged/"):
+            return [message]
+        self.found[answer.instruction_id] = answer
+        if len(self.found) == self._wanted:
+            self._complete.set()
+        return []
+
+    async def all(self) -> list[rpc.Answer]:
+        """All of them, in the order of their ids."""
+        async with asyncio.timeout(60):
+            await self._complete.wait()
+        return [self.found[each] for each in sorted(self.found)]
+
+
+def naming(scene: Scene, number: int, folder: Path) -> transfer_pb2.ModelReference:
+    """A model that names one class, whatever it sees."""
+    weights = {name: torch.zeros_like(each) for name, each in Digits().model().state_dict().items()}
+    *_, bias = weights.values()
+    bias[number] = CERTAIN
+    made = Digits().model()
+    made.load_state_dict(weights)
+    path = folder / f"naming-{number}"
+    write_tensors(path, state_arrays(made))
+    content = path.read_bytes()
+    scene.liar.files[digest_of(content)] = content
+    return reference(digest_of(content), len(content))
+
+
+def instruction(name: str, **work: rpc.Question | rpc.Evaluate) -> rpc.Instruction:
+    made = rpc.Instruction(id=f"forged/{name}", client_id=VICTIM, run_id="forged", round=1, **work)  # type: ignore[arg-type]
+    made.time_left.FromSeconds(60)
+    return made
+
+
+async def asked_for_losses(scene: Scene, folder: Path) -> list[rpc.Answer]:
+    """The victim's answers to ten questions, one for each class."""
+    scene.liar.script = answers = Answers(CLASSES)
+    for number in range(CLASSES):
+        model = naming(scene, number, folder)
+        question = rpc.Question(kind="loss", names=["loss"], task=TASK, model=model)
+        scene.liar.tell("host-0", instruction(str(number), question=question))
+    return await answers.all()
+
+
+async def asked_to_evaluate(scene: Scene, folder: Path) -> rpc.Answer:
+    scene.liar.script = answers = Answers(1)
+    work = rpc.Evaluate(model=naming(scene, 0, folder), task=TASK)
+    scene.liar.tell("host-0", instruction("evaluation", evaluate=work))
+    [answer] = await answers.all()
+    return answer
+
+
+def labels(*, held_out: bool = False) -> list[int]:
+    """The victim's true label counts."""
+    data = Digits(clients=CLIENTS, held_out=0.2).client_data(VICTIM, None)  # type: ignore[arg-type]
+    examples = data.held_out if held_out else data.train
+    assert examples is not None
+    counts: list[int] = np.bincount(examples.labels.numpy(), minlength=CLASSES).tolist()
+    return counts
+
+
+async def test_ten_questions_give_a_histogram_away_so_none_is_answered(
+    scene: Scene, tmp_path: Path
+) -> None:
+    answers = await asked_for_losses(scene, tmp_path)
+    assert {answer.failure.reason for answer in answers} == {"DISCLOSURE_REFUSED"}
+    assert all("does not answer 'loss'" in answer.failure.message for answer in answers)
+
+
+async def test_who_allows_questions_gives_the_histogram_away(
+    members: Members, tmp_path: Path
+) -> None:
+    """So that the test above refuses what matters; the threat model says it."""
+    async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
+        answers = await asked_for_losses(scene, tmp_path)
+    shares = 1 - np.array([each.scalars.values["loss"] for each in answers]) / CERTAIN
+    truth = labels()
+    assert np.rint(shares * sum(truth)).tolist() == truth
+
+
+async def test_held_out_samples_are_not_counted(scene: Scene, tmp_path: Path) -> None:
+    answer = await asked_to_evaluate(scene, tmp_path)
+    assert answer.failure.reason == "DISCLOSURE_REFUSED"
+    assert "`held_out_counts` is false" in answer.failure.message
+
+
+async def test_who_allows_counts_of_held_out_samples_gives_them_away(
+    members: Members, tmp_path: Path
+) -> None:
+    async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
+        answer = await asked_to_evaluate(scene, tmp_path)
+    confusion = np.array(answer.evaluation.confusion).reshape(CLASSES, CLASSES)
+    assert confusion.sum(axis=1).tolist() == labels(held_out=True)
+
+
+@pytest.mark.parametrize(
+    ("wants", "key"),
+    [
+        pytest.param('selector = {name = "pow-d"}', "`questions`", id="questions"),
+        pytest.param('selector = {name = "flash"}', "`questions`", id="contexts"),
+        pytest.param("held_out = 0.2", "`held_out_counts` is false", id="held-out counts"),
+    ],
+)
+async def test_a_run_that_wants_more_than_clients_allow_does_not_begin(
+    scene: Scene, wants: str, key: str
+) -> None:
+    task = f'name = "digits", clients = {CLIENTS}'
+    if wants.startswith("held_out"):
+        run_file = RUN + f"task = {{{task}, central_test = false, {wants}}}\n"
+    else:
+        run_file = RUN + f"task = {{{task}}}\n{wants}\n"
+    row = await scene.federation.finished(run_file)
+    assert row.state is RunState.FAILED
+    assert row.committed_rounds == 0
+    for said in (key, "client-0", "in the [disclosure] table of its configuration"):
+        assert said in row.reason
