@@ -42,10 +42,13 @@ from potluck.common.secagg import (
     client,
     complete_thresholds,
     coordinator,
+    decode,
+    encode,
 )
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
-from potluck.common.secagg.wire.messages import Stage
+from potluck.common.secagg.wire.messages import Shares, Stage
+from potluck.common.secagg.wire.transcript import sign
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ISSUED = int(NOW.timestamp())
@@ -340,3 +343,16 @@ class Run:
 def changed(envelope: Envelope, payload: bytes) -> Envelope:
     """The same envelope around another payload."""
     return replace(envelope, payload=payload)
+
+
+def sabotage(run: Run, sender: str, garbage: Mapping[str, bytes]) -> None:
+    """A client seals what it likes for some others, and signs it."""
+    step = run.tell(sender, run.next(sender))
+    [reply], run.sessions[sender] = step.replies, step.session
+    message = decode(Shares, reply.payload)
+    shares = tuple(
+        replace(each, ciphertext=garbage.get(each.client, each.ciphertext))
+        for each in message.shares
+    )
+    forged = sign(member_key(sender), reply.type, encode(replace(message, shares=shares)))
+    run.hear(sender, forged)

@@ -51,6 +51,8 @@ class Rule(StrEnum):
     """A public key is of low order, or does not match what was committed to."""
     SHARE = "share"
     """An encrypted share is missing, unasked for, or does not open."""
+    EVIDENCE = "evidence"
+    """Evidence against another client does not hold."""
     SET = "set"
     """A set of clients holds somebody who can't be in it, or lacks this client."""
     CERTIFICATE = "certificate"

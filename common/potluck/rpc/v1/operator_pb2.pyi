@@ -1576,6 +1576,26 @@ class AuditedSum(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ConvictedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SESSION_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     DISCLOSURE_FIELD_NUMBER: _builtins.int
@@ -1594,6 +1614,8 @@ class AuditedSum(_message.Message):
     AT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    CONVICTED_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Of the session, hexadecimal."""
     run_id: _builtins.str
@@ -1626,6 +1648,8 @@ class AuditedSum(_message.Message):
     """1 for the first attempt."""
     round: _builtins.int
     """Of a sum of model updates: the round they were for; 0 otherwise."""
+    verdict: _builtins.bytes
+    """A serialised SecureVerdict, by which everybody can check that."""
     @_builtins.property
     def hosts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The host of each client in it, or invited to it where there is no sum."""
@@ -1633,6 +1657,10 @@ class AuditedSum(_message.Message):
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The rule by which clients refused."""
+
+    @_builtins.property
+    def convicted(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Who is proven to have sealed a share that does not open, with the client that proved it."""
 
     def __init__(
         self,
@@ -1655,10 +1683,12 @@ class AuditedSum(_message.Message):
         at: _builtins.str = ...,
         attempt: _builtins.int = ...,
         round: _builtins.int = ...,
+        convicted: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        verdict: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "colluding_hosts", b"colluding_hosts", "disclosure", b"disclosure", "epsilon", b"epsilon", "have", b"have", "hosts", b"hosts", "least_hosts", b"least_hosts", "need", b"need", "quorum", b"quorum", "refusals", b"refusals", "released", b"released", "round", b"round", "rule", b"rule", "run_id", b"run_id", "session_id", b"session_id", "stage", b"stage", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "colluding_hosts", b"colluding_hosts", "convicted", b"convicted", "disclosure", b"disclosure", "epsilon", b"epsilon", "have", b"have", "hosts", b"hosts", "least_hosts", b"least_hosts", "need", b"need", "quorum", b"quorum", "refusals", b"refusals", "released", b"released", "round", b"round", "rule", b"rule", "run_id", b"run_id", "session_id", b"session_id", "stage", b"stage", "subject", b"subject", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

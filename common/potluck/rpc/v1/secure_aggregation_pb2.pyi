@@ -56,6 +56,10 @@ class _SecureMessageTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sec
     """SecureRefusal, signed by a client."""
     SECURE_MESSAGE_TYPE_ABORT: _SecureMessageType.ValueType  # 12
     """SecureAbort, from the coordinator."""
+    SECURE_MESSAGE_TYPE_DISPUTE: _SecureMessageType.ValueType  # 13
+    """SecureDispute, from the coordinator."""
+    SECURE_MESSAGE_TYPE_EVIDENCE: _SecureMessageType.ValueType  # 14
+    """SecureEvidence, signed by a client."""
 
 class SecureMessageType(_SecureMessageType, metaclass=_SecureMessageTypeEnumTypeWrapper):
     """What a payload is. It is part of what is signed."""
@@ -86,6 +90,10 @@ SECURE_MESSAGE_TYPE_REFUSAL: SecureMessageType.ValueType  # 11
 """SecureRefusal, signed by a client."""
 SECURE_MESSAGE_TYPE_ABORT: SecureMessageType.ValueType  # 12
 """SecureAbort, from the coordinator."""
+SECURE_MESSAGE_TYPE_DISPUTE: SecureMessageType.ValueType  # 13
+"""SecureDispute, from the coordinator."""
+SECURE_MESSAGE_TYPE_EVIDENCE: SecureMessageType.ValueType  # 14
+"""SecureEvidence, signed by a client."""
 Global___SecureMessageType: _TypeAlias = SecureMessageType  # noqa: Y015
 
 class _SecurePurpose:
@@ -329,7 +337,7 @@ class SecureHeader(_message.Message):
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _builtins.int
     MEMBERSHIP_SHA256_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version of the protocol; 2."""
+    """Version of the protocol; 3."""
     federation: _builtins.str
     """Name of the federation."""
     session_id: _builtins.bytes
@@ -870,6 +878,7 @@ class SecureRefusal(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    ACCUSED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """The session."""
     client: _builtins.str
@@ -878,6 +887,8 @@ class SecureRefusal(_message.Message):
     """The rule that was broken."""
     detail: _builtins.str
     """One line for people."""
+    accused: _builtins.str
+    """Whose share does not open, where that is the reason; empty otherwise."""
     def __init__(
         self,
         *,
@@ -885,14 +896,125 @@ class SecureRefusal(_message.Message):
         client: _builtins.str = ...,
         rule: _builtins.str = ...,
         detail: _builtins.str = ...,
+        accused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "detail", b"detail", "rule", b"rule", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accused", b"accused", "client", b"client", "detail", b"detail", "rule", b"rule", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SecureRefusal: _TypeAlias = SecureRefusal  # noqa: Y015
+
+@_typing.final
+class SecureDispute(_message.Message):
+    """Shows a client that could not open another's share what the other has signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    """The session."""
+    @_builtins.property
+    def shares(self) -> Global___SecureEnvelope:
+        """The SecureShares of the accused."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        shares: Global___SecureEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureDispute: _TypeAlias = SecureDispute  # noqa: Y015
+
+@_typing.final
+class SecureEvidence(_message.Message):
+    """What two clients' channel keys agree on, with a proof that needs neither of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROSTER_SHA256_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    ACCUSED_FIELD_NUMBER: _builtins.int
+    POINT_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    roster_sha256: _builtins.bytes
+    """SHA-256 of the roster."""
+    client: _builtins.str
+    """Who accuses."""
+    accused: _builtins.str
+    """Who sealed the share."""
+    point: _builtins.bytes
+    """A point of the curve of RFC 8032, 32 bytes."""
+    challenge: _builtins.bytes
+    """A number of 32 bytes, little-endian."""
+    response: _builtins.bytes
+    """A number of 32 bytes, little-endian."""
+    def __init__(
+        self,
+        *,
+        roster_sha256: _builtins.bytes = ...,
+        client: _builtins.str = ...,
+        accused: _builtins.str = ...,
+        point: _builtins.bytes = ...,
+        challenge: _builtins.bytes = ...,
+        response: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accused", b"accused", "challenge", b"challenge", "client", b"client", "point", b"point", "response", b"response", "roster_sha256", b"roster_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureEvidence: _TypeAlias = SecureEvidence  # noqa: Y015
+
+@_typing.final
+class SecureVerdict(_message.Message):
+    """All that is needed to check that a client sealed a share that does not open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ADVERTS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    header: _builtins.bytes
+    """A serialised SecureHeader."""
+    @_builtins.property
+    def adverts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureEnvelope]:
+        """All adverts of the roster, sorted by client."""
+
+    @_builtins.property
+    def shares(self) -> Global___SecureEnvelope:
+        """The SecureShares of the accused."""
+
+    @_builtins.property
+    def evidence(self) -> Global___SecureEnvelope:
+        """The SecureEvidence against it."""
+
+    def __init__(
+        self,
+        *,
+        header: _builtins.bytes = ...,
+        adverts: _abc.Iterable[Global___SecureEnvelope] | None = ...,
+        shares: Global___SecureEnvelope | None = ...,
+        evidence: Global___SecureEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "evidence", b"evidence", "header", b"header", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureVerdict: _TypeAlias = SecureVerdict  # noqa: Y015
 
 @_typing.final
 class SecureAbort(_message.Message):

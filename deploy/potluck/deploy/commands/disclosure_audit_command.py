@@ -83,6 +83,7 @@ def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
     }
     if not each.released:
         values |= {"stage": each.stage, "rule": each.rule, "have": each.have, "need": each.need}
+        values |= {"convicted": dict(each.convicted), "verdict": each.verdict.hex()}
     return values
 
 
@@ -142,6 +143,9 @@ def _outcome(each: operator_pb2.AuditedSum) -> str:
     refused = f"; refused by {told}" if rules else ""
     if each.released:
         return f"released{refused}"
+    if each.convicted:
+        [[accused, accuser]] = each.convicted.items()
+        return f"aborted: {accused} sealed a share that does not open, {accuser} proved it{refused}"
     return f"aborted at {each.stage}: {each.rule}, {each.have} of {each.need}{refused}"
 
 

@@ -48,7 +48,7 @@ from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation
-from potluck.server.sums.counts import SumOutcome, check_invited
+from potluck.server.sums.counts import SumOutcome, check_invited, convictions
 from potluck.server.sums.label_sums import task_reference
 from potluck.server.sums.sum_session import SumTerms
 from potluck.server.sums.update_session import MaskedSession, SignedInput
@@ -171,8 +171,8 @@ class MaskedRounds:
             )
         if unmasking.suspects:
             run.say(
-                f"round {run.machine.round}: wrong shares came from {', '.join(unmasking.suspects)}"
-                ", and did no harm",
+                f"round {run.machine.round}: wrong shares did no harm; suspects: "
+                f"{', '.join(unmasking.suspects)}",
                 warning=True,
             )
 
@@ -312,7 +312,7 @@ class MaskedRounds:
         if session.unmasking is not None:
             return session.unmasking
         silent = dict.fromkeys(record.missing, "it did not answer in time")
-        troubles = silent | current.session.troubles | current.troubles
+        troubles = silent | current.session.troubles | current.troubles | convictions(record)
         why = SumOutcome(record=record, troubles=troubles).explain()
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"

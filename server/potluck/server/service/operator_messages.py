@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -109,6 +110,8 @@ def _audited_sum(record: SessionRecord) -> operator_pb2.AuditedSum:
         quorum=record.quorum,
         epsilon=record.epsilon or 0.0,
         refusals=record.refusals,
+        convicted=record.convicted,
+        verdict=base64.b64decode(record.verdict),
         stage=record.stage,
         rule=record.rule,
         have=record.have,

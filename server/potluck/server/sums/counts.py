@@ -72,12 +72,15 @@ class SumOutcome:
     def explain(self) -> str:
         """The reason for which there is no sum, in a line."""
         record = self.record
+        if record.convicted:
+            return "; ".join(convictions(record).values())
         refusing = defaultdict[str, list[str]](list)
         for who, rule in record.refusals.items():
             refusing[rule].append(who)
         whys = [self._refused(rule, clients) for rule, clients in refusing.items()]
         others = self.troubles.keys() - record.refusals.keys()
         whys += [f"{who}: {self.troubles[who]}" for who in sorted(others)]
+        whys += [f"suspects: {', '.join(record.suspects)}"] * bool(record.suspects)
         whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
         return (
             f"aborted at stage {record.stage} by rule {record.rule}, {record.have} of "
@@ -91,6 +94,14 @@ class SumOutcome:
         first, *others = clients
         more = f" (and so do {len(others)} more)" if others else ""
         return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
+
+
+def convictions(record: SessionRecord) -> dict[str, str]:
+    """Who is proven to have broken a session, and how, in words."""
+    return {
+        accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
+        for accused, accuser in record.convicted.items()
+    }
 
 
 class SecureSums:
@@ -120,9 +131,12 @@ class SecureSums:
         async with self._one_at_a_time:
             invited, epochs = self._invited(clients)
             header = _header(self._trust.federation, terms, invited)
+            convicted = dict[str, str]()
             while True:
                 step = await self._invitation(self._trust.require_root(), header, invited)
                 outcome = await self._attempt(terms, step, epochs, present)
+                convicted |= convictions(outcome.record)
+                outcome = replace(outcome, troubles={**outcome.troubles, **convicted})
                 if outcome.total is not None:
                     return outcome
                 log.warning("secure sum failed", run=terms.run_id, why=outcome.explain())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +14,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from scipy import stats
-from support.secure_sums import COUNTS, Federation, Run, member_key
+from support.secure_sums import COUNTS, Federation, Run, member_key, sabotage
 
 from potluck.common.secagg import Envelope, Lane, MessageType, Rule, client, decode, encode
+from potluck.common.secagg.client.client_session import Accusing
 from potluck.common.secagg.coordinator.coordinator_session import Consenting, Revealing, Uploading
 from potluck.common.secagg.primitives.agreement import SharePair
 from potluck.common.secagg.wire.messages import (
     Certificate,
     Consent,
     Delivery,
+    Dispute,
     Endorsement,
+    Evidence,
     Reveal,
     Secret,
     Stage,
@@ -60,7 +63,7 @@ def check_flips(step: int) -> int:
             count += 1
             answer = run.tell(FLIPPED, bad)
             if answer.refusal is not None:
-                assert answer.session.over
+                assert answer.session.over or isinstance(answer.session.state, Accusing)
                 continue
             # Only what is not checked before it is answered gets so far; nobody takes the answer.
             assert heard.type is MessageType.INVITATION
@@ -99,12 +102,24 @@ def test_any_changed_bit_ends_in_a_refusal() -> None:
 class Coordinator(RuleBasedStateMachine):
     """A coordinator that says what it likes, in any order, with up to one colluder of six.
 
-    Whatever it gets: never both shares of one client from one client, and never two consents.
+    The colluder may seal garbage for some. Whatever the coordinator gets: never both shares of one
+    client from one client, never two consents, and evidence against the colluder alone.
     """
 
-    @initialize(depth=st.sampled_from(list(Stage)))
-    def begin(self, depth: Stage) -> None:
-        self.run_ = Federation(clients=6).run(seed=3).until(depth)
+    @initialize(depth=st.sampled_from(list(Stage)), victims=st.sets(st.sampled_from("abcde")))
+    def begin(self, depth: Stage, victims: set[str]) -> None:
+        self.run_ = Federation(clients=6).run(seed=3).until(Stage.SHARE)
+        self.evidence: dict[str, set[str]] = defaultdict(set)
+        self.signed: Mapping[str, Envelope] = {}
+        if depth is Stage.ADVERTISE:
+            self.run_ = Federation(clients=6).run(seed=3)
+        elif depth is not Stage.SHARE:
+            sabotage(self.run_, "f", dict.fromkeys(victims, bytes(82)))
+            self.run_.answer()
+            state = self.run_.session.state
+            assert isinstance(state, Uploading)
+            self.signed = state.shares
+            self.run_.until(depth)
         self.revealed: dict[str, dict[str, set[Secret]]] = defaultdict(lambda: defaultdict(set))
         self.consents: dict[str, set[bytes]] = defaultdict(set)
         self.signatures: dict[tuple[str, ...], dict[str, bytes]] = defaultdict(dict)
@@ -122,6 +137,8 @@ class Coordinator(RuleBasedStateMachine):
             if reply.type is MessageType.REVEAL:
                 for each in decode(Reveal, reply.payload).shares:
                     self.revealed[name][each.owner].add(each.secret)
+            elif reply.type is MessageType.EVIDENCE:
+                self.evidence[name].add(decode(Evidence, reply.payload).accused)
             elif reply.type is MessageType.CONSENT:
                 self.consents[name].add(reply.payload)
                 if envelope.type is MessageType.SURVIVORS:
@@ -175,6 +192,24 @@ class Coordinator(RuleBasedStateMachine):
             forged = replace(message, sharers=tuple(sorted(sharers)), shares=kept)
             self.say(name, replace(waiting[0], payload=encode(forged)))
 
+    @rule(name=names, sender=names)
+    def damaged_share(self, name: str, sender: str) -> None:
+        waiting = [e for e in self.run_.pending[name] if e.type is MessageType.DELIVERY]
+        if waiting:
+            message = decode(Delivery, waiting[0].payload)
+            shares = [
+                replace(each, ciphertext=bytes(82)) if each.client == sender else each
+                for each in message.shares
+            ]
+            forged = replace(message, shares=tuple(shares))
+            self.say(name, replace(waiting[0], payload=encode(forged)))
+
+    @rule(name=names, accused=names)
+    def dispute(self, name: str, accused: str) -> None:
+        if accused in self.signed:
+            message = Dispute(self.run_.header.session_id, self.signed[accused])
+            self.say(name, Envelope(MessageType.DISPUTE, encode(message)))
+
     @rule(name=names, other=names)
     def crossed(self, name: str, other: str) -> None:
         if self.run_.pending[other]:
@@ -188,6 +223,12 @@ class Coordinator(RuleBasedStateMachine):
     @invariant()
     def one_consent(self) -> None:
         assert all(len(given) == 1 for given in getattr(self, "consents", {}).values())
+
+    @invariant()
+    def evidence_is_against_the_colluder_and_instead_of_an_upload(self) -> None:
+        for name, accused in getattr(self, "evidence", {}).items():
+            assert accused == {"f"}
+            assert name not in self.run_.uploads
 
     @invariant()
     def no_secret_can_be_rebuilt_twice(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from potluck.common.secagg.policy.ledger import (
     Ledger,
@@ -105,6 +106,17 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Accusing:
+    """Could not open another's share; waits to be shown what the other has signed."""
+
+    agreed: Agreed
+    roster: Roster
+    accused: str
+    channel_key: X25519PrivateKey = field(repr=False)
+    refusal: Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
 class View:
     """The clients that have shared, and the shares of their secrets that this client holds."""
 
@@ -173,7 +185,7 @@ class Ended:
     abort: Abort | None = None
 
 
-ClientState = Advertised | Shared | Masking | Uploaded | Consented | Revealed | Ended
+ClientState = Advertised | Shared | Accusing | Masking | Uploaded | Consented | Revealed | Ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +226,12 @@ class ClientStep:
 
 @dataclass(frozen=True)
 class Answer:
-    """The next stage and the replies to a message that breaks no rule."""
+    """The next stage and the replies to a message.
+
+    refusal: where the message broke a rule, and the session goes on to settle whose fault it is.
+    """
 
     state: ClientState
     replies: tuple[Envelope, ...] = ()
     entries: tuple[LedgerEntry, ...] = ()
+    refusal: Refusal | None = None

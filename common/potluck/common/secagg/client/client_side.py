@@ -17,7 +17,9 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import TypeVar
 
+from potluck.common.secagg.client.accusing import give_evidence
 from potluck.common.secagg.client.client_session import (
+    Accusing,
     Advertised,
     Agreed,
     Answer,
@@ -54,6 +56,7 @@ from potluck.common.secagg.wire.messages import (
     Abort,
     Certificate,
     Delivery,
+    Dispute,
     Envelope,
     Header,
     Invitation,
@@ -67,7 +70,7 @@ from potluck.common.secagg.wire.transcript import (
     sign,
 )
 
-M = TypeVar("M", Abort, RosterMessage, Delivery, Survivors, Certificate)
+M = TypeVar("M", Abort, RosterMessage, Delivery, Dispute, Survivors, Certificate)
 
 
 def begin(
@@ -168,6 +171,8 @@ def _answer(
             return share_secrets(state, message, situation)
         case Shared(), MessageType.DELIVERY:
             return derive_masks(state, _decode(Delivery, envelope, session_id), situation)
+        case Accusing(), MessageType.DISPUTE:
+            return give_evidence(state, _decode(Dispute, envelope, session_id), situation)
         case Uploaded(), MessageType.SURVIVORS:
             return consent(state, _decode(Survivors, envelope, session_id), situation)
         case Consented(), MessageType.CERTIFICATE:
@@ -187,7 +192,9 @@ def _step(session_id: bytes, answer: Answer, heard: bytes) -> ClientStep:
     session = ClientSession(
         session_id=session_id, state=answer.state, heard=heard, said=answer.replies
     )
-    return ClientStep(session=session, replies=answer.replies, entries=answer.entries)
+    return ClientStep(
+        session=session, replies=answer.replies, entries=answer.entries, refusal=answer.refusal
+    )
 
 
 def _refuse(party: SumParty, session_id: bytes, refusal: Refusal, heard: bytes) -> ClientStep:

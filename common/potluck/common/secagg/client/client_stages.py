@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
+from potluck.common.secagg.client.accusing import accuse
 from potluck.common.secagg.client.client_session import (
     Advertised,
     Agreed,
@@ -43,7 +44,7 @@ from potluck.common.secagg.primitives.agreement import (
     self_seed,
 )
 from potluck.common.secagg.primitives.masks import Mask
-from potluck.common.secagg.rules import BrokenRuleError, Rule, require
+from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import check_names, encode
 from potluck.common.secagg.wire.messages import (
     Advert,
@@ -160,7 +161,8 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
                 each.ciphertext, state.channels[each.client], roster.digest, sender, number
             )
         except BrokenRuleError as error:
-            raise BrokenRuleError(error.rule, f"{error.detail}: {each.client!r}'s") from None
+            refusal = Refusal(error.rule, f"{error.detail}: {each.client!r}'s")
+            return accuse(state, message.session_id, each.client, refusal)
     check_charge(situation.ledger, header)
     digest = sharers_digest(roster.digest, message.sharers)
     view = View(roster=roster, sharers=message.sharers, sharers_sha256=digest, held=held)

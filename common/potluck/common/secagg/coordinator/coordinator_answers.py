@@ -20,11 +20,13 @@ from potluck.common.secagg.coordinator.coordinator_session import (
 )
 from potluck.common.secagg.primitives import sharing
 from potluck.common.secagg.primitives.agreement import check_order
+from potluck.common.secagg.primitives.agreement_proof import check_provable
 from potluck.common.secagg.rules import BrokenRuleError, Rule, require
 from potluck.common.secagg.wire.message_encoding import check_names, decode, encode
 from potluck.common.secagg.wire.messages import (
     Consent,
     Envelope,
+    Evidence,
     MaskedInput,
     MessageType,
     Reveal,
@@ -50,6 +52,8 @@ _ORDER: Final = (
 
 def is_late(kind: MessageType, state: Collecting) -> bool:
     """Return whether a message answers a stage that has ended: its sender is slow, not wrong."""
+    if kind is MessageType.EVIDENCE:
+        return isinstance(state, Consenting | Revealing)
     kinds = [each for each, _ in _ORDER]
     reached = next(place for place, (_, stage) in enumerate(_ORDER) if isinstance(state, stage))
     return kind in kinds[:reached]
@@ -69,8 +73,8 @@ def answered(
             advert = _take_advert(setup, state, client, envelope, now)
             return replace(state, answers={**state.answers, client: advert})
         case Sharing(), MessageType.SHARES:
-            shares = _take_shares(state, client, envelope)
-            return replace(state, answers={**state.answers, client: shares})
+            _check_shares(state, client, envelope)
+            return replace(state, answers={**state.answers, client: envelope})
         case Uploading(), MessageType.MASKED_INPUT:
             _take_upload(state, client, envelope, upload_digest)
             return replace(state, answers={**state.answers, client: upload_digest or b""})
@@ -97,23 +101,24 @@ def _take_advert(
     # Every other client would refuse the roster for it.
     check_order(found.advert.mask_key)
     check_order(found.advert.channel_key)
+    check_provable(found.advert.channel_key)
     check_distinct([*state.answers.values(), found])
     return found
 
 
-def _take_shares(state: Sharing, client: str, envelope: Envelope) -> Shares:
+def _check_shares(state: Sharing, client: str, envelope: Envelope) -> None:
     message = signed_by(state.roster, client, envelope, Shares)
     require(message.roster_sha256 == state.roster.digest, Rule.ROSTER, "another roster is answered")
     found = [each.client for each in message.shares]
     check_names(found, "the shares")
     expected = sorted(state.roster.neighbours[client])
     require(found == expected, Rule.SHARE, "the shares are not for exactly the neighbours")
-    return message
 
 
 def _take_upload(
     state: Uploading, client: str, envelope: Envelope, upload_digest: bytes | None
 ) -> None:
+    require(client not in state.disputes, Rule.STAGE, f"{client!r} has accused another")
     message = signed_by(state.roster, client, envelope, MaskedInput)
     require(message.sharers_sha256 == state.sharers_sha256, Rule.SET, "other sharers are answered")
     require(
@@ -148,7 +153,7 @@ def _take_reveal(state: Revealing, client: str, envelope: Envelope) -> Reveal:
     return message
 
 
-S = TypeVar("S", Shares, MaskedInput, Reveal)
+S = TypeVar("S", Shares, MaskedInput, Reveal, Evidence)
 
 
 def signed_by(roster: Roster, client: str, envelope: Envelope, kind: type[S]) -> S:

@@ -13,12 +13,12 @@ from potluck.common.secagg.coordinator.unmasking import (
     Unmasking,
 )
 from potluck.common.secagg.rules import Refusal, Rule
+from potluck.common.secagg.wire.evidence import Conviction
 from potluck.common.secagg.wire.messages import (
     Abort,
     Envelope,
     Header,
     Reveal,
-    Shares,
     Stage,
 )
 from potluck.common.secagg.wire.transcript import (
@@ -49,21 +49,26 @@ class Advertising:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Collects shares."""
+    """Collects shares, as they were signed."""
 
     stage = Stage.SHARE
     roster: Roster
-    answers: Mapping[str, Shares] = field(default_factory=dict)
+    answers: Mapping[str, Envelope] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uploading:
-    """Collects masked vectors; these arrive elsewhere, here their signed digests."""
+    """Collects masked vectors; these arrive elsewhere, here their signed digests.
+
+    shares: as the sharers signed them. disputes: whom a client has accused, by accuser.
+    """
 
     stage = Stage.UPLOAD
     roster: Roster
     sharers: tuple[str, ...]
     sharers_sha256: bytes
+    shares: Mapping[str, Envelope] = field(default_factory=dict)
+    disputes: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -102,10 +107,16 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Aborted:
-    """There is no sum. suspects: whose shares were wrong."""
+    """There is no sum.
+
+    suspects: whose shares were wrong. conviction: who is proven to have sealed a share that does
+    not open; verdict: a serialised `GuiltyVerdict` for everybody to check it by.
+    """
 
     abort: Abort
     suspects: tuple[str, ...] = ()
+    conviction: Conviction | None = None
+    verdict: bytes = field(default=b"", repr=False)
 
 
 Collecting = Advertising | Sharing | Uploading | Consenting | Revealing

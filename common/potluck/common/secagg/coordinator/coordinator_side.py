@@ -29,9 +29,11 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     CoordinatorStep,
     SessionSetup,
     Shortage,
+    Uploading,
     expected_clients,
 )
 from potluck.common.secagg.coordinator.coordinator_stages import abort_session, advance, unsigned
+from potluck.common.secagg.coordinator.disputes import take_accusation, take_evidence
 from potluck.common.secagg.primitives.sharing import Random
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import decode, encode
@@ -109,6 +111,8 @@ def receive(
         require(client not in session.setup.gone, Rule.STAGE, f"{client!r} has left the session")
         if envelope.type is MessageType.REFUSAL:
             return _refused(session, state, client, envelope)
+        if envelope.type is MessageType.EVIDENCE and isinstance(state, Uploading):
+            return take_evidence(session, state, client, envelope)
         if is_late(envelope.type, state):
             return CoordinatorStep(session=session)
         expected = expected_clients(session.setup, state)
@@ -176,6 +180,8 @@ def _refused(
         refusal = Refusal(Rule(message.rule), plain_text.plain(message.detail, 500))
     except ValueError:
         raise BrokenRuleError(Rule.MALFORMED, "a refusal names no rule") from None
+    if message.accused and isinstance(state, Uploading):
+        return take_accusation(session, state, client, message.accused)
     return advance(_without(session, client, refusal), closing=False)
 
 

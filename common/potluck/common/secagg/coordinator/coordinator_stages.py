@@ -28,7 +28,7 @@ from potluck.common.secagg.coordinator.unmasking import (
     unmask,
 )
 from potluck.common.secagg.rules import Rule
-from potluck.common.secagg.wire.message_encoding import encode
+from potluck.common.secagg.wire.message_encoding import decode, encode
 from potluck.common.secagg.wire.messages import (
     Abort,
     Certificate,
@@ -40,6 +40,7 @@ from potluck.common.secagg.wire.messages import (
     MessageType,
     RosterMessage,
     SealedShare,
+    Shares,
     Survivors,
 )
 from potluck.common.secagg.wire.transcript import (
@@ -93,7 +94,7 @@ def _leave_sharing(session: CoordinatorSession, state: Sharing) -> CoordinatorSt
         return abort_session(session, state, shortage)
     delivered: dict[str, list[SealedShare]] = {client: [] for client in sharers}
     for sender in sharers:
-        for each in state.answers[sender].shares:
+        for each in decode(Shares, state.answers[sender].payload).shares:
             if each.client in delivered:
                 delivered[each.client].append(SealedShare(sender, each.ciphertext))
     messages = [
@@ -104,7 +105,7 @@ def _leave_sharing(session: CoordinatorSession, state: Sharing) -> CoordinatorSt
         for client, shares in delivered.items()
     ]
     digest = sharers_digest(roster.digest, sharers)
-    after = Uploading(roster=roster, sharers=sharers, sharers_sha256=digest)
+    after = Uploading(roster=roster, sharers=sharers, sharers_sha256=digest, shares=state.answers)
     return _next(session, after, messages, state)
 
 
@@ -216,9 +217,13 @@ def abort_session(
     message = Abort(
         session.session_id, state.stage, shortage.have, shortage.need, missing, shortage.rule
     )
-    envelope = unsigned(MessageType.ABORT, message)
+    return farewell(session, Aborted(abort=message, suspects=shortage.suspects))
+
+
+def farewell(session: CoordinatorSession, ended: Aborted) -> CoordinatorStep:
+    """Tell everybody who may still be there that there is no sum."""
+    envelope = unsigned(MessageType.ABORT, ended.abort)
     told = [client for client in session.setup.invited if client not in session.setup.gone]
-    ended = Aborted(abort=message, suspects=shortage.suspects)
     return CoordinatorStep(
         session=replace(session, state=ended),
         messages=tuple((client, envelope) for client in told),

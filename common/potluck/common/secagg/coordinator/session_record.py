@@ -5,6 +5,7 @@ It serves audits. A client's record is its ledger. Neither holds an input, a key
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -22,7 +23,9 @@ class SessionRecord(BaseModel):
 
     clients: those in the sum, or those that were invited where there is none; each with its host.
     refusals: the rule each client named. have, need: of what `rule` counts, where it was aborted.
-    suspects: whose shares were wrong. epsilon: of the sum; None for an exact one.
+    suspects: whose shares were wrong. convicted: who is proven to have sealed a share that does not
+    open, with the client that proved it; verdict: for everybody to check, as `check_verdict` reads
+    it, in base64. epsilon: of the sum; None for an exact one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +46,8 @@ class SessionRecord(BaseModel):
     epsilon: float | None
     refusals: dict[str, str] = {}
     suspects: tuple[str, ...] = ()
+    convicted: dict[str, str] = {}
+    verdict: str = ""
     stage: str = ""
     rule: str = ""
     have: int = 0
@@ -85,6 +90,8 @@ def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRec
             "outcome": "aborted",
             "clients": dict(setup.invited),
             "suspects": state.suspects,
+            "convicted": {each.accused: each.accuser for each in [state.conviction] if each},
+            "verdict": base64.b64encode(state.verdict).decode(),
             "stage": told.stage,
             "rule": told.rule,
             "have": told.have,

@@ -1,12 +1,14 @@
 """The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
 
 Every rebuilt secret is checked against its owner's advert. Where that fails and there are more
-shares than needed, other choices of shares are tried, so that a few wrong ones do no harm; those
-who gave them are named.
+shares than needed, other choices of shares are tried, so that a few wrong ones do no harm. Who made
+a wrong one can't be proven: its holder may have changed what it was given, or the owner have given
+it a wrong one. Whoever is in more of such pairs is named, both where that does not tell.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
@@ -46,7 +48,7 @@ class ReconstructionError(BrokenRuleError):
 class Unmasking:
     """The masks in the sum of the survivors' vectors.
 
-    masks: by lane. suspects: clients whose shares were wrong, though the sum is right.
+    masks: by lane. suspects: of shares that were wrong, though the sum is right.
     """
 
     header: Header
@@ -124,16 +126,29 @@ def _rebuild_all(
         for each in reveal.shares:
             shares[each.owner][number] = sharing.from_bytes(each.share)
     names = {each.number: client for client, each in roster.participants.items()}
-    alive, suspects = frozenset(survivors), set[int]()
+    alive, doubtful = frozenset(survivors), set[int]()
+    pairs: list[tuple[str, str]] = []
     secrets = {}
     for owner in sharers:
         who = roster.participants[owner]
-        secret, wrong = _rebuild(roster, who, shares[owner], owner in alive, suspects)
+        secret, wrong = _rebuild(roster, who, shares[owner], owner in alive, doubtful)
         if secret is None:
-            raise ReconstructionError(owner, [owner, *sorted(names[n] for n in suspects)])
-        suspects |= wrong
+            raise ReconstructionError(owner, [owner, *sorted(_blamed(pairs) - {owner})])
+        doubtful |= wrong
+        pairs += [(owner, names[holder]) for holder in wrong]
         secrets[owner] = secret
-    return secrets, {names[number] for number in suspects}
+    return secrets, _blamed(pairs)
+
+
+def _blamed(pairs: Sequence[tuple[str, str]]) -> set[str]:
+    """Of each pair of a secret's owner and a wrong share's holder the one in more of them."""
+    met = Counter(client for pair in pairs for client in pair)
+    return {
+        client
+        for pair in pairs
+        for client in pair
+        if met[client] == max(met[each] for each in pair)
+    }
 
 
 def _rebuild(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from potluck.common.secagg.primitives.sharing import SHARE_BYTES
+from potluck.common.secagg.primitives.sharing import SHARE_BYTES, from_bytes
 from potluck.common.secagg.rules import BrokenRuleError, Rule
 
 KEY_BYTES: Final = 32
@@ -126,15 +126,20 @@ def seal_pair(
 def open_pair(
     ciphertext: bytes, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
 ) -> SharePair:
-    """Shares decrypted. Raises BrokenRuleError (share) if they were not sealed like this."""
+    """Shares decrypted. Raises BrokenRuleError (share) if they were not sealed like this, or are
+    no shares: whoever holds those could not give them out."""
     key, direction = _channel(secret, roster_sha256, sender, receiver)
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, roster_sha256 + direction)
     except InvalidTag:
         raise BrokenRuleError(Rule.SHARE, "an encrypted share does not open") from None
-    if len(plain) != 2 * SHARE_BYTES:
-        raise BrokenRuleError(Rule.SHARE, "an encrypted share has the wrong length")
-    return SharePair(plain[:SHARE_BYTES], plain[SHARE_BYTES:])
+    pair = SharePair(plain[:SHARE_BYTES], plain[SHARE_BYTES:])
+    try:
+        for share in (pair.seed_share, pair.mask_key_share):
+            from_bytes(share)
+    except ValueError as error:
+        raise BrokenRuleError(Rule.SHARE, f"an encrypted share is none: {error}") from None
+    return pair
 
 
 def _channel(

@@ -42,6 +42,9 @@ _WIRE: Final[dict[type[Any], type[ProtobufMessage]]] = {
     messages.Reveal: wire.SecureReveal,
     messages.RefusalMessage: wire.SecureRefusal,
     messages.Abort: wire.SecureAbort,
+    messages.Dispute: wire.SecureDispute,
+    messages.Evidence: wire.SecureEvidence,
+    messages.GuiltyVerdict: wire.SecureVerdict,
 }
 
 _LENGTHS: Final = {
@@ -54,6 +57,9 @@ _LENGTHS: Final = {
     "commitment": (messages.DIGEST_BYTES,),
     "mask_key": (32,),
     "channel_key": (32,),
+    "point": (32,),
+    "challenge": (32,),
+    "response": (32,),
     "share": (33,),
     "ciphertext": (82,),
     **{
@@ -93,12 +99,11 @@ def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...
     written, read = [], []
     for each in fields(kind):
         hint = hints[each.name]
-        repeated = get_origin(hint) is tuple
-        if repeated or isinstance(hint, UnionType):
+        repeated, optional = get_origin(hint) is tuple, isinstance(hint, UnionType)
+        if repeated or optional:
             hint = get_args(hint)[0]
         nested = is_dataclass(hint)
         written.append(_Field(each.name, repeated, nested))
-        optional = nested and not repeated
         read.append(_Reading(each.name, repeated, optional, _converter(each.name, hint)))
     return tuple(written), tuple(read)
 

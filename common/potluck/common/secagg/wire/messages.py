@@ -38,6 +38,8 @@ class MessageType(IntEnum):
     REVEAL = 10
     REFUSAL = 11
     ABORT = 12
+    DISPUTE = 13
+    EVIDENCE = 14
 
 
 class Stage(StrEnum):
@@ -298,13 +300,17 @@ class Reveal:
 
 @dataclass(frozen=True)
 class RefusalMessage:
-    """A client ends the session, naming the rule that was broken."""
+    """A client ends the session, naming the rule that was broken.
+
+    accused: whose share does not open, where that is the reason.
+    """
 
     TYPE: ClassVar = MessageType.REFUSAL
     session_id: bytes
     client: str
     rule: str
     detail: str
+    accused: str = ""
 
 
 @dataclass(frozen=True)
@@ -323,6 +329,38 @@ class Abort:
     rule: str
 
 
+@dataclass(frozen=True)
+class Dispute:
+    """Shows an accuser what the accused has signed: its `Shares`."""
+
+    TYPE: ClassVar = MessageType.DISPUTE
+    session_id: bytes
+    shares: Envelope
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the channel keys of two clients agree on; the rest is an `AgreementProof`."""
+
+    TYPE: ClassVar = MessageType.EVIDENCE
+    roster_sha256: bytes
+    client: str
+    accused: str
+    point: bytes
+    challenge: bytes
+    response: bytes
+
+
+@dataclass(frozen=True)
+class GuiltyVerdict:
+    """All that anybody needs to check who sealed a share that does not open."""
+
+    header: bytes
+    adverts: tuple[Envelope, ...]
+    shares: Envelope
+    evidence: Envelope
+
+
 Message = (
     Invitation
     | Advert
@@ -336,5 +374,7 @@ Message = (
     | Reveal
     | RefusalMessage
     | Abort
+    | Dispute
+    | Evidence
 )
 """The messages that an envelope may hold."""

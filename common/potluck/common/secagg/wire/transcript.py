@@ -151,6 +151,7 @@ class Roster:
     header_sha256: bytes
     digest: bytes
     participants: Mapping[str, Participant]
+    adverts: tuple[Envelope, ...]
 
     @cached_property
     def neighbours(self) -> Mapping[str, frozenset[str]]:
@@ -233,7 +234,8 @@ def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[Checked
         each.advert.client: Participant(number, each.advert, each.record, each.key)
         for number, each in enumerate(adverts, 1)
     }
-    return Roster(header, header_sha256, digest, participants)
+    envelopes = tuple(each.envelope for each in adverts)
+    return Roster(header, header_sha256, digest, participants, envelopes)
 
 
 def sharers_digest(roster_sha256: bytes, clients: Sequence[str]) -> bytes:

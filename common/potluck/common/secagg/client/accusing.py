@@ -1,0 +1,50 @@
+"""A client's answers where another's share does not open: it accuses, then gives evidence.
+
+It has not uploaded, and never will in this session. What the evidence shows is known to the
+accused, who is proven to break the protocol, or there is none: see docs/secure-aggregation.md.
+"""
+
+from __future__ import annotations
+
+from potluck.common.secagg.client.client_session import (
+    Accusing,
+    Answer,
+    Ended,
+    Shared,
+    Situation,
+)
+from potluck.common.secagg.rules import Refusal
+from potluck.common.secagg.wire.evidence import gather_evidence
+from potluck.common.secagg.wire.message_encoding import encode
+from potluck.common.secagg.wire.messages import Dispute, MessageType, RefusalMessage
+from potluck.common.secagg.wire.transcript import sign
+
+
+def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> Answer:
+    """Refuse to go on, and say whose share it is for."""
+    agreed = state.agreed
+    message = RefusalMessage(session_id, agreed.client, refusal.rule, refusal.detail[:500], accused)
+    reply = sign(agreed.party.key, MessageType.REFUSAL, encode(message))
+    after = Accusing(
+        agreed=agreed,
+        roster=state.roster,
+        accused=accused,
+        channel_key=state.keys.channel_key,
+        refusal=refusal,
+    )
+    return Answer(after, (reply,), refusal=refusal)
+
+
+def give_evidence(state: Accusing, message: Dispute, situation: Situation) -> Answer:
+    """Prove that what the accused has signed does not open, and nothing else to anybody."""
+    agreed = state.agreed
+    evidence = gather_evidence(
+        state.roster,
+        state.accused,
+        agreed.client,
+        state.channel_key,
+        message.shares,
+        situation.random,
+    )
+    reply = sign(agreed.party.key, MessageType.EVIDENCE, encode(evidence))
+    return Answer(Ended(refusal=state.refusal), (reply,))

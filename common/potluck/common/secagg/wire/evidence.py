@@ -1,0 +1,148 @@
+"""Evidence that a client sealed a share that does not open.
+
+The accused has signed the sealed share; the accuser shows what their two channel keys agree on,
+with a proof. So everybody can try to open it, and neither key is given away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from potluck.common.secagg.primitives.agreement import agree, open_pair
+from potluck.common.secagg.primitives.agreement_proof import (
+    AgreementProof,
+    prove_agreement,
+    proven_agreement,
+)
+from potluck.common.secagg.primitives.sharing import Random
+from potluck.common.secagg.rules import BrokenRuleError, Rule, require
+from potluck.common.secagg.wire.message_encoding import decode, encode
+from potluck.common.secagg.wire.messages import (
+    Envelope,
+    Evidence,
+    GuiltyVerdict,
+    Header,
+    MessageType,
+    Shares,
+)
+from potluck.common.secagg.wire.transcript import (
+    FederationRoot,
+    Roster,
+    build_roster,
+    check_advert,
+    verify,
+)
+
+
+@dataclass(frozen=True)
+class Conviction:
+    """Who is proven to have sealed a share that does not open, and by whom."""
+
+    accused: str
+    accuser: str
+
+
+def gather_evidence(
+    roster: Roster,
+    accused: str,
+    accuser: str,
+    channel_key: X25519PrivateKey,
+    shares: Envelope,
+    random: Random,
+) -> Evidence:
+    """The accuser's evidence, once it has seen what the accused has signed.
+
+    Raises BrokenRuleError where the accused has not signed a share that does not open: then the
+    coordinator changed it on its way, and the key's secret would be about an honest client.
+    """
+    sealed = _signed_for(roster, accused, accuser, shares)
+    other = roster.participants[accused].advert.channel_key
+    require(
+        not _opens(roster, accused, accuser, sealed, agree(channel_key, other)),
+        Rule.SHARE,
+        f"the coordinator did not deliver the share that {accused!r} has signed",
+    )
+    context = _context(roster, accused, accuser)
+    proof = prove_agreement(channel_key, other, context, random)
+    return Evidence(roster.digest, accuser, accused, proof.point, proof.challenge, proof.response)
+
+
+def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conviction:
+    """The conviction that evidence gives. shares: the `Shares` of the accused, as it signed them.
+
+    Raises BrokenRuleError: then nothing is proven against the accused.
+    """
+    accused, accuser = evidence.accused, evidence.client
+    named = roster.participants.keys() >= {accused, accuser}
+    require(named, Rule.EVIDENCE, "evidence names a stranger")
+    require(evidence.roster_sha256 == roster.digest, Rule.EVIDENCE, "evidence is of another roster")
+    sealed = _signed_for(roster, accused, accuser, shares)
+    secret = proven_agreement(
+        AgreementProof(evidence.point, evidence.challenge, evidence.response),
+        roster.participants[accuser].advert.channel_key,
+        roster.participants[accused].advert.channel_key,
+        _context(roster, accused, accuser),
+    )
+    require(
+        not _opens(roster, accused, accuser, sealed, secret),
+        Rule.EVIDENCE,
+        f"the share of {accused!r} opens, against what {accuser!r} says",
+    )
+    return Conviction(accused, accuser)
+
+
+def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction:
+    """The conviction in a serialised `GuiltyVerdict`, as records of sessions keep it.
+
+    root: with the members that the session was of. at: a moment of the session, when their records
+    were valid. Raises BrokenRuleError for what proves nothing.
+    """
+    verdict = decode(GuiltyVerdict, data)
+    header = decode(Header, verdict.header)
+    root.check_header(header)
+    header_sha256 = hashlib.sha256(verdict.header).digest()
+    adverts = [check_advert(each, header_sha256, root, at) for each in verdict.adverts]
+    roster = build_roster(header, header_sha256, adverts)
+    evidence = decode(Evidence, verdict.evidence.payload)
+    require(verdict.evidence.type is MessageType.EVIDENCE, Rule.EVIDENCE, "there is no evidence")
+    require(evidence.client in roster.participants, Rule.EVIDENCE, "evidence of a stranger")
+    verify(roster.participants[evidence.client].key, verdict.evidence, evidence.client)
+    return check_evidence(roster, evidence, verdict.shares)
+
+
+def verdict_bytes(roster: Roster, shares: Envelope, evidence: Envelope) -> bytes:
+    """All that `check_verdict` needs."""
+    return encode(GuiltyVerdict(encode(roster.header), roster.adverts, shares, evidence))
+
+
+def _signed_for(roster: Roster, sender: str, receiver: str, shares: Envelope) -> bytes:
+    """The ciphertext that a client has signed for another. Raises BrokenRuleError."""
+    require(shares.type is MessageType.SHARES, Rule.EVIDENCE, "what is shown are no shares")
+    verify(roster.participants[sender].key, shares, sender)
+    message = decode(Shares, shares.payload)
+    require(
+        message.client == sender and message.roster_sha256 == roster.digest,
+        Rule.EVIDENCE,
+        "what is shown are another's shares, or those of another session",
+    )
+    sealed = [each.ciphertext for each in message.shares if each.client == receiver]
+    if len(sealed) != 1:
+        raise BrokenRuleError(Rule.EVIDENCE, f"{sender!r} has signed no share for {receiver!r}")
+    return sealed[0]
+
+
+def _opens(roster: Roster, sender: str, receiver: str, sealed: bytes, secret: bytes) -> bool:
+    numbers = [roster.participants[client].number for client in (sender, receiver)]
+    try:
+        open_pair(sealed, secret, roster.digest, *numbers)
+    except BrokenRuleError:
+        return False
+    return True
+
+
+def _context(roster: Roster, accused: str, accuser: str) -> bytes:
+    return roster.digest + accused.encode() + b"\0" + accuser.encode()
