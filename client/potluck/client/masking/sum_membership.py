@@ -62,17 +62,6 @@ class SumMembership:
             )
         return self._parties[name]
 
-    def cell_of(self, name: str, data_epoch: int, least_hosts: int) -> frozenset[str]:
-        """The clients that a client may be summed with by cell: drawn here, from the members that
-        the root signed. Empty where too few are members."""
-        members = self._members
-        if members is None:
-            return frozenset()
-        cells = cells_of_members(
-            members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts
-        )
-        return frozenset(next((cell for cell in cells if name in cell), ()))
-
     async def follow(self, clients: Sequence[str]) -> None:
         """Follow the file of the configuration, and warn of records that end, until cancelled."""
         if self.in_force is None:
@@ -98,3 +87,13 @@ class SumMembership:
     @property
     def _members(self) -> Members | None:
         return None if self.in_force is None else self.in_force.members
+
+
+def cell_of(party: SumParty, data_epoch: int, least_hosts: int) -> frozenset[str]:
+    """The clients that a client may be summed with by cell: drawn here, from the members that the
+    root signed. Empty where too few are members."""
+    members = party.root.members
+    cells = cells_of_members(
+        members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts
+    )
+    return frozenset(next((cell for cell in cells if party.client in cell), ()))

@@ -23,7 +23,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.masking.appointments import Appointment, Appointments, kept
 from potluck.client.masking.masked_updates import expectation
-from potluck.client.masking.sum_membership import SumMembership
+from potluck.client.masking.sum_membership import SumMembership, cell_of
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import (
     ProtocolError,
@@ -40,6 +40,7 @@ from potluck.common.secagg import (
     Refusal,
     Rule,
     Situation,
+    SumParty,
     client,
     decode,
     encode,
@@ -100,16 +101,19 @@ class SumSessions:
         name, work = instruction.client_id, instruction.secure
         envelope = _received(work.envelope)
         appointment, expected = None, None
-        if envelope.type is MessageType.INVITATION and work.update_id:
+        invited = envelope.type is MessageType.INVITATION
+        # As a member under the membership in force when it was invited, however long it waits.
+        party = self.membership.party(name, self.policy) if invited else None
+        if party is not None and work.update_id:
             appointment = self.appointments.of(work.update_id)
             expected = await self.appointments.expectation(work.update_id)
         async with self._turns[name]:  # one step after the other, in the order they came
-            if expected is not None:
-                return await self._begin(name, envelope, expected, (), appointment)
-            if envelope.type is MessageType.INVITATION:
+            if party is not None and expected is not None:
+                return await self._begin(party, envelope, expected, (), appointment)
+            if party is not None:
                 counts = await count()
-                expected = self._of_counts(name, _header(envelope), counts)
-                return await self._begin(name, envelope, expected, counts, None)
+                expected = self._of_counts(party, _header(envelope), counts)
+                return await self._begin(party, envelope, expected, counts, None)
             live = self._live.get((name, work.session_id))
             if live is None and envelope.type is MessageType.ABORT:
                 return rpc.SecureReply()
@@ -176,12 +180,12 @@ class SumSessions:
 
     # Steps ------------------------------------------------------------------------------------
 
-    def _of_counts(self, name: str, header: Header, counts: Sequence[int]) -> Expectation:
+    def _of_counts(self, party: SumParty, header: Header, counts: Sequence[int]) -> Expectation:
         within = None
         if header.disclosure == SumKind.CELLS:
             # By the owner's size: a header may want more hosts in a sum, but not other cells.
             policy = self.policy
-            within = self.membership.cell_of(name, policy.data_epoch, policy.sum_hosts)
+            within = cell_of(party, policy.data_epoch, policy.sum_hosts)
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
@@ -192,13 +196,13 @@ class SumSessions:
 
     async def _begin(
         self,
-        name: str,
+        party: SumParty,
         envelope: Envelope,
         expected: Expectation,
         counts: Sequence[int],
         appointment: Appointment | None,
     ) -> rpc.SecureReply:
-        party = self.membership.party(name, self.policy)
+        name = party.client
         if expected.purpose is Purpose.UPDATE:
             party = replace(party, policy=self.policy.of_updates)
         header = _header(envelope)

@@ -61,9 +61,10 @@ class MembershipInForce:
         """The epoch in force; 0 where there is none."""
         return 0 if self.members is None else self.members.epoch
 
-    def listen(self, listener: MembersListener) -> None:
-        """Have `listener` called with the members of every newer epoch."""
+    def listen(self, listener: MembersListener) -> Callable[[], None]:
+        """Have `listener` called with the members of every newer epoch; call the result to stop."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def take(self, document: bytes, source: str) -> bool:
         """Take over a members.json; whether it is newer than the one in force.
@@ -85,7 +86,7 @@ class MembershipInForce:
         log.info(
             "membership", epoch=found.epoch, members=len(found.records), revoked=len(found.revoked)
         )
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener(found)
         return True
 

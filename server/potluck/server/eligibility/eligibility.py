@@ -50,12 +50,15 @@ class Eligibility:
     quarantined: frozenset[str] = frozenset()
     refused: dict[str, str] = field(default_factory=dict)
     """Clients that gave no profile, and why."""
+    is_member: Callable[[str], bool] = lambda _: True
+    """True for clients whose updates can be summed securely, where the run's are."""
 
     @property
     def excluded(self) -> tuple[str, ...]:
         """Clients that can't be selected until something changes, sorted."""
         refused = set() if self._includes_all else set(self.refused)
-        return tuple(sorted(self.quarantined | refused))
+        outsiders = {client for client in self.roster if not self.is_member(client)}
+        return tuple(sorted(self.quarantined | refused | outsiders))
 
     @property
     def _includes_all(self) -> bool:

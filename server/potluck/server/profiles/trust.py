@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from potluck.common.errors import ConfigurationError, IdentityError, RunError
 from potluck.common.net.identity import Role
 from potluck.common.net.membership import Members, profile_statement
-from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.common.net.membership_in_force import MembershipInForce, MembersListener
 from potluck.common.secagg import FederationRoot
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
@@ -60,6 +61,10 @@ class Trust:
         except IdentityError:
             return False
         return True
+
+    def listen(self, listener: MembersListener) -> Callable[[], None]:
+        """Have `listener` called with every newer membership; call the result to stop."""
+        return (lambda: None) if self.membership is None else self.membership.listen(listener)
 
     def verify(self, profile: Profile) -> None:
         """Raises IdentityError unless a member signed this profile; without a root none need."""

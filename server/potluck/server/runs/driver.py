@@ -115,8 +115,8 @@ class RunDriver:
         """Hand an event to the state machine, which may yet have to be prepared."""
         self._events.put_nowait(event)
 
-    async def quarantine_changed(self) -> None:
-        """Clients were put into quarantine or readmitted."""
+    async def exclusion_changed(self) -> None:
+        """Clients were put into quarantine or readmitted, or other ones are members."""
         if self._run is not None:  # else the run reads it when it is prepared
             await self._run.read_quarantine()
 

@@ -14,12 +14,14 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import LayoutError, PotluckError, RoundClosedError, RunError
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import MASKED as MASKED_LABEL
+from potluck.common.net.membership import Members
 from potluck.common.secagg import (
     CoordinatorSession,
     FederationRoot,
@@ -103,7 +105,8 @@ class MaskedRounds:
         for client in sorted(cohort.keys() - invited.keys()):
             self._left(client, "its host was away when it was selected")
         step = coordinator.invite(header, invited, root)
-        current.driving = asyncio.create_task(self._drive(current, current.session.run(step)))
+        ends = current.session.run(step)
+        current.driving = asyncio.create_task(self._drive(current, root, ends))
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the form. Raises LayoutError."""
@@ -287,8 +290,11 @@ class MaskedRounds:
             run.services.attendance.retire([run.instruction_id(client)], abandon=True)
             run.post(rounds.ClientFailed(client, f"no part of the secure sum: {why}"[:500]))
 
-    async def _drive(self, current: _Sum, session_ends: _Ending) -> Unmasking | None:
+    async def _drive(
+        self, current: _Sum, root: FederationRoot, session_ends: _Ending
+    ) -> Unmasking | None:
         run, key = self._run, current.key
+        ended = run.services.trust.listen(partial(_lose_revoked, current.session, root))
         try:
             session = await session_ends
             record = session_record(session, datetime.now(UTC))
@@ -309,6 +315,8 @@ class MaskedRounds:
             run.log.exception("secure sum failed unexpectedly")
             run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
             return None
+        finally:
+            ended()
         if session.unmasking is not None:
             return session.unmasking
         silent = dict.fromkeys(record.missing, "it did not answer in time")
@@ -324,3 +332,12 @@ class MaskedRounds:
             )
         )
         return None
+
+
+def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members) -> None:
+    """End the part of those whose keys were revoked since the session began."""
+    for client, key in sorted(members.revoked):
+        record = root.members.records.get(client)
+        if record is not None and record.public_key == key:
+            session.troubles[client] = "its member key was revoked"
+            session.lose(client)

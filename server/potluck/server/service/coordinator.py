@@ -69,6 +69,7 @@ class Coordinator:
             Offences(self.set_quarantine).add,
         )
         self._resuming = asyncio.Lock()
+        self._excluding: asyncio.Task[None] | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -103,6 +104,7 @@ class Coordinator:
 
         def spread(_: Members) -> None:
             self.attendance.spread(membership.epoch, membership.document)
+            self._excluding = asyncio.create_task(self.runs.exclusion_changed())
 
         membership.listen(spread)
         self.attendance.spread(membership.epoch, membership.document)
@@ -182,7 +184,7 @@ class Coordinator:
             await self.store.call(lambda store: store.quarantine(client_id, reason, utc()))
         log.warning("quarantine", client=client_id, quarantined=reason is not None, reason=reason)
         await self._count_quarantined()
-        await self.runs.quarantine_changed()
+        await self.runs.exclusion_changed()
 
     async def _count_quarantined(self) -> None:
         quarantined = await self.store.call(lambda store: store.quarantined())

@@ -207,10 +207,10 @@ class RunsUnderWay:
                 driver.count_down(blake3, sent)
                 return
 
-    async def quarantine_changed(self) -> None:
-        """Clients were put into quarantine or readmitted."""
+    async def exclusion_changed(self) -> None:
+        """Clients were put into quarantine or readmitted, or other ones are members."""
         for driver in list(self._drivers.values()):
-            await driver.quarantine_changed()
+            await driver.exclusion_changed()
 
     # Their files ------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from potluck.common.secagg import (
     LogPosition,
     Noise,
     Purpose,
+    Rule,
     SessionRecord,
     Unmasking,
     complete_thresholds,
@@ -57,6 +58,7 @@ _SPARE_SECONDS = 60.0
 """Clients keep their keys for this long beyond all stages."""
 _STAGES = 5
 _LONGEST_REASON = 250
+_MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
 _PAUSE_SECONDS = 0.2
 """Before the second attempt; twice as long before the third."""
 
@@ -133,14 +135,20 @@ class SecureSums:
             header = _header(self._trust.federation, terms, invited)
             convicted = dict[str, str]()
             while True:
-                step = await self._invitation(self._trust.require_root(), header, invited)
+                root = self._trust.require_root()
+                header = replace(
+                    header,
+                    membership_epoch=root.members.epoch,
+                    membership_sha256=root.members.digest,
+                )
+                step = await self._invitation(root, header, invited)
                 outcome = await self._attempt(terms, step, epochs, present)
                 convicted |= convictions(outcome.record)
                 outcome = replace(outcome, troubles={**outcome.troubles, **convicted})
                 if outcome.total is not None:
                     return outcome
                 log.warning("secure sum failed", run=terms.run_id, why=outcome.explain())
-                unwilling = outcome.record.refusals.keys() | outcome.troubles.keys()
+                unwilling = self._unwilling(outcome, header)
                 invited, epochs = self._invited([c for c in invited if c not in unwilling])
                 try:
                     header = coordinator.retry_header(
@@ -150,6 +158,14 @@ class SecureSums:
                 except (ConfigurationError, RunError):
                     return outcome
                 await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
+
+    def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
+        """Clients that the next attempt does without. Where the membership changed meanwhile, they
+        were right to refuse, and are asked again under the new one."""
+        refusals = outcome.record.refusals
+        if self._trust.require_root().members.epoch != header.membership_epoch:
+            refusals = {who: rule for who, rule in refusals.items() if rule not in _MEMBERSHIP}
+        return refusals.keys() | outcome.troubles.keys()
 
     def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
         """Host and data epoch of the members among them that attend."""
@@ -167,13 +183,7 @@ class SecureSums:
         """The first step of a session, with the query log as it is."""
         entries = await self.in_store(lambda store: store.query_log())
         position = LogPosition().extend(entries)
-        header = replace(
-            header,
-            log_length=position.length,
-            log_head=position.head,
-            membership_epoch=root.members.epoch,
-            membership_sha256=root.members.digest,
-        )
+        header = replace(header, log_length=position.length, log_head=position.head)
         return coordinator.invite(header, invited, root, log=entries)
 
     async def _attempt(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.memberships import (
+    MEMBER,
+    NOW,
+    OTHER,
+    ROOT,
+    document,
+    record,
+    signed,
+    ten_years,
+    write_root,
+)
 
 from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.net.membership import (
     MAXIMUM_BYTES,
-    MemberRecord,
-    MembershipDocument,
     Revocation,
-    SignedMembership,
     load_members,
     profile_statement,
     public_text,
@@ -29,38 +35,11 @@ from potluck.common.net.membership import (
     verified_members,
 )
 
-NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
-ROOT = Ed25519PrivateKey.from_private_bytes(bytes(32))
-MEMBER = Ed25519PrivateKey.from_private_bytes(bytes([1] * 32))
-OTHER = Ed25519PrivateKey.from_private_bytes(bytes([2] * 32))
-
-
-def record(**changes: Any) -> MemberRecord:
-    values: dict[str, Any] = {
-        "client": "a",
-        "host": "h",
-        "public_key": public_text(MEMBER),
-        "not_before": NOW - timedelta(days=1),
-        "not_after": NOW + timedelta(days=1),
-    }
-    return MemberRecord(**(values | changes))
-
-
-def document(*members: MemberRecord, **changes: Any) -> MembershipDocument:
-    values: dict[str, Any] = {"federation": "f", "epoch": 3, "members": members}
-    return MembershipDocument(**(values | changes))
-
-
-def signed(*members: MemberRecord, root: Ed25519PrivateKey = ROOT, **changes: Any) -> bytes:
-    return SignedMembership.make(root, document(*members, **changes)).to_bytes()
-
 
 def write(folder: Path, text: bytes) -> tuple[Path, Path]:
-    file, root = folder / "members.json", folder / "root.pub"
+    file = folder / "members.json"
     file.write_bytes(text)
-    pem = ROOT.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    root.write_bytes(pem)
-    return file, root
+    return file, write_root(folder)
 
 
 def profile(**changes: Any) -> bytes:
@@ -176,12 +155,7 @@ def test_a_record_lasts_a_year_at_most() -> None:
     for days in (366, 3650, -1):
         with pytest.raises(ValidationError, match="366 are allowed"):
             record(not_after=NOW + timedelta(days=days))
-    long = record().model_copy(update={"not_after": NOW + timedelta(days=3650)})
-    made = MembershipDocument.model_construct(federation="f", epoch=1, members=(long,), revoked=())
-    forged = SignedMembership.model_construct(
-        document=made, signature=ROOT.sign(made.statement()).hex()
-    )
-    assert "renew it with `potluck pki member`" in refusal(forged.to_bytes())
+    assert "renew it with `potluck pki member`" in refusal(ten_years())
 
 
 def test_a_document_contradicts_itself_nowhere() -> None:

@@ -1,0 +1,39 @@
+"""The key that the membership in force names is the one that signs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.memberships import MEMBER, OTHER, record, signed, write_root
+
+from potluck.client.disclosure.member_keys import NEXT, key_in_force, key_of, signing_key
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.key_files import KEY_MODE, private_pem, write_file
+from potluck.common.net.membership import public_text
+from potluck.common.net.membership_in_force import MembershipInForce
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+def test_a_host_with_both_keys_signs_with_the_one_in_force(tmp_path: Path, folder: bool) -> None:
+    place = tmp_path / "members" if folder else tmp_path / "a.key"
+    own = place / "a.key" if folder else place
+    write_file(own, private_pem(MEMBER), KEY_MODE)
+    write_file(own.parent / NEXT / own.name, private_pem(OTHER), KEY_MODE)
+    in_force = MembershipInForce(
+        write_root(tmp_path), federation="f", file=None, state_directory=tmp_path
+    )
+    assert public_text(signing_key(place, "a", in_force)) == public_text(MEMBER)
+    in_force.take(signed(record(), epoch=3), "here")
+    assert public_text(signing_key(place, "a", in_force)) == public_text(MEMBER)
+    in_force.take(signed(record(public_key=public_text(OTHER)), epoch=4), "here")
+    assert public_text(signing_key(place, "a", in_force)) == public_text(OTHER)
+    (own.parent / NEXT / own.name).replace(own)  # the switch is over
+    assert public_text(signing_key(place, "a", in_force)) == public_text(OTHER)
+
+
+def test_a_key_that_the_record_does_not_name_is_said(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.key", private_pem(OTHER), KEY_MODE)
+    assert public_text(key_of(tmp_path, "a")) == public_text(OTHER)
+    with pytest.raises(ConfigurationError, match=r"neither .*a\.key nor .*next/a\.key"):
+        key_in_force(tmp_path, "a", record())
