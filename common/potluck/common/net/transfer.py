@@ -26,6 +26,7 @@ from potluck.common.interruptible import interruption
 from potluck.common.net.protocol import CHUNK_BYTES
 from potluck.common.net.shielded import shielded
 from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.holes import write_at
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
@@ -104,7 +105,6 @@ class FileReceiver:
                 held=held,
             )
         self._file.truncate(offset)
-        self._file.seek(offset)
 
     @property
     def received(self) -> int:
@@ -119,9 +119,7 @@ class FileReceiver:
             raise TooLargeError(
                 f"more than the {self._size} bytes announced were sent", size=self._size
             )
-        view = memoryview(chunk)
-        while view:
-            view = view[self._file.write(view) :]
+        write_at(self._file.fileno(), memoryview(chunk), self._received)
         self._received += len(chunk)
 
     def finish(self, blake3: str, *, see: Callable[[memoryview], None] | None = None) -> Path:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import StorageError
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.holes import write_at
 from potluck.common.tensors.layout import DTYPES, Layout
 from potluck.common.tensors.tensor_files import FileDigest
 
@@ -69,8 +70,13 @@ class TensorDraft:
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The tensors, mapped: what is written to them is written to the file."""
+        """The tensors, mapped: what is written to them is written to the file.
+
+        Raises StorageError where the disk has no room for all of it.
+        """
         if self._arrays is None:
+            with self._disk():  # a page that is written to later must not lack its place
+                os.posix_fallocate(self._file.fileno(), 0, self.layout.file_bytes)
             mapping = mmap.mmap(self._file.fileno(), self.layout.file_bytes)
             self._arrays = MappingProxyType(
                 {
@@ -116,9 +122,9 @@ class TensorDraft:
     def _write(self, place: int, block: NDArray[Any]) -> None:
         piece = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
         with self._disk():
-            while piece:
-                written = os.pwrite(self._file.fileno(), piece, place)
-                piece, place = piece[written:], place + written
+            for begin in range(0, len(piece), _PIECE_BYTES):
+                some = piece[begin : begin + _PIECE_BYTES]
+                write_at(self._file.fileno(), some, place + begin)
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from potluck.common.errors import (
 )
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.digest import digest_of_file, hasher
+from potluck.common.tensors.holes import write_at
 from potluck.common.tensors.layout import (
     DTYPES,
     LENGTH_BYTES,
@@ -191,14 +192,16 @@ def write_tensors(
         if over is not None:
             os.close(descriptor)
             over.replace(temporary)
-            descriptor = os.open(temporary, os.O_WRONLY)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            descriptor = os.open(temporary, os.O_RDWR)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            place = 0
             for piece in _pieces(arrays, layout):
                 check()
                 digest.update(piece)
-                _write_all(file, piece)
+                write_at(descriptor, piece, place)
+                place += len(piece)
             if over is not None:
-                file.truncate()
+                file.truncate(place)
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)
@@ -340,11 +343,6 @@ def _pieces(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Iterable[memo
         # A piece is written while it is still in the cache from being hashed.
         for begin in range(0, flat.size, _PIECE_BYTES):
             yield flat[begin : begin + _PIECE_BYTES].data
-
-
-def _write_all(file: FileIO, piece: memoryview) -> None:
-    while piece:
-        piece = piece[file.write(piece) :]
 
 
 def _sync_folder(folder: Path) -> None:
