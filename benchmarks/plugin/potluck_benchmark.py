@@ -84,6 +84,34 @@ class Deep:
         return _two_samples()
 
 
+class _Frozen(nn.Module):
+    """A tiny classifier beside tensors of zeros that are not trained."""
+
+    def __init__(self, parameters: int, tensors: int) -> None:
+        super().__init__()
+        size = max(1, parameters // tensors)
+        self.layers = nn.ParameterList(
+            nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(tensors)
+        )
+        self.classifier = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.classifier(inputs)
+        return outputs
+
+
+class Sparse(Ballast):
+    """As `Ballast`, in so many tensors, all zeros: files of it take hardly any space."""
+
+    def __init__(self, parameters: int = 1000, tensors: int = 10) -> None:
+        super().__init__(parameters)
+        self.tensors = tensors
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return _Frozen(self.parameters, self.tensors)
+
+
 def _two_samples() -> Examples:
     inputs = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     return Examples(inputs=inputs, labels=torch.tensor([0, 1]))

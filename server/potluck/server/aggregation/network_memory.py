@@ -8,43 +8,62 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
+from potluck.common.process.memory import give_back_freed_memory
 from potluck.common.tensors.large_arrays import LARGE_BYTES, storage_in
 
-_UNSET: Final = frozenset({"aten.empty", "aten.empty_strided", "aten.empty_like"})
-_ZERO: Final = frozenset({"aten.zeros", "aten.zeros_like", "aten.new_zeros"})
+_ZEROS: Final[frozenset[Callable[..., Any]]] = frozenset({torch.empty, torch.zeros})
+_FACTORIES: Final[frozenset[Callable[..., Any]]] = _ZEROS | {
+    torch.ones,
+    torch.full,
+    torch.rand,
+    torch.randn,
+}
+"""Functions that make a tensor of nothing but its size, and may be given one to write to."""
 
 
-class NetworksInFiles(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
-    """While this is entered, each large tensor that an operation makes is put into a file.
+class NetworksInFiles(TorchFunctionMode):
+    """While this is entered, each large tensor that a function of torch makes is put into a file.
 
-    Values are the same. Of private memory one tensor at a time is taken, none by `torch.empty` and
-    `torch.zeros`. Holds for the thread that enters it. Raises StorageError where the disk is full.
+    Values are the same. Tensors that are made of others take private memory one at a time. Holds
+    for the thread that enters it. Raises StorageError where the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._folder = folder
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Callable[..., Any],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Carry out an operation, and move what it makes."""
-        kwargs = kwargs or {}
+        """Carry out a function, and see that what it makes lies in a file."""
+        kwargs = dict(kwargs or {})
+        if func in _FACTORIES and not kwargs.keys() & {"device", "generator", "out", "layout"}:
+            shape = func(*args, **kwargs, device="meta")
+            if shape.untyped_storage().nbytes() >= LARGE_BYTES:
+                placed = self._like(shape)
+                if func not in _ZEROS:
+                    kwargs.pop("requires_grad", None)
+                    func(*args, **kwargs, out=placed)
+                return placed.requires_grad_(shape.requires_grad)
         found = func(*args, **kwargs)
         if not _is_large(found) or _shares(found, [*args, *kwargs.values()]):
             return found
-        storage = storage_in(self._folder, found.untyped_storage().nbytes())
-        placed = torch.empty(0, dtype=found.dtype).set_(
-            storage, found.storage_offset(), found.size(), found.stride()
-        )
-        name = str(func).rpartition(".")[0]
-        return placed if name in _UNSET | _ZERO else placed.copy_(found)
+        placed = self._like(found).copy_(found.detach()).requires_grad_(found.requires_grad)
+        del found
+        give_back_freed_memory()
+        return placed
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """A tensor of zeros in a file, of another's size and form."""
+        storage = storage_in(self._folder, tensor.untyped_storage().nbytes())
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _is_large(found: object) -> bool:
@@ -53,7 +72,9 @@ def _is_large(found: object) -> bool:
         and found.layout is torch.strided
         and found.device.type == "cpu"
         and not found.is_quantized
+        and found.grad_fn is None
         and found.untyped_storage().nbytes() >= LARGE_BYTES
+        and found.untyped_storage().filename is None
     )
 
 

@@ -15,7 +15,7 @@ from potluck.server.aggregation.network_memory import NetworksInFiles
 class Network(nn.Module):
     """Tensors made in as many ways as authors of models make them."""
 
-    def __init__(self, width: int = 600) -> None:
+    def __init__(self, width: int = 520) -> None:
         super().__init__()
         self.dense = nn.Linear(width, width)
         self.embedding = nn.Embedding(width, width)
@@ -49,7 +49,7 @@ def test_large_tensors_lie_in_files_with_the_same_values(tmp_path: Path) -> None
         assert state[name].stride() == tensor.stride()
         assert in_file(state[name]) == (not name.startswith("small") and tensor.ndim > 1), name
     assert network.tied is network.embedding.weight
-    network.dense(torch.ones(1, 600)).sum().backward()
+    network.dense(torch.ones(1, 520)).sum().backward()
     assert network.dense.weight.grad is not None
 
 
