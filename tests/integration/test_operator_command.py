@@ -29,6 +29,7 @@ from support.pki import TestFederation, make_federation
 from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.common.run_file.runfile import example_run_file
 from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.shards import opened_weights
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import connect
@@ -342,6 +343,7 @@ async def test_a_model_file_says_where_it_comes_from(
     assert told["size"] == described.stat().st_size
     with safetensors.safe_open(described, "np") as file:
         assert file.metadata() == {
+            "format": "pt",
             "potluck.run": RUN_ID,
             "potluck.name": "tea",
             "potluck.round": "12",
@@ -358,6 +360,30 @@ async def test_a_model_file_says_where_it_comes_from(
     assert (tmp_path / "exact").read_bytes() == service.model
     assert ended.out.startswith(f"exact: round 12 of run {RUN_ID} (tea), ")
     assert files_in(tmp_path) == ["exact", "m.safetensors"]
+
+
+async def test_a_model_comes_in_shards(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    weights = {name: np.full(300, number, np.float32) for number, name in enumerate("abc")}
+    service.model = safetensors.numpy.save(weights)
+    service.origin = operator_pb2.ModelOrigin(run_id=RUN_ID, round=12, run_file="seed = 7\n")
+    ended = await potluck(
+        config, tmp_path, "model", "3f9a", "--shards", "2.5kB", "-o", "m", "--json"
+    )
+    told = json.loads(ended.out)
+    assert (told["path"], told["blake3"]) == ("m", digest_of(service.model))
+    assert files_in(tmp_path / "m") == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    with opened_weights(tmp_path / "m") as found:
+        assert all((found.arrays[name] == array).all() for name, array in weights.items())
+    with safetensors.safe_open(tmp_path / "m" / "model-00002-of-00002.safetensors", "np") as file:
+        assert file.metadata()["potluck.round"] == "12"
+    refused = await potluck(config, tmp_path, "model", "3f9a", "--shards", "much", "-o", "n")
+    assert "'much' is no size; give one such as 5GB" in refused.err
 
 
 async def test_a_part_of_another_model_is_not_continued(

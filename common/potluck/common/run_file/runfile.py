@@ -59,8 +59,9 @@ class RunFile(Settings):
     )
     initial_model: str | None = Field(
         default=None,
-        description="Weights to start from: a .safetensors file in the coordinator's data\n"
-        "directory, as `potluck pretrained` makes it; unset, new ones that follow from the seed.",
+        description="Weights to start from: in the coordinator's data directory a .safetensors\n"
+        "file, as `potluck pretrained` makes it, or the folder of a model in shards; unset, new\n"
+        "ones that follow from the seed.",
     )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),

@@ -118,7 +118,12 @@ class Layout:
     @cached_property
     def header(self) -> bytes:
         """Length and JSON as they stand at the beginning of a file; the same for equal layouts."""
-        described = {
+        return self.header_with({})
+
+    def header_with(self, metadata: Mapping[str, str]) -> bytes:
+        """The same with `__metadata__`, where there are any; other programs may read them."""
+        described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        described |= {
             tensor.name: {
                 "dtype": tensor.dtype,
                 "shape": list(tensor.shape),

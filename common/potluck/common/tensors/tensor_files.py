@@ -173,13 +173,15 @@ def write_tensors(
     layout: Layout | None = None,
     sync: bool = False,
     over: Path | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> FileDigest:
     """Write a tensor file under a temporary name, then give it its own.
 
     `layout`: how the arrays are to lie, by default `Layout.of(arrays)`; needed for bfloat16.
     `sync`: return only when file and name are on disk. `over`: a spare file in the same file
-    system to be written over. Contiguous arrays are not copied. Raises LayoutError if an array does
-    not fit the layout, StorageError if the disk refuses.
+    system to be written over. `metadata`: goes into the header. Contiguous arrays
+    are not copied. Raises LayoutError if an array does not fit the layout, StorageError if the disk
+    refuses.
     """
     if layout is None:
         layout = Layout.of(arrays)
@@ -195,7 +197,7 @@ def write_tensors(
             descriptor = os.open(temporary, os.O_RDWR)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             place = 0
-            for piece in _pieces(arrays, layout):
+            for piece in _pieces(arrays, layout, layout.header_with(metadata or {})):
                 check()
                 digest.update(piece)
                 write_at(descriptor, piece, place)
@@ -217,7 +219,7 @@ def write_tensors(
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-    return FileDigest(blake3=digest.hexdigest(), size=layout.file_bytes)
+    return FileDigest(blake3=digest.hexdigest(), size=place)
 
 
 def file_digest(path: Path) -> FileDigest:
@@ -336,8 +338,10 @@ def _check_fit(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
             )
 
 
-def _pieces(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Iterable[memoryview]:
-    yield memoryview(layout.header)
+def _pieces(
+    arrays: Mapping[str, NDArray[Any]], layout: Layout, header: bytes
+) -> Iterable[memoryview]:
+    yield memoryview(header)
     for tensor in sorted(layout.tensors, key=lambda t: (t.begin, t.end)):
         flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
         # A piece is written while it is still in the cache from being hashed.

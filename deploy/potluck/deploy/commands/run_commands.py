@@ -19,6 +19,8 @@ from potluck.common.settings.configuration import decode
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import status_values, to_line
 from potluck.deploy.operator.model_download import download_model
+from potluck.deploy.operator.model_metadata import metadata_of
+from potluck.deploy.operator.model_shards import shard_bytes, split, whole_file
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
 from potluck.deploy.terminal import terminal
@@ -202,19 +204,31 @@ async def model(
             "--exact", help="The very bytes that the coordinator keeps, without metadata."
         ),
     ] = False,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            "--shards",
+            metavar="SIZE",
+            help="Files of at most this size, such as 5GB, with an index in the folder FILE.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
 
     The file's metadata name the run, the round, the task and its options, so that it is known
     where it comes from; the digest is that of the file without them (`--exact`). A broken download
-    goes on where it stopped when the command is given again.
+    goes on where it stopped when the command is given again. Shards are as Hugging Face's libraries
+    write them; while they are made the disk holds the model twice.
 
     ```console
     potluck model -o model.safetensors
     potluck model 3f9a --round 12 -o round-12.safetensors
+    potluck model 3f9a --shards 5GB -o folder
     ```
     """
+    most = None if shards is None else shard_bytes(shards)
     run_id = run_id or await _newest_run(client)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = terminal(stderr=True)
@@ -226,12 +240,15 @@ async def model(
         downloaded = await download_model(
             client,
             run_id,
-            output,
+            output if most is None else whole_file(output),
             round_number=round_number,
             progress=lambda here, total: bar.update(task, completed=here, total=total),
-            describe=not exact,
+            describe=not exact and most is None,
         )
     origin = downloaded.origin
+    if most is not None:
+        metadata = {} if exact else metadata_of(origin, downloaded.blake3)
+        downloaded = await split(downloaded, metadata, most)
     if as_json:
         values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
         print_line(to_line({**values, "run": origin.run_id, "round": origin.round}))

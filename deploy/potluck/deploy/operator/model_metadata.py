@@ -36,7 +36,8 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
     values = tomllib.loads(origin.run_file)
     metadata["seed"] = str(values.get("seed", 0))
     metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}
-    return {f"potluck.{name}": text for name, text in metadata.items()}
+    # Hugging Face's libraries read no file with metadata that does not say whose tensors they are.
+    return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
 
 
 def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:

@@ -16,7 +16,9 @@ def pretrained(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="WEIGHTS", help="torchvision's .pth, or .safetensors.", show_default=False
+            metavar="WEIGHTS",
+            help="torchvision's .pth, .safetensors, or a folder of shards.",
+            show_default=False,
         ),
     ],
     run_file: Annotated[
@@ -45,6 +47,7 @@ def pretrained(
     """
     import torch
 
+    from potluck.common.tensors.large_arrays import large_arrays_in
     from potluck.common.tensors.model_arrays import state_arrays
     from potluck.common.tensors.tensor_files import write_tensors
     from potluck.experiments.weights.pretrained import fitted
@@ -57,9 +60,10 @@ def pretrained(
         raise ConfigurationError(f"can't read {run_file}: {error.strerror}") from None
     plan = draw_up(text, source=str(run_file))
     torch.manual_seed(plan.run_file.seed)
-    found = fitted(read_weights(source), state_arrays(plan.task.model()))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        with large_arrays_in(target.parent):
+            found = fitted(read_weights(source), state_arrays(plan.task.model()))
         write_tensors(target, found.arrays)
     except OSError as error:
         raise StorageError(f"can't write {target}: {error.strerror}", path=target) from None

@@ -10,26 +10,34 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, LayoutError, StorageError
+from potluck.common.tensors.large_arrays import copy, empty
+from potluck.common.tensors.layout import TensorSpec
+from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors of a .safetensors file, or of a .pth file that holds a state dict and no more.
+    """The tensors of a .safetensors file or of shards, or of a .pth file that holds a state dict
+    and no more; floating-point ones as float32.
 
     Raises ConfigurationError.
     """
+    if path.is_dir() or path.name.endswith((".safetensors", INDEX_ENDING)):
+        try:
+            with opened_weights(path) as weights:
+                return {t.name: _float32(weights.arrays[t.name], t) for t in weights.layout.tensors}
+        except (LayoutError, StorageError) as error:
+            raise ConfigurationError(
+                f"{path} is no file of plain tensors: {error.message}", path=path
+            ) from None
     try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other pickle protocols, which are refused anyway
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigurationError(
             f"{path} is no file of plain tensors: {reason}", path=path
@@ -39,3 +47,18 @@ def read_weights(path: Path) -> dict[str, NDArray[Any]]:
     ):
         raise ConfigurationError(f"{path} is no state dict: tensors by name", path=path)
     return {name: np.asarray(value.float().numpy()) for name, value in state.items()}
+
+
+def _float32(array: NDArray[Any], tensor: TensorSpec) -> NDArray[Any]:
+    """A copy; tensors of other types than floating-point keep theirs."""
+    if tensor.dtype == "BF16":
+        values = empty(array.shape, np.float32)
+        bits = values.view(np.uint32)
+        np.copyto(bits, array)
+        bits <<= 16
+        return values
+    if not tensor.floating:
+        return copy(array)
+    values = empty(array.shape, np.float32)
+    np.copyto(values, array, casting="same_kind")
+    return values

@@ -8,11 +8,11 @@ from torch import nn
 
 from potluck.common.errors import ConfigurationError, LayoutError, StorageError
 from potluck.common.tensors.model_arrays import load_arrays
-from potluck.common.tensors.tensor_files import open_tensors
+from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
 
 
 def load_weights(network: nn.Module, name: str, data: Path | None) -> None:
-    """Overwrite a network's weights by those of a file in the data directory.
+    """Overwrite a network's weights by those of a file, or of shards, in the data directory.
 
     Raises ConfigurationError if there is none, or the name leads out of the directory, and
     LayoutError, naming the tensor, if it holds those of another model.
@@ -24,18 +24,19 @@ def load_weights(network: nn.Module, name: str, data: Path | None) -> None:
             name=name,
         )
     path = (data / name).resolve()
-    if not path.is_relative_to(data.resolve()) or path.suffix != ".safetensors":
+    of_tensors = path.is_dir() or path.name.endswith((".safetensors", INDEX_ENDING))
+    if not path.is_relative_to(data.resolve()) or not of_tensors:
         raise ConfigurationError(
-            f"initial_model must name a .safetensors file in the coordinator's data directory "
-            f"{data}, got '{name}'",
+            f"initial_model must name a .safetensors file, the index of several or their folder, "
+            f"in the coordinator's data directory {data}, got '{name}'",
             name=name,
         )
-    if not path.is_file():
+    if not path.exists():
         raise ConfigurationError(
             f"initial_model: there is no {path}; make it with `potluck pretrained`", path=path
         )
     try:
-        with open_tensors(path) as file:
+        with opened_weights(path) as file:
             load_arrays(network, file.arrays)
     except (LayoutError, StorageError) as error:
         raise LayoutError(f"initial_model: {path}: {error.message}", path=path) from None

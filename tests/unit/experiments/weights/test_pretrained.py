@@ -12,12 +12,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 from torch import nn
 
 from potluck.common.errors import ConfigurationError, LayoutError
 from potluck.common.models.perceptron import perceptron
+from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import state_arrays
-from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.tensors.shards import INDEX, write_shards
+from potluck.common.tensors.tensor_files import NamedTensors, write_tensors
 from potluck.experiments.models.mobilenet import mobilenet_v2_gn
 from potluck.experiments.models.resnet import resnet18_gn, resnet50_gn
 from potluck.experiments.weights.pretrained import fitted
@@ -163,6 +166,27 @@ def test_a_run_starts_from_a_file_of_the_data_directory(tmp_path: Path) -> None:
     model = perceptron()
     load_weights(model, "start.safetensors", tmp_path)
     assert all(np.array_equal(each, weights[name]) for name, each in state_arrays(model).items())
+
+
+def test_a_run_starts_from_shards(tmp_path: Path) -> None:
+    weights = {name: array + 1 for name, array in state_arrays(perceptron()).items()}
+    tensors = NamedTensors(layout=Layout.of(weights), arrays=weights)
+    (tmp_path / "start").mkdir()
+    write_shards(tensors, tmp_path / "start", shard_bytes=1, metadata={})
+    for name in ("start", f"start/{INDEX}"):
+        model = perceptron()
+        load_weights(model, name, tmp_path)
+        assert all(np.array_equal(a, weights[name]) for name, a in state_arrays(model).items())
+    found = read_weights(tmp_path / "start")
+    assert all(np.array_equal(found[name], array) for name, array in weights.items())
+
+
+def test_half_precision_becomes_whole(tmp_path: Path) -> None:
+    values = torch.tensor([1.5, -2.25, 1e-3])
+    save_torch({"a": values.bfloat16(), "b": values.half()}, tmp_path / "w.safetensors")
+    found = read_weights(tmp_path / "w.safetensors")
+    assert found["a"].tolist() == values.bfloat16().float().tolist()
+    assert found["b"].tolist() == values.half().float().tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Weights in several files with an index, as Hugging Face's libraries write large models.
+
+Beside the shards lies `model.safetensors.index.json`: under `weight_map` the file of each tensor
+(https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). What somebody
+else wrote is not believed: files lie beside their index, and each has its tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError, StorageError
+from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.tensor_files import (
+    NamedTensors,
+    TensorFile,
+    Tensors,
+    open_tensors,
+    write_tensors,
+)
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+INDEX_ENDING: Final = ".safetensors.index.json"
+_MAXIMUM_INDEX_BYTES: Final = 64 << 20
+
+
+@contextlib.contextmanager
+def opened_weights(path: Path) -> Iterator[Tensors]:
+    """The tensors of a .safetensors file, or of shards, mapped while the block runs.
+
+    `path`: the file, an index of shards, or a folder with either under its usual name. Raises
+    LayoutError where there are other tensors than the index says, StorageError.
+    """
+    if path.is_dir():
+        path = path / (INDEX if (path / INDEX).exists() else SINGLE)
+    if not path.name.endswith(INDEX_ENDING):
+        with open_tensors(path) as file:
+            yield file
+        return
+    places = _weight_map(path)
+    with contextlib.ExitStack() as stack:
+        files = {
+            name: stack.enter_context(open_tensors(path.with_name(name)))
+            for name in sorted(set(places.values()))
+        }
+        yield _joined(places, files)
+
+
+def write_shards(
+    tensors: Tensors, folder: Path, *, shard_bytes: int, metadata: Mapping[str, str]
+) -> list[Path]:
+    """Write tensors as shards of at most so many bytes, and their index; the files written.
+
+    A larger tensor is a shard by itself. Of a model that fits into one, there is one file and no
+    index. `metadata`: what the index, or that one file, says besides. Raises StorageError.
+    """
+    groups = _groups(tensors.layout, shard_bytes)
+    written: list[Path] = []
+    for number, group in enumerate(groups, 1):
+        name = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else SINGLE
+        layout = Layout.place(
+            [(t.name, t.dtype, t.shape) for t in tensors.layout.tensors if t.name in group]
+        )
+        arrays = {name: tensors.arrays[name] for name in group}
+        write_tensors(folder / name, arrays, layout=layout, metadata=metadata)
+        written.append(folder / name)
+    if len(groups) > 1:
+        written.append(_write_index(folder, groups, written, tensors.layout, metadata))
+    return written
+
+
+def _groups(layout: Layout, shard_bytes: int) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    room = shard_bytes
+    for tensor in layout.tensors:
+        size = tensor.end - tensor.begin
+        if groups[-1] and size > room:
+            groups.append([])
+            room = shard_bytes
+        groups[-1].append(tensor.name)
+        room -= size
+    return groups
+
+
+def _write_index(
+    folder: Path,
+    groups: list[list[str]],
+    files: list[Path],
+    layout: Layout,
+    metadata: Mapping[str, str],
+) -> Path:
+    index = {
+        "metadata": {"total_size": layout.data_bytes, **metadata},
+        "weight_map": {
+            name: file.name for group, file in zip(groups, files, strict=True) for name in group
+        },
+    }
+    path = folder / INDEX
+    try:
+        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"can't write {path}: {error.strerror}", path=path) from error
+    return path
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """File names by tensor."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAXIMUM_INDEX_BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"can't read {path}: {error.strerror}", path=path) from error
+    try:
+        described = json.loads(text[: _MAXIMUM_INDEX_BYTES + 1])
+        places = described["weight_map"]
+        if not places or not all(type(name) is str for name in places.values()):
+            raise ValueError
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise LayoutError(
+            f"{path} is no index of shards: it must have a weight_map of tensors to files",
+            path=path,
+        ) from None
+    for name in places.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise LayoutError(
+                f"{path} names the file {quoted(name)}; shards are .safetensors files beside it",
+                path=path,
+            )
+    return dict(places)
+
+
+def _joined(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> NamedTensors:
+    specifications: list[tuple[str, str, tuple[int, ...]]] = []
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, file in places.items():
+        tensor = files[file].layout.by_name.get(name)
+        if tensor is None:
+            raise LayoutError(
+                f"{files[file].path} lacks tensor {quoted(name)}, which the index says it holds",
+                tensor=quoted(name),
+            )
+        specifications.append((name, tensor.dtype, tensor.shape))
+        arrays[name] = files[file].arrays[name]
+    return NamedTensors(layout=Layout.place(specifications), arrays=arrays)
