@@ -5,6 +5,7 @@ from __future__ import annotations
 from adversary.conftest import CLIENTS, Scene
 from prometheus_client.parser import text_string_to_metric_families
 
+from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.server.store import RunState
 
 ROUND = f"""
@@ -49,3 +50,29 @@ async def test_open_rounds_show_them(scene: Scene) -> None:
     row = await scene.federation.finished(ROUND)
     assert row.state is RunState.FINISHED, row.reason
     assert told_by_metrics(scene)
+
+
+async def test_what_is_told_with_an_open_update_is_in_its_clients_log(scene: Scene) -> None:
+    row = await scene.federation.finished(ROUND)
+    [committed] = await scene.federation.coordinator.store.call(
+        lambda store: store.rounds(row.run_id)
+    )
+    for member in committed.members:
+        assert member.update is not None
+        folder = scene.federation.folder / member.client_id.replace("client", "host") / "outgoing"
+        [sent] = OutgoingLog(folder).entries(member.client_id)
+        report = member.update
+        assert (sent["kind"], sent["weighting"]) == ("update", "exact")
+        assert (sent["blake3"], sent["bytes"]) == (report.blake3, report.size)
+        told = {name: sent["report"][name] for name in ("samples", "steps", "loss")}
+        assert told == {name: getattr(report, name) for name in told}
+        assert 0 < sent["report"]["seconds"] <= report.seconds
+
+
+async def test_of_masked_rounds_the_ledger_of_sums_says_all(scene: Scene) -> None:
+    row = await scene.federation.finished("secure_aggregation = true\n" + ROUND)
+    assert row.state is RunState.FINISHED, row.reason
+    for client in scene.federation.members.names:
+        folder = scene.federation.folder / client.replace("client", "host") / "outgoing"
+        assert not list(OutgoingLog(folder).entries(client))
+        assert scene.federation.has_released(client)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from adversary.proxy import Script
 from support.client_host import reference
 from support.sum_federation import Members
 
+from potluck.client.disclosure.outgoing_log import Outgoing, OutgoingLog
 from potluck.common.tasks.digits import Digits
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.model_arrays import state_arrays
@@ -101,6 +103,12 @@ async def asked_to_evaluate(scene: Scene, folder: Path) -> rpc.Answer:
     return answer
 
 
+def sent(scene: Scene, kind: Outgoing) -> list[Mapping[str, Any]]:
+    """What the victim's log says was sent."""
+    log = OutgoingLog(scene.federation.folder / "host-0" / "outgoing")
+    return [entry for entry in log.entries(VICTIM) if entry["kind"] == kind]
+
+
 def labels(*, held_out: bool = False) -> list[int]:
     """The victim's true label counts."""
     data = Digits(clients=CLIENTS, held_out=0.2).client_data(VICTIM, None)  # type: ignore[arg-type]
@@ -116,6 +124,8 @@ async def test_ten_questions_give_a_histogram_away_so_none_is_answered(
     answers = await asked_for_losses(scene, tmp_path)
     assert {answer.failure.reason for answer in answers} == {"DISCLOSURE_REFUSED"}
     assert all("does not answer 'loss'" in answer.failure.message for answer in answers)
+    assert len(sent(scene, Outgoing.FAILURE)) == CLASSES
+    assert not sent(scene, Outgoing.ANSWER)
 
 
 async def test_who_allows_questions_gives_the_histogram_away(
@@ -124,6 +134,10 @@ async def test_who_allows_questions_gives_the_histogram_away(
     """So that the test above refuses what matters; the threat model says it."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
         answers = await asked_for_losses(scene, tmp_path)
+        logged = sent(scene, Outgoing.ANSWER)
+    told = sorted(each.scalars.values["loss"] for each in answers)
+    assert sorted(each["numbers"]["loss"] for each in logged) == told
+    assert len({each["model"] for each in logged}) == CLASSES
     shares = 1 - np.array([each.scalars.values["loss"] for each in answers]) / CERTAIN
     truth = labels()
     assert np.rint(shares * sum(truth)).tolist() == truth
@@ -140,6 +154,8 @@ async def test_who_allows_counts_of_held_out_samples_gives_them_away(
 ) -> None:
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
         answer = await asked_to_evaluate(scene, tmp_path)
+        [logged] = sent(scene, Outgoing.HELD_OUT)
+    assert logged["by_class"] == labels(held_out=True)
     confusion = np.array(answer.evaluation.confusion).reshape(CLASSES, CLASSES)
     assert confusion.sum(axis=1).tolist() == labels(held_out=True)
 

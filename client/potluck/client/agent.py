@@ -19,6 +19,7 @@ from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
 from potluck.client.control.inbox import Instructions
 from potluck.client.disclosure.member_keys import key_of
+from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.client.handlers.handler_context import HandlerContext
@@ -117,6 +118,11 @@ class Agent:
             states=KeptStates(self._state.kept),
             worker=worker,
             discloser=discloser,
+            outgoing=OutgoingLog(
+                self._state.outgoing,
+                federation=discloser.asker.federation,
+                coordinator=discloser.asker.coordinator,
+            ),
             sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
             metrics=self._metrics,
         )

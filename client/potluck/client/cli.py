@@ -127,14 +127,17 @@ def enroll(
 @app.command("disclosures")
 def show_disclosures(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
+    every: Annotated[
+        bool, typer.Option("--all", help="A line for each answer, evaluation, update and failure.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what the clients of this host have disclosed: what, when, to whom, at what cost.
+    """Show what has left the clients of this host: what, when, to whom, at what cost.
 
-    And which secure sums their label counts went into, with how many others.
-
-    Also while the host runs; nothing is changed. Exact numbers of samples go with every update
-    as `weighting` of the [disclosure] table allows; they are not listed here.
+    Profiles, the secure sums they went into and with how many others, and by run the answers to
+    questions, the counts on held-out samples, the updates without masks and what was told with
+    them: numbers of samples and steps, seconds, losses. Also while the host runs; nothing is
+    changed.
     """
     from potluck.client.disclosure.report import Records
 
@@ -145,7 +148,7 @@ def show_disclosures(
     if as_json:
         typer.echo(records.values())
     else:
-        for line in records.lines():
+        for line in records.lines(each=every):
             typer.echo(plain(line))
 
 

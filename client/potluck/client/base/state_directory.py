@@ -8,6 +8,7 @@ kept/…                   what clients keep from one training to the next; see 
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
 sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
+outgoing/CLIENT.jsonl    what else it sent: answers, held-out counts, updates; see `outgoing_log`
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ DISCLOSURES = "disclosures"
 SUMS = "sums"
 """The folder of ledgers of secure sums within a state directory."""
 
+OUTGOING = "outgoing"
+"""The folder of logs of what else was sent within a state directory."""
+
 
 class StateDirectory:
     """An open state directory, held by this process alone."""
@@ -42,9 +46,10 @@ class StateDirectory:
         self.kept = path / "kept"
         self.disclosures = path / DISCLOSURES
         self.sums = path / SUMS
+        self.outgoing = path / OUTGOING
         try:
             inside = (self.models, self.fetched, self.updates, self.kept)
-            for folder in (path, *inside, self.disclosures, self.sums):
+            for folder in (path, *inside, self.disclosures, self.sums, self.outgoing):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
         except OSError as error:

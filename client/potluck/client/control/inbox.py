@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from potluck.client.base.state_directory import storage_error
+from potluck.client.disclosure.outgoing_log import Outgoing, shortened
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.handler_table import carry_out
@@ -188,9 +189,21 @@ class Instructions:
                 del self._active[instruction.id]
         self._count(instruction, answer)
         if answer is not None and answer.HasField("failure"):
+            self._log_failure(instruction, answer.failure)
             bound.error("failed", reason=answer.failure.reason, message=answer.failure.message)
         if self.log.finish(instruction.id, answer) and answer is not None:
             self._say(rpc.AttendRequest(answer=answer))
+
+    def _log_failure(self, instruction: rpc.Instruction, failure: rpc.Failure) -> None:
+        """A reason may speak of data. It is said even where it can't be logged."""
+        if instruction.client_id in self._context.clients:
+            with contextlib.suppress(StorageError):
+                self._context.outgoing.note(
+                    instruction,
+                    Outgoing.FAILURE,
+                    reason=failure.reason,
+                    message=shortened(failure.message),
+                )
 
     def _drop(self, active: ActiveInstruction) -> None:
         self.log.abandon([active.instruction.id])

@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from potluck.client.base.state_directory import OUTGOING
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.outgoing_log import OutgoingLog
+from potluck.client.disclosure.outgoing_report import line, summary
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Release
 from potluck.client.disclosure.releases import description
@@ -26,7 +29,8 @@ class Records:
         self._independent = independent
         self._budget = PrivacyBudget(state, policy)
         self._releases, self._sums = self._budget.releases, self._budget.sums
-        self._clients = self._budget.clients()
+        self._outgoing = OutgoingLog(state / OUTGOING)
+        self._clients = sorted({*self._budget.clients(), *self._outgoing.clients()})
 
     def values(self) -> str:
         """Everything as one line of JSON. Raises StorageError."""
@@ -40,13 +44,18 @@ class Records:
                 "masked_uploads": [
                     each.model_dump(mode="json") for each in self._sums.of(client).uploads
                 ],
+                "outgoing": list(self._outgoing.entries(client)),
             }
             for client in self._clients
         ]
         return json.dumps({"clients": clients, "sums_hold_against": self._holds_against})
 
-    def lines(self) -> Iterator[str]:
-        """The same in plain words. Raises StorageError."""
+    def lines(self, *, each: bool = False) -> Iterator[str]:
+        """The same in plain words. Raises StorageError.
+
+        each: a line for each answer, evaluation, update and failure that was sent; else one for all
+        of a run.
+        """
         if not self._clients:
             yield f"nothing has been disclosed; there are no records in {self._state}"
         for client in self._clients:
@@ -54,6 +63,8 @@ class Records:
             yield f"{client}: ε = {float(self._budget.spent(client)):g} of {budget:g} spent"
             yield from self._disclosed(client)
             yield from self._summed(client)
+            sent = self._outgoing.entries(client)
+            yield from (f"  {text}" for text in (map(line, sent) if each else summary(sent)))
         if any(self._by_protocol(client) for client in self._clients):
             yield f"sums as `{PROTOCOL}`, and the distances told with them, hide nothing:"
             yield from (f"  {leak}" for leak in LEAKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from potluck.client.disclosure.disclosure_policy import check_held_out
+from potluck.client.disclosure.outgoing_log import Outgoing
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.names import ClientId
@@ -20,6 +21,17 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
             work.task,
             lambda device: device.evaluate(work, client_id=client, model=model),
         )
+    by_class = counts.confusion.sum(axis=1)
+    context.outgoing.note(
+        instruction,
+        Outgoing.HELD_OUT,
+        model=work.model.blake3,
+        task=work.task.name,
+        samples=int(by_class.sum()),
+        correct=int(counts.confusion.trace()),
+        loss_sum=counts.loss_sum,
+        by_class=by_class.tolist(),
+    )
     evaluation = rpc.EvaluationCounts(
         loss_sum=counts.loss_sum,
         confusion=counts.confusion.reshape(-1).tolist(),

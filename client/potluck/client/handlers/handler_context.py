@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
@@ -45,6 +46,7 @@ class HandlerContext:
     states: KeptStates
     worker: Worker[TrainingDevice]
     discloser: Discloser
+    outgoing: OutgoingLog
     sums: SumSessions
     metrics: HostMetrics
 

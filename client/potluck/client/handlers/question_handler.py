@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from potluck.client.disclosure.disclosure_policy import check_pace, check_question
+from potluck.client.disclosure.outgoing_log import Outgoing, shortened
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.errors import ProtocolVersionError
@@ -38,6 +39,15 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
             ),
         )
     disclosed = _wanted(work, values)
+    context.outgoing.note(
+        instruction,
+        Outgoing.ANSWER,
+        question=work.kind,
+        parameters=shortened(work.parameters_json),
+        model=work.model.blake3 if model is not None else "",
+        task=work.task.name,
+        numbers=disclosed,
+    )
     log.info(
         f"answered question '{work.kind}' for {instruction.client_id} to the coordinator of "
         f"federation {context.discloser.asker.federation}, for run {instruction.run_id}",

@@ -12,6 +12,7 @@ from potluck.client.disclosure.disclosure_policy import (
     check_updates,
     check_weighting,
 )
+from potluck.client.disclosure.outgoing_log import Outgoing
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage
@@ -115,13 +116,29 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         seen = result.steps * trained.settings.batch_size
         context.metrics.trained(seen, result.seconds, result.loss)
     report = trained.report(weighting.disclosed(result.samples), instruction.round)
-    update = (
-        update_record(active, trained.file, report)
-        if trained.file is not None
-        else await _masked(context, active, trained, report)
-    )
+    if trained.file is None:
+        update = await _masked(context, active, trained, report)
+    else:
+        update = update_record(active, trained.file, report)
+        _note(context, instruction, update, weighting)
     context.updates.keep(update)
     return update
+
+
+def _note(
+    context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate, weighting: Weighting
+) -> None:
+    """Log an update without masks that is about to be sent; sums have a ledger of their own."""
+    context.outgoing.note(
+        instruction,
+        Outgoing.UPDATE,
+        model=instruction.train.model.blake3,
+        task=instruction.train.task.name,
+        blake3=update.blake3,
+        bytes=update.size,
+        weighting=weighting.value,
+        report=update.report.values(),
+    )
 
 
 async def _masked(

@@ -11,6 +11,7 @@ from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.worker import Worker
 from potluck.client.control.inbox import Instructions
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionLog
@@ -40,6 +41,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         states=states,
         worker=create_autospec(Worker, instance=True),
         discloser=create_autospec(Discloser, instance=True),
+        outgoing=create_autospec(OutgoingLog, instance=True),
         sums=create_autospec(SumSessions, instance=True),
         metrics=create_autospec(HostMetrics, instance=True),
     )
