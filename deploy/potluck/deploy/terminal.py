@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.text import Text
 
 
 def terminal(
@@ -13,3 +14,15 @@ def terminal(
     return Console(
         stderr=stderr, quiet=quiet, width=width, soft_wrap=soft_wrap, markup=False, emoji=False
     )
+
+
+def print_next(console: Console, *commands: str) -> None:
+    """Print the commands to go on with."""
+    console.print("Next:")
+    for command in commands:
+        print_line(console, f"  {command}", style="cyan")
+
+
+def print_line(console: Console, line: str, style: str = "") -> None:
+    """Print a line with paths or commands for copying: never wrapped, never read as markup."""
+    console.print(Text(line, style=style), soft_wrap=True)

@@ -206,7 +206,7 @@ def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) 
         if record.not_after - now < ENDS_SOON:
             lines.append(
                 f"the member record of client '{client}' ends on {record.not_after:%Y-%m-%d}; "
-                "renew it with `potluck pki member`"
+                "renew it with `potluck pki renew-members`"
             )
     return lines
 

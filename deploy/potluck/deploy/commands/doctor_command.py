@@ -18,7 +18,7 @@ from potluck.client.config import load_config
 from potluck.common.errors import PotluckError
 from potluck.common.process.command_line import FAILED
 from potluck.common.settings.configuration import load
-from potluck.deploy.doctor import diagnosis
+from potluck.deploy.doctor import diagnosis, membership_check
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
 from potluck.deploy.doctor.host_admission import admission
 from potluck.deploy.operator.json_view import to_line
@@ -82,9 +82,11 @@ def _examined(file: Path) -> list[Finding]:
         keys = set(tomllib.loads(file.read_text()))
         if "listen" in keys or not keys & {"coordinator", "clients"}:
             config = load(CoordinatorConfig, file, environment_prefix=SERVER_PREFIX)
-            return list(diagnosis.coordinator_files(config, now))
+            files = diagnosis.coordinator_files(config, now)
+            return [*files, *membership_check.coordinator_membership(config, now)]
         host = load_config(file, {})
-        found = list(diagnosis.host_files(host, now))
+        files = diagnosis.host_files(host, now)
+        found = [*files, *membership_check.host_membership(host, now)]
         usable = not any(
             each.about == "certificate" and each.verdict is Verdict.BAD for each in found
         )

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.identity import Role
-from potluck.deploy.commands import pki_lifecycle_commands as pki_lifecycle_cli
+from potluck.deploy.commands import member_commands, pki_lifecycle_commands
 from potluck.deploy.pki import authority as pki
-from potluck.deploy.pki import federation_root
 from potluck.deploy.pki.certificates import CertificateSummary, inspect
-from potluck.deploy.terminal import terminal
+from potluck.deploy.terminal import print_line, print_next, terminal
 
 app = typer.Typer(
     name="pki",
@@ -40,6 +39,10 @@ for), every operator. Nobody connects without one.
 Later: `list` shows what was issued, `renew` issues it again before it ends, `revoke` and `push` cut
 somebody off. A host whose key shall never leave its machine makes it there (`potluck-client
 enroll`), and `sign` certifies it.
+
+Who is a member in secure sums is another matter, with a key of its own: `root` makes it, `member`,
+`renew-members`, `rotate` and `revoke-member` write the next epoch of members.json, `publish` sends
+it.
 
 Give each party its own NAME.pem and NAME.key and a copy of authority.pem. authority.key stays in
 the folder: whoever has it can issue certificates.""",
@@ -66,7 +69,7 @@ def init(
     files = pki.create_authority(folder, federation, days=days, force=force)
     console = terminal()
     _print_written(console, files)
-    _print_next(
+    print_next(
         console,
         f"potluck pki issue {folder} coordinator --host localhost --host 127.0.0.1",
         f"potluck pki issue {folder} host NAME --clients client-0:5",
@@ -127,59 +130,6 @@ def issue(
 
 
 @app.command()
-def root(
-    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
-    federation: Annotated[str, typer.Option(help="The federation's name, as in `pki init`.")],
-    force: Force = False,
-) -> None:
-    """Make a federation root: the key that says who is a member.
-
-    It is another one than the TLS authority, which says who may connect. Keep the folder away from
-    the coordinator; only root.pub and members.json go there, into `federation_root` and `members`
-    of its configuration. Where one person holds both, signatures prove nothing against that person.
-
-    potluck pki root root --federation demo
-    """
-    files = federation_root.create_root(folder, federation, force=force)
-    console = terminal()
-    console.print(Text(f"Root of federation {federation}", style="bold green"))
-    for path in files:
-        _print_line(console, f"  {path}")
-    _print_next(console, f"potluck pki member {folder} client-0:5 --host NAME")
-
-
-@app.command()
-def member(
-    folder: Annotated[Path, typer.Argument(help="The root's folder.", show_default=False)],
-    clients: Annotated[
-        list[str], typer.Argument(help="Clients, or ranges such as client-0:5.", show_default=False)
-    ],
-    host: Annotated[str, typer.Option(help="The host that holds them.", show_default=False)],
-    days: Annotated[int, typer.Option(help="Days the records are valid.")] = (
-        federation_root.MEMBER_DAYS
-    ),
-) -> None:
-    """Make clients members: FOLDER/members/CLIENT.key for each, and a record in members.json.
-
-    A client that has a key keeps it and gets a new record.
-
-    potluck pki member root client-0:5 --host lab-a
-    """
-    enrolled = federation_root.add_members(folder, clients, host, days=days)
-    keys = enrolled.keys
-    console = terminal()
-    console.print(Text(f"{len(keys)} members on host {host}", style="bold green"))
-    _print_line(console, f"Give the host its keys from {keys[0].parent}. In its configuration:")
-    _print_line(console, '  member_key = "FOLDER WITH CLIENT.key FILES"')
-    _print_line(console, "To sum securely it needs root.pub and members.json too, from you:")
-    _print_line(console, '  federation_root = "root.pub"')
-    _print_line(console, '  members = "members.json"')
-    _print_line(console, "Give the coordinator root.pub and members.json. In its configuration:")
-    _print_line(console, f"  federation_root = {json.dumps(str(folder / 'root.pub'))}")
-    _print_line(console, f"  members = {json.dumps(str(folder / 'members.json'))}")
-
-
-@app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A certificate, NAME.pem.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -199,7 +149,8 @@ def show(
     terminal().print(table)
 
 
-pki_lifecycle_cli.add_to(app)
+member_commands.add_to(app)
+pki_lifecycle_commands.add_to(app)
 
 
 def _fields(summary: CertificateSummary) -> dict[str, Any]:
@@ -225,8 +176,8 @@ def _print_written(console: Console, files: pki.IssuedFiles) -> None:
         else f"{summary.identity.role} {summary.identity.name} of federation {summary.federation}"
     )
     console.print(Text(f"{who}, valid until {summary.not_after:%Y-%m-%d}", style="bold green"))
-    _print_line(console, f"  certificate  {files.certificate}")
-    _print_line(console, f"  key          {files.key}  (secret; mode 0600)")
+    print_line(console, f"  certificate  {files.certificate}")
+    print_line(console, f"  key          {files.key}  (secret; mode 0600)")
 
 
 def _print_party_next(console: Console, role: Role, files: pki.IssuedFiles) -> None:
@@ -235,19 +186,8 @@ def _print_party_next(console: Console, role: Role, files: pki.IssuedFiles) -> N
         Role.HOST: "potluck-client --config FILE",
         Role.OPERATOR: "potluck clients",
     }[role]
-    _print_line(console, f"Give the {role} both files and {files.authority}. Its [tls] table:")
-    _print_line(console, f"  certificate = {json.dumps(str(files.certificate))}")
-    _print_line(console, f"  key = {json.dumps(str(files.key))}")
-    _print_line(console, f"  authority = {json.dumps(str(files.authority))}")
-    _print_next(console, command)
-
-
-def _print_next(console: Console, *commands: str) -> None:
-    console.print("Next:")
-    for command in commands:
-        _print_line(console, f"  {command}", style="cyan")
-
-
-def _print_line(console: Console, line: str, style: str = "") -> None:
-    # Paths and commands are for copying: never wrapped, never read as markup.
-    console.print(Text(line, style=style), soft_wrap=True)
+    print_line(console, f"Give the {role} both files and {files.authority}. Its [tls] table:")
+    print_line(console, f"  certificate = {json.dumps(str(files.certificate))}")
+    print_line(console, f"  key = {json.dumps(str(files.key))}")
+    print_line(console, f"  authority = {json.dumps(str(files.authority))}")
+    print_next(console, command)

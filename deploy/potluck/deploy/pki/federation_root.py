@@ -83,6 +83,7 @@ def add_members(
     """
     if not is_name(host):
         raise ConfigurationError(f"{host[:80]!r} is no host name; use that of its certificate")
+    _check_days(days)
     names = expand_clients(clients)
     for client in names:
         key_path = _key_path(folder, client)
@@ -244,13 +245,17 @@ def _record(
 
 
 def _end(begin: datetime, days: int) -> datetime:
+    _check_days(days)
+    return begin + timedelta(days=days)
+
+
+def _check_days(days: int) -> None:
     most = (LONGEST_RECORD - BACKDATED).days
     if not 1 <= days <= most:
         raise ConfigurationError(
             f"a member record can't last {days} days; choose 1 to {most}, and renew it in time "
-            "with `potluck pki member`"
+            "with `potluck pki renew-members`"
         )
-    return begin + timedelta(days=days)
 
 
 def _require_members(document: MembershipDocument, clients: Sequence[str], folder: Path) -> None:

@@ -34,7 +34,7 @@ from potluck.deploy.machines.party_files import (
     read_files,
 )
 from potluck.deploy.pki import authority as pki
-from potluck.deploy.pki.federation_root import add_members, create_root
+from potluck.deploy.pki.federation_root import add_members, create_root, make_next_keys
 from potluck.server.config import CoordinatorConfig
 
 FILES = {
@@ -284,6 +284,9 @@ def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path)
     assert files["coordinator"].others.keys() == {"root.pub", "members.json"}
     names = {f"members/{key.name}" for key in keys}
     assert files["gpu-1-a"].others.keys() == {"root.pub", "members.json"} | names
+    make_next_keys(tmp_path / "root", ["client-0"])
+    following = read_files(parties[1], found).others.keys() - files["gpu-1-a"].others.keys()
+    assert following == {"members/next/client-0.key"}
     texts = [
         one.files.others["potluck.toml"].decode()
         for one in desired_on(found.machines[0], found, files)

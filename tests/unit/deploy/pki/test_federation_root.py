@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from potluck.client.disclosure.member_keys import key_of
-from potluck.common.errors import ConfigurationError
-from potluck.common.net.membership import load_members
-from potluck.deploy.pki.federation_root import add_members, create_root
+from potluck.common.errors import ConfigurationError, IdentityError
+from potluck.common.net.membership import ENDS_SOON, Members, load_members
+from potluck.deploy.commands.pki_commands import app
+from potluck.deploy.pki.federation_root import (
+    add_members,
+    create_root,
+    make_next_keys,
+    renew_members,
+    revoke_members,
+    use_next_keys,
+)
 
 
 def test_members_it_makes_are_believed(tmp_path: Path) -> None:
@@ -50,3 +59,105 @@ def test_secrets_are_the_owners_alone(tmp_path: Path) -> None:
     create_root(tmp_path, "demo")
     [key] = add_members(tmp_path, ["a"], "h").keys
     assert {path.stat().st_mode & 0o077 for path in (key, tmp_path / "root.key")} == {0}
+
+
+def members_of(folder: Path) -> Members:
+    return load_members(folder / "members.json", folder / "root.pub", federation="demo")
+
+
+def test_each_change_makes_the_next_epoch(tmp_path: Path) -> None:
+    create_root(tmp_path, "demo")
+    assert members_of(tmp_path).epoch == 1
+    assert add_members(tmp_path, ["client-0:2"], "h").epoch == 2
+    assert revoke_members(tmp_path, ["client-1"]).epoch == 3
+    assert list(members_of(tmp_path).records) == ["client-0", "client-2"]
+
+
+def test_records_last_a_year_at_most(tmp_path: Path) -> None:
+    create_root(tmp_path, "demo")
+    add_members(tmp_path, ["a"], "h")
+    [record] = members_of(tmp_path).records.values()
+    assert record.not_after - record.not_before < timedelta(days=366)
+    for days in (0, 366, 3650):
+        with pytest.raises(ConfigurationError, match="choose 1 to 365"):
+            add_members(tmp_path, ["b"], "h", days=days)
+    assert members_of(tmp_path).epoch == 2
+    assert not (tmp_path / "members" / "b.key").exists()
+
+
+def test_records_are_renewed_before_they_end(tmp_path: Path) -> None:
+    create_root(tmp_path, "demo")
+    add_members(tmp_path, ["a"], "h", days=20)
+    add_members(tmp_path, ["b"], "h")
+    before = members_of(tmp_path)
+    document, renewed = renew_members(tmp_path, soon=ENDS_SOON)
+    assert (document.epoch, renewed) == (before.epoch + 1, ["a"])
+    after = members_of(tmp_path)
+    assert after.records["b"] == before.records["b"]
+    assert after.records["a"].public_key == before.records["a"].public_key
+    assert after.records["a"].not_after > before.records["a"].not_after
+    assert renew_members(tmp_path, soon=ENDS_SOON) == (document, [])
+
+
+def test_keys_are_replaced_in_two_steps(tmp_path: Path) -> None:
+    create_root(tmp_path, "demo")
+    add_members(tmp_path, ["a"], "h")
+    old = members_of(tmp_path).records["a"].public_key
+    with pytest.raises(ConfigurationError, match="has no next key"):
+        use_next_keys(tmp_path, ["a"])
+    [made] = make_next_keys(tmp_path, ["a"])
+    assert make_next_keys(tmp_path, ["a"]) == [made]
+    assert members_of(tmp_path).records["a"].public_key == old
+    text = made.read_bytes()
+    use_next_keys(tmp_path, ["a"])
+    assert members_of(tmp_path).records["a"].public_key != old
+    assert (tmp_path / "members" / "a.key").read_bytes() == text
+    assert not made.exists()
+
+
+def test_a_revoked_key_never_comes_back(tmp_path: Path) -> None:
+    create_root(tmp_path, "demo")
+    [key] = add_members(tmp_path, ["a"], "h").keys
+    text, old = key.read_bytes(), members_of(tmp_path).records["a"].public_key
+    revoke_members(tmp_path, ["a"])
+    assert members_of(tmp_path).revoked == {("a", old)}
+    with pytest.raises(ConfigurationError, match="client a is no member"):
+        revoke_members(tmp_path, ["a"])
+    key.write_bytes(text)
+    with pytest.raises(ConfigurationError, match="was revoked"):
+        add_members(tmp_path, ["a"], "h")
+    key.unlink()
+    add_members(tmp_path, ["a"], "h")
+    after = members_of(tmp_path)
+    assert after.records["a"].public_key != old
+    assert after.revoked == {("a", old)}
+
+
+def test_a_foreign_document_is_not_signed(tmp_path: Path) -> None:
+    create_root(tmp_path / "mine", "demo")
+    create_root(tmp_path / "other", "demo")
+    (tmp_path / "mine" / "members.json").write_bytes(
+        (tmp_path / "other" / "members.json").read_bytes()
+    )
+    with pytest.raises(IdentityError, match="not signed by the federation root"):
+        add_members(tmp_path / "mine", ["a"], "h")
+
+
+def test_the_commands_go_together(tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+
+    def said(*command: str) -> str:
+        result = CliRunner().invoke(app, list(command), catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "potluck pki member" in said("root", root, "--federation", "demo")
+    assert "of membership epoch 2" in said("member", root, "client-0:2", "--host", "lab-a")
+    assert "next/client-0.key" in said("rotate", root, "client-0")
+    assert "of membership epoch 3" in said("rotate", root, "client-0", "--switch")
+    assert "potluck pki publish" in said("revoke-member", root, "client-1")
+    assert "nothing to renew" in said("renew-members", root)
+    assert "of membership epoch 5" in said("renew-members", root, "client-2")
+    listed = said("members", root)
+    assert "membership epoch 5" in listed
+    assert "revoked" in listed

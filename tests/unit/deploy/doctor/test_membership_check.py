@@ -1,0 +1,97 @@
+"""What `potluck doctor` says of a party's membership."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pki import make_federation
+
+from potluck.client.config import ClientConfig
+from potluck.deploy.doctor.diagnosis import Finding, Verdict
+from potluck.deploy.doctor.membership_check import coordinator_membership, host_membership
+from potluck.deploy.pki.federation_root import (
+    add_members,
+    create_root,
+    make_next_keys,
+    revoke_members,
+    use_next_keys,
+)
+from potluck.server.config import CoordinatorConfig
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The root of a federation with clients a and b on host-0."""
+    make_federation(tmp_path / "pki", {"host-0": ["a", "b"]})
+    root = tmp_path / "root"
+    create_root(root, "test")
+    add_members(root, ["a", "b"], "host-0")
+    return tmp_path
+
+
+def configured(folder: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    root = folder / "root"
+    tls = {
+        "certificate": folder / "pki" / f"{kind}.pem",
+        "key": folder / "pki" / f"{kind}.key",
+        "authority": folder / "pki" / "authority.pem",
+    }
+    return {
+        "state_directory": folder / kind,
+        "federation_root": root / "root.pub",
+        "members": root / "members.json",
+        "tls": tls,
+    } | changes
+
+
+def of_host(folder: Path, now: datetime = NOW, **changes: Any) -> list[Finding]:
+    values = {"coordinator": "h:1", "clients": ("a", "b"), "member_key": folder / "root/members"}
+    config = ClientConfig.model_validate(configured(folder, "host-0", **(values | changes)))
+    return list(host_membership(config, now))
+
+
+def test_members_with_time_left_are_in_order(folder: Path) -> None:
+    config = CoordinatorConfig.model_validate(configured(folder, "coordinator"))
+    for [found] in (list(coordinator_membership(config, NOW)), of_host(folder)):
+        assert (found.verdict, found.found) == (Verdict.GOOD, "epoch 2 with 2 members")
+    later = NOW + timedelta(days=340)
+    for [found] in (list(coordinator_membership(config, later)), of_host(folder, later)):
+        assert found.verdict is Verdict.DOUBTFUL
+        assert "the member record of client 'a' ends on" in found.found
+        assert "potluck pki renew-members" in found.remedy
+
+
+def test_a_client_that_is_no_member_any_more_is_named(folder: Path) -> None:
+    revoke_members(folder / "root", ["b"])
+    [found] = of_host(folder)
+    assert found.verdict is Verdict.DOUBTFUL
+    assert "client 'b' has no record in membership epoch 3" in found.found
+
+
+def test_a_host_without_the_key_that_counts_is_told(folder: Path) -> None:
+    keys = folder / "root" / "members"
+    old = (keys / "a.key").read_bytes()
+    make_next_keys(folder / "root", ["a"])
+    use_next_keys(folder / "root", ["a"])
+    (keys / "a.key").write_bytes(old)
+    [found] = of_host(folder)
+    assert found.verdict is Verdict.BAD
+    assert "is the key that the member record of client 'a' names" in found.found
+
+
+def test_files_that_can_not_be_used_are_named(folder: Path) -> None:
+    [found] = of_host(folder, members=None)
+    assert (found.verdict, found.found) == (Verdict.DOUBTFUL, "none has come yet")
+    [found] = of_host(folder, members=folder / "nowhere.json")
+    assert found.verdict is Verdict.BAD
+    assert "nowhere.json can't be read" in found.found
+    create_root(folder / "other", "test")
+    [found] = of_host(folder, members=folder / "other" / "members.json")
+    assert found.verdict is Verdict.BAD
+    assert "not signed by the federation root" in found.found
+    assert of_host(folder, federation_root=None) == []
