@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples, Task
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 
@@ -46,8 +48,8 @@ def copied(model: nn.Module) -> dict[str, NDArray[Any]]:
     return {name: array.copy() for name, array in state_arrays(model).items()}
 
 
-def client_data(task: Task, client: int) -> Examples:
-    return task.client_data(ClientId(f"client-{client}"), None).train
+def client_data(task: Task, client: int, data: Path | None = None) -> Examples:
+    return task.client_data(ClientId(f"client-{client}"), data).train
 
 
 def fedavg(
@@ -58,28 +60,42 @@ def fedavg(
     settings = training_for(task, {}, source="benchmark")
     generator = np.random.default_rng(seed)
     for number in range(1, rounds + 1):
-        results, steps, samples = dict[int, Weights](), dict[int, int](), dict[int, int]()
-        for client in sorted(generator.permutation(clients)[:count].tolist()):
-            load_arrays(model, weights)
-            result = train(
-                model,
-                client_data(task, client),
-                CrossEntropy(),
-                settings,
-                TrainingContext(
-                    classes=task.classes,
-                    seed=(seed * 1000 + number) * 1000 + client,
-                    round=number,
-                    device=CPU,
-                ),
-            )
-            results[client], steps[client] = copied(model), result.steps
-            samples[client] = result.samples
-        played = PlayedRound(
-            received=weights, results=results, steps=steps, model=mean(results, samples)
-        )
+        cohort = generator.permutation(clients)[:count].tolist()
+        played = play(task, model, weights, cohort, settings, seed=seed, number=number)
         weights = played.model
         yield played
+
+
+def play(
+    task: Task,
+    model: nn.Module,
+    weights: Weights,
+    cohort: Sequence[int],
+    settings: LocalTraining,
+    *,
+    seed: int,
+    number: int,
+    data: Path | None = None,
+) -> PlayedRound:
+    """One round with these clients."""
+    results, steps, samples = dict[int, Weights](), dict[int, int](), dict[int, int]()
+    for client in sorted(cohort):
+        load_arrays(model, weights)
+        result = train(
+            model,
+            client_data(task, client, data),
+            CrossEntropy(),
+            settings,
+            TrainingContext(
+                classes=task.classes,
+                seed=(seed * 1000 + number) * 1000 + client,
+                round=number,
+                device=CPU,
+            ),
+        )
+        results[client], steps[client] = copied(model), result.steps
+        samples[client] = result.samples
+    return PlayedRound(received=weights, results=results, steps=steps, model=mean(results, samples))
 
 
 def mean(results: Mapping[int, Weights], samples: Mapping[int, int]) -> Weights:
