@@ -111,7 +111,7 @@ class Played:
 
 def summed(counts: Floats, epsilon: float | None, source: random.Random) -> Floats:
     """A secure sum over these clients, each on a host of its own. counts: clients × classes."""
-    total = counts.sum(axis=0)
+    total: Floats = counts.sum(axis=0)
     if epsilon is None:
         return total
     hosts = [f"host-{number}" for number in range(len(counts))]
@@ -119,7 +119,8 @@ def summed(counts: Floats, epsilon: float | None, source: random.Random) -> Floa
     honest = complete_thresholds(hosts, colluding).quorum - colluding_clients(hosts, colluding)
     noise = Noise(epsilon=epsilon, sensitivity=2, contributors=max(1, honest))
     shares = [noise_share(noise, counts.shape[1], source.randbytes) for _ in hosts]
-    return total + np.sum(shares, axis=0)
+    noisy: Floats = total + np.sum(shares, axis=0)
+    return noisy
 
 
 def population(arm: Arm, counts: Floats, seed: int) -> Population:
@@ -220,7 +221,8 @@ def learned(
             load_arrays(model, weights)
             counts = evaluate(model, held_out, classes=task.classes, groups=task.groups, device=CPU)
             scores.append(getattr(counts.metrics(), reading.metric))
-    return statistics.mean(scores[-reading.last :])
+    last: list[float] = scores[-reading.last :]
+    return statistics.mean(last)
 
 
 def shown(found: Sequence[Played]) -> Table:
