@@ -7,11 +7,12 @@ into the commented file that `potluck-server config` and its siblings print.
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -39,14 +40,25 @@ class Settings(BaseModel):
     @classmethod
     def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
         """Refuse true for a number and a number for true, which Python would convert."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        wanted = _leaves(annotation)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        if {int, float} & wanted and bool not in wanted and any(type(v) is bool for v in values):
-            raise ValueError("must be a number, not true or false")
-        if wanted == {bool} and type(value) in (int, float):
+        wanted = _number_or_truth(cls)[str(info.field_name)]
+        if wanted == "number":
+            values = value if isinstance(value, (list, tuple)) else [value]
+            if bool in map(type, values):
+                raise ValueError("must be a number, not true or false")
+        if wanted == "truth" and type(value) in (int, float):
             raise ValueError("must be true or false")
         return value
+
+
+@functools.lru_cache(maxsize=256)
+def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "truth", ""]]:
+    """By field, what stands in it; empty for anything else, or either."""
+    found: dict[str, Literal["number", "truth", ""]] = {}
+    for name, field in model.model_fields.items():
+        leaves = _leaves(field.annotation)
+        number = bool({int, float} & leaves) and bool not in leaves
+        found[name] = "number" if number else "truth" if leaves == {bool} else ""
+    return found
 
 
 def _leaves(annotation: object) -> set[object]:

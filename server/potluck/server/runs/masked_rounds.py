@@ -286,7 +286,7 @@ class MaskedRounds:
         if current is None or current.key != run.key:
             return
         current.troubles[client] = why
-        if client in run.machine.cohort.pending:
+        if run.machine.cohort.waits_for(client):
             run.services.attendance.retire([run.instruction_id(client)], abandon=True)
             run.post(rounds.ClientFailed(client, f"no part of the secure sum: {why}"[:500]))
 

@@ -64,7 +64,7 @@ class UpdateInbox:
     def expects(self, client: str, update_id: str) -> bool:
         """True if an update with this id is waited for."""
         run, machine = self._run, self._run.machine
-        under_way = machine.phase is not Phase.ENDED and client in machine.cohort.pending
+        under_way = machine.phase is not Phase.ENDED and machine.cohort.waits_for(client)
         return under_way and update_id == run.instruction_id(client)
 
     def require(self, client: str, update_id: str) -> None:

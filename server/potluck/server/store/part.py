@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, func
+from sqlalchemy import ColumnElement, Connection, Insert, Table, and_, bindparam, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 from potluck.common.errors import StorageError
@@ -57,10 +58,19 @@ def upsert(
 
     add: columns that are added to instead. keep_known: a column that is None changes nothing.
     """
-    if not rows:
-        return
+    if rows:
+        statement = _upsert(
+            connection.dialect.name, table, tuple(update), tuple(add), keep_known=keep_known
+        )
+        connection.execute(statement, list(rows))
+
+
+@lru_cache(maxsize=100)
+def _upsert(
+    dialect: str, table: Table, update: tuple[str, ...], add: tuple[str, ...], *, keep_known: bool
+) -> Insert:
     # The two dialects spell ON CONFLICT alike, but SQLAlchemy has no common name for it.
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement = insert(table)
     new = statement.excluded
     changes: dict[str, ColumnElement[Any]] = {
@@ -68,7 +78,6 @@ def upsert(
         for column in update
     }
     changes |= {column: table.c[column] + new[column] for column in add}
-    statement = statement.on_conflict_do_update(
+    return statement.on_conflict_do_update(
         index_elements=list(table.primary_key.columns), set_=changes
     )
-    connection.execute(statement, list(rows))

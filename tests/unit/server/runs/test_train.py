@@ -59,7 +59,9 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
         services=SimpleNamespace(in_store=in_store),
         id="run",
         key=AttemptKey("run", 1, 1),
-        machine=SimpleNamespace(cohort=SimpleNamespace(pending=waited_for), phase=Phase.TRAINING),
+        machine=SimpleNamespace(
+            cohort=SimpleNamespace(waits_for=waited_for.__contains__), phase=Phase.TRAINING
+        ),
         instruction_id=lambda _client: "update",
     )
     path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
@@ -77,7 +79,9 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
 @pytest.mark.parametrize("phase", Phase)
 def test_no_update_is_waited_for_once_the_run_has_ended(phase: Phase) -> None:
     run = SimpleNamespace(
-        machine=SimpleNamespace(cohort=SimpleNamespace(pending=["client-0"]), phase=phase),
+        machine=SimpleNamespace(
+            cohort=SimpleNamespace(waits_for=["client-0"].__contains__), phase=phase
+        ),
         instruction_id=lambda _client: "update",
     )
     inbox = UpdateInbox(cast(Run, run), cast(UpdatePath, SimpleNamespace()))

@@ -117,9 +117,9 @@ def decode_rows(value: object) -> tuple[int, ...]:
 _PAIRS = TypeAdapter(list[tuple[int, int]])
 
 
-def read_rows(connection: Connection, query: Executable) -> list[Row]:
-    """The rows of a query, as plain dicts."""
-    result = connection.execute(query)
+def read_rows(connection: Connection, query: Executable, **parameters: object) -> list[Row]:
+    """The rows of a query, as plain dicts. parameters: of the query, by name."""
+    result = connection.execute(query, parameters)
     names = list(result.keys())
     return [dict(zip(names, row, strict=True)) for row in result]
 
