@@ -271,6 +271,22 @@ def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
         )
 
 
+def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
+    """Raises DisclosureRefusedError where what a correction sends would tell the number of samples.
+
+    SCAFFOLD's control variate is the update divided by the number of steps, which goes with the
+    number of samples unless the run sets it.
+    """
+    if policy.weighting is Weighting.EXACT:
+        return
+    raise DisclosureRefusedError(
+        f"client '{client}' tells its number of samples at most '{policy.weighting}', and what "
+        f"'{name[:40]}' sends with open updates tells the number of steps; set training.steps or "
+        "secure_aggregation in the run file, or choose another strategy",
+        client=client,
+    )
+
+
 def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
     """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
     if policy.updates == "masked" and not masked:

@@ -11,6 +11,8 @@ from potluck.client.masking.masked_updates import MASKED
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
+_EXACT = (rpc.WEIGHTING_UNSPECIFIED, rpc.WEIGHTING_EXACT)
+
 
 @dataclass(kw_only=True)
 class ActiveInstruction:
@@ -23,9 +25,10 @@ class ActiveInstruction:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def progress(self, fraction: float) -> None:
-        """Note how much of the computation is done; not of a masked update's, since how fast it
-        goes tells the number of samples."""
-        if self.instruction.train.encoding != MASKED:
+        """Note how much of the computation is done; not where the number of samples is not told
+        exactly, or the update is masked: how fast it goes tells that number."""
+        train = self.instruction.train
+        if train.encoding != MASKED and train.weighting in _EXACT:
             self.entry.fraction = fraction
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
+    check_correction,
     check_pace,
     check_updates,
     check_weighting,
@@ -18,6 +19,7 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage
 from potluck.client.handlers.update_records import update_record
 from potluck.client.masking.masked_updates import MASKED, write_masked
+from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
@@ -66,6 +68,10 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
     check_weighting(policy, client, weighting)
     check_pace(policy, client, work.pace)
     check_updates(policy, client, masked=work.encoding == MASKED)
+    correction = work.auxiliary.correction.name
+    alike = json_object(work.training_json, "training_json").get("steps")
+    if correction and work.encoding != MASKED and not alike:
+        check_correction(policy, client, correction)
     return weighting
 
 
@@ -112,10 +118,11 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
     result = trained.result
-    if trained.file is not None:  # of a masked update nothing is said but by the sum
+    # How fast a training goes tells the number of samples; of a masked one only the sum says any.
+    if trained.file is not None and weighting is Weighting.EXACT:
         seen = result.steps * trained.settings.batch_size
         context.metrics.trained(seen, result.seconds, result.loss)
-    report = trained.report(weighting.disclosed(result.samples), instruction.round)
+    report = trained.report(weighting, instruction.round)
     if trained.file is None:
         update = await _masked(context, active, trained, report)
     else:

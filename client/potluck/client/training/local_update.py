@@ -25,6 +25,7 @@ from potluck.client.training.samples.validation import validation_split
 from potluck.client.training.smaller_batches import within_memory
 from potluck.client.training.squared_losses import UTILITY, utility
 from potluck.client.training.update_encoding import encoding_of, write_update
+from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolVersionError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.task_checks import check_finite
@@ -55,24 +56,30 @@ class Trained:
     kept: bool
     simulated_seconds: float | None
 
-    def report(self, disclosed_samples: int, round_number: int) -> UpdateReport:
-        """The report of the training, where so many samples are disclosed for the client."""
-        steps, simulated = self.settings.planned_steps(disclosed_samples), self.simulated_seconds
+    def report(self, weighting: Weighting, round_number: int) -> UpdateReport:
+        """The report of the training, where the number of samples is told so exactly.
+
+        Steps are those that as many samples as are told would take. Seconds go with the samples:
+        where their number is not told exactly, they are 0.
+        """
+        samples = weighting.disclosed(self.result.samples)
+        steps = self.settings.planned_steps(samples)
+        seconds = self.result.seconds if self.simulated_seconds is None else self.simulated_seconds
         disclosed = {
-            "samples": disclosed_samples,
+            "samples": samples,
             "steps": steps,
-            "seconds": self.result.seconds if simulated is None else simulated,
+            "seconds": seconds if weighting is Weighting.EXACT else 0.0,
             "normalizer": self.normalizer(steps, round_number),
-            "reports": self._reports(disclosed_samples),
+            "reports": self._reports(samples, steps),
         }
         return UpdateReport(**(self.result.values() | disclosed))
 
-    def _reports(self, disclosed_samples: int) -> dict[str, float]:
-        """The numbers asked for."""
+    def _reports(self, samples: int, steps: int) -> dict[str, float]:
+        """The numbers asked for, of so many samples and steps as are told."""
         loss = self.result.root_mean_square_loss
         if loss is None or not math.isfinite(loss):
             return {}
-        met = min(disclosed_samples, self.result.steps * self.settings.batch_size)
+        met = min(samples, steps * self.settings.batch_size)
         return {UTILITY: utility(met, loss)}
 
     def normalizer(self, steps: int, round_number: int) -> float:

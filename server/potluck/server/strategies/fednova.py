@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from potluck.common.disclosure import Weighting
+from potluck.common.errors import ConfigurationError
 from potluck.common.settings.local_training import LocalTraining
 from potluck.server.state import State
 from potluck.server.strategies.averaging import Averaging, Memory, shares
@@ -44,7 +45,16 @@ class FedNova(Averaging):
         return Momentum(self.momentum, self.learning_rate)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """It goes with everything, but not always means what the paper does."""
+        """Refused where clients tell nothing of their steps; else it does not always mean what the
+        paper does."""
+        if weighting is Weighting.EQUAL and training.steps is None:
+            raise ConfigurationError(
+                'strategy fednova and weighting = "equal" don\'t go together: it normalises by the '
+                "clients' numbers of steps, which would tell their numbers of samples; set "
+                "training.steps, another weighting or another strategy",
+                strategy="fednova",
+                weighting=weighting.value,
+            )
         remarks = []
         if training.adaptive:
             remarks.append(

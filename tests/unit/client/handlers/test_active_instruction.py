@@ -9,16 +9,21 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"),
-    [(transfer_pb2.ENCODING_FLOAT32, 0.5), (transfer_pb2.ENCODING_MASKED_UINT32, 0.0)],
+    ("encoding", "weighting", "said"),
+    [
+        (transfer_pb2.ENCODING_FLOAT32, rpc.WEIGHTING_UNSPECIFIED, 0.5),
+        (transfer_pb2.ENCODING_FLOAT32, rpc.WEIGHTING_EXACT, 0.5),
+        (transfer_pb2.ENCODING_FLOAT32, rpc.WEIGHTING_BUCKETED, 0.0),
+        (transfer_pb2.ENCODING_FLOAT32, rpc.WEIGHTING_EQUAL, 0.0),
+        (transfer_pb2.ENCODING_MASKED_UINT32, rpc.WEIGHTING_EXACT, 0.0),
+    ],
 )
-def test_how_far_a_masked_training_has_come_is_not_said(
-    encoding: transfer_pb2.Encoding.ValueType, said: float
+def test_how_far_a_training_has_come_is_said_only_with_exact_samples(
+    encoding: transfer_pb2.Encoding.ValueType, weighting: rpc.Weighting.ValueType, said: float
 ) -> None:
     log = InstructionLog()
-    instruction = rpc.Instruction(
-        id="a", client_id="client-0", run_id="run", round=1, train=rpc.Train(encoding=encoding)
-    )
+    train = rpc.Train(encoding=encoding, weighting=weighting)
+    instruction = rpc.Instruction(id="a", client_id="client-0", run_id="run", round=1, train=train)
     log.receive(instruction)
     ActiveInstruction(instruction=instruction, entry=log.entry("a")).progress(0.5)
     [progress] = log.progress()

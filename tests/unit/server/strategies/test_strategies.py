@@ -387,3 +387,6 @@ def test_fednova_says_where_told_samples_stand_in_for_steps() -> None:
     assert not nova.review(by_epochs, Weighting.EXACT)
     assert len(nova.review(by_epochs, Weighting.BUCKETED)) == 1
     assert not nova.review(by_steps, Weighting.BUCKETED)
+    assert not nova.review(by_steps, Weighting.EQUAL)
+    with pytest.raises(ConfigurationError, match=r"set training\.steps, another weighting"):
+        nova.review(by_epochs, Weighting.EQUAL)
