@@ -297,6 +297,10 @@ class MaskedRounds:
         ended = run.services.trust.listen(partial(_lose_revoked, current.session, root))
         try:
             session = await session_ends
+            if session.unmasking is None and key == run.key:
+                # Nobody fails for an upload that is of no use any more.
+                pending = [run.instruction_id(client) for client in run.machine.cohort.pending]
+                run.services.attendance.retire(pending, abandon=True)
             record = session_record(session, datetime.now(UTC))
             done = SecureSum(
                 session_id=record.session_id,
@@ -320,7 +324,9 @@ class MaskedRounds:
         if session.unmasking is not None:
             return session.unmasking
         silent = dict.fromkeys(record.missing, "it did not answer in time")
-        troubles = silent | current.session.troubles | current.troubles | convictions(record)
+        convicted = convictions(record)
+        troubles = silent | current.session.troubles | current.troubles | convicted
+        await run.left_out.add_and_store(convicted)
         why = SumOutcome(record=record, troubles=troubles).explain()
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from potluck.common.errors import ProtocolError
+from potluck.common.errors import ProtocolError, RoundClosedError
 from potluck.common.secagg import (
     CoordinatorSession,
     CoordinatorStep,
@@ -91,9 +91,11 @@ class MaskedSession(SumSession):
     def check_input(self, client: str, message: wire.SecureEnvelope, digest: bytes) -> SignedInput:
         """Check that a client has signed the file that arrived from it for this session.
 
-        Raises ProtocolError.
+        Raises ProtocolError, RoundClosedError where there will be no sum.
         """
         session = self._session
+        if session is not None and session.over:
+            raise RoundClosedError("the attempt has no secure sum any more; drop the update")
         if session is None or not isinstance(session.state, Uploading):
             raise ProtocolError(f"no masked update of client '{client}' is waited for yet")
         word = decode(Envelope, message.SerializeToString(deterministic=True))
