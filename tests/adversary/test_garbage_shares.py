@@ -107,7 +107,7 @@ class Damaging(Script):
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         secure = message.instruction.secure
-        if host == "host-0" and secure.envelope.type == MessageType.DELIVERY:
+        if host == "host-0" and MessageType(secure.envelope.type) is MessageType.DELIVERY:
             rewritten(secure.envelope, self.edit)
         return [message]
 
@@ -128,7 +128,7 @@ def said(scene: Scene, kind: MessageType) -> set[str]:
         host
         for host, message in scene.liar.said
         for each in message.answer.secure.envelopes
-        if each.type == kind
+        if MessageType(each.type) is kind
     }
 
 

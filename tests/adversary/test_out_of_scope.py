@@ -1,0 +1,139 @@
+"""Attacks that succeed: outside of what secure sums promise. docs/threat-model.md names them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+from support.secure_sums import COUNTS, Federation, Run, member_key
+
+from potluck.common.secagg import Envelope, MessageType, Rule, decode, encode
+from potluck.common.secagg.coordinator.coordinator_session import Consenting
+from potluck.common.secagg.primitives import sharing
+from potluck.common.secagg.primitives.agreement import agree, pair_seed, self_seed
+from potluck.common.secagg.primitives.masks import Mask, add_masks
+from potluck.common.secagg.wire.messages import (
+    Certificate,
+    Consent,
+    Endorsement,
+    Reveal,
+    Secret,
+    Stage,
+    Survivors,
+)
+from potluck.common.secagg.wire.transcript import sign, survivors_digest
+
+CLIENTS = "abcdefghij"
+VICTIM = "a"
+
+
+@dataclass
+class TwoViews:
+    """A coordinator that tells two groups of the honest of two sets, as if the others were lost.
+
+    Its colluders consent to both. Who is in one set only has both its secrets shown: the seed by
+    the one group, the mask key by the other.
+    """
+
+    colluders: str
+    shares: dict[tuple[str, Secret], dict[int, int]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    refusals: list[Rule] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        run = self.run = Federation(clients=10).run().until(Stage.CONSENT)
+        state = run.session.state
+        assert isinstance(state, Consenting)
+        self.state, self.people = state, state.roster.participants
+        honest = [name for name in CLIENTS if name not in self.colluders]
+        for name in self.colluders:
+            self._collude(name)
+        for group in (honest[: len(honest) // 2], honest[len(honest) // 2 :]):
+            self._deceive(group)
+
+    def _collude(self, name: str) -> None:
+        """All that a colluder holds: shares of both secrets of everybody."""
+        held = self.run.sessions[name].state.view.held  # type: ignore[union-attr]
+        for owner, pair in held.items():
+            number = self.people[name].number
+            self.shares[owner, Secret.SEED][number] = sharing.from_bytes(pair.seed_share)
+            self.shares[owner, Secret.MASK_KEY][number] = sharing.from_bytes(pair.mask_key_share)
+
+    def _deceive(self, group: list[str]) -> None:
+        run, state = self.run, self.state
+        told = tuple(sorted([*group, *self.colluders]))
+        digest = survivors_digest(state.sharers_sha256, told)
+        consent = encode(Consent(state.roster.digest, state.sharers_sha256, digest))
+        signed = {
+            name: sign(member_key(name), MessageType.CONSENT, consent).signature
+            for name in self.colluders
+        }
+        question = encode(Survivors(run.header.session_id, told))
+        for name in group:
+            step = run.tell(name, Envelope(MessageType.SURVIVORS, question))
+            if step.refusal is not None:
+                self.refusals.append(step.refusal.rule)
+                return
+            run.sessions[name] = step.session
+            signed[name] = step.replies[0].signature
+        endorsements = tuple(Endorsement(name, signed[name]) for name in sorted(signed))
+        proof = encode(Certificate(run.header.session_id, endorsements))
+        for name in group:
+            step = run.tell(name, Envelope(MessageType.CERTIFICATE, proof))
+            assert step.refusal is None
+            for each in decode(Reveal, step.replies[0].payload).shares:
+                shares = self.shares[each.owner, each.secret]
+                shares[self.people[name].number] = sharing.from_bytes(each.share)
+
+    def unmasked(self, name: str) -> NDArray[Any] | None:
+        """A client's own vector, from what was shown; None where that is too little."""
+        seed, key = (self._secret(name, kind) for kind in (Secret.SEED, Secret.MASK_KEY))
+        if seed is None or key is None:
+            return None
+        number, sharers = self.people[name].number, self.state.sharers_sha256
+        masks = [Mask(self_seed(seed, sharers, number, COUNTS.name), negative=True)]
+        private = X25519PrivateKey.from_private_bytes(key)
+        for other, person in self.people.items():
+            if other != name:
+                secret = agree(private, person.advert.mask_key)
+                found = pair_seed(secret, sharers, number, person.number, COUNTS.name)
+                masks.append(Mask(found, negative=number < person.number))
+        words = self.run.uploads[name][COUNTS.name].copy()
+        add_masks(words, masks, first=0, cipher=self.run.header.cipher)
+        return words
+
+    def _secret(self, name: str, kind: Secret) -> bytes | None:
+        shares, enough = self.shares[name, kind], self.run.header.threshold
+        return (
+            sharing.combine(dict(list(shares.items())[:enough])) if len(shares) >= enough else None
+        )
+
+
+def test_more_colluders_than_assumed_with_the_coordinator_see_single_vectors() -> None:
+    """Four of ten hosts, where three are assumed to collude."""
+    attack = TwoViews(colluders="ghij")
+    found = attack.unmasked(VICTIM)
+    assert found is not None
+    assert np.array_equal(found, attack.run.plain[VICTIM][COUNTS.name])
+
+
+@pytest.mark.parametrize("colluders", ["hij", "j", ""])
+def test_as_many_as_assumed_see_none(colluders: str) -> None:
+    attack = TwoViews(colluders=colluders)
+    assert Rule.TOO_FEW in attack.refusals  # two quorums would share an honest client
+    assert all(attack.unmasked(name) is None for name in CLIENTS if name not in colluders)
+
+
+def test_a_coordinator_that_holds_the_federation_root_makes_up_all_members_but_one() -> None:
+    """Its own members' inputs are known to it, so that the sum is about the one that is real."""
+    run: Run = Federation(clients=6).run().finish()  # b to f are of its making
+    assert run.is_exact()
+    made_up = run.true_sum("bcdef")[COUNTS.name]
+    found = run.total()[COUNTS.name] - made_up
+    assert np.array_equal(found, run.plain[VICTIM][COUNTS.name])
