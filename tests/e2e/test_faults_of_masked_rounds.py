@@ -156,8 +156,8 @@ async def test_the_same_updates_are_not_summed_without_somebody(
     federation.points.release()
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert "refuses (released)" in status.reason
-    assert "another seed" in status.reason
+    assert "refuses (released: " in status.reason
+    assert "begin from another model" in status.reason
     await back(federation, 2)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,17 +223,6 @@ async def test_shares_are_given_once(federation: SumFederation) -> None:
     )
     await until(lambda: bool(again))
     assert again[0].failure.reason == "PROTOCOL_VIOLATED"
-
-
-async def test_a_log_that_hides_sums_is_refused(federation: SumFederation) -> None:
-    assert (await federation.sum()).total is not None
-    await until(partial(federation.has_released, VICTIM))
-
-    def forget(message: Invitation) -> Invitation:
-        header = replace(decode(Header, message.header), log_length=0, log_head=bytes(32))
-        return Invitation(encode(header))
-
-    assert await told(federation, INVITATION, forget) == "query-log"
 
 
 async def test_a_session_is_not_used_again(federation: SumFederation) -> None:

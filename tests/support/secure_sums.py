@@ -36,6 +36,7 @@ from potluck.common.secagg import (
     MessageType,
     Purpose,
     Refusal,
+    SetCertificate,
     Situation,
     SumParty,
     Unmasking,
@@ -153,13 +154,19 @@ class Federation:
         """What clients expect, if the header is right."""
         values: dict[str, Any] = {
             "purpose": header.purpose,
-            "input_id": "input",
+            "input_id": f"input {header.model_digest.hex()}",
             "lengths": {lane.name: lane.length for lane in header.lanes},
             "model_digest": header.model_digest,
             "training_sha256": header.training_sha256,
             "metrics": header.metrics,
         }
         return Expectation(**(values | changes))
+
+    def part(self, names: Collection[str]) -> Federation:
+        """The same federation, of which only some clients attend."""
+        part = replace(self, clients=len(names))
+        part.__dict__["names"] = sorted(names)
+        return part
 
     def run(self, header: Header | None = None, **options: Any) -> Run:
         """A session that has been invited to."""
@@ -169,25 +176,32 @@ class Federation:
 @dataclass
 class Run:
     """A session under way. Messages wait in `pending` until `answer` hands them out; those for
-    clients that are not to answer are lost."""
+    clients that are not to answer are lost.
+
+    beside: all sessions of these clients, this one among them.
+    """
 
     federation: Federation
     header: Header
     seed: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    log: tuple[bytes, ...] = ()
+    certified: tuple[SetCertificate, ...] = ()
     inputs: Callable[[str, Lane], NDArray[Any]] | None = None
+    beside: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.beside.append(self)
         self.generator = random.Random(self.seed)
         self.sessions: dict[str, ClientSession] = {}
         self.refusals: dict[str, Refusal] = {}
         self.rejected: list[Refusal] = []
         self.uploads: dict[str, dict[str, NDArray[Any]]] = {}
         self.plain: dict[str, dict[str, NDArray[Any]]] = {}
-        self.released: list[bytes] = []
         step = coordinator.invite(
-            self.header, self.federation.hosts, self.federation.root, log=self.log
+            self.header,
+            self.federation.hosts,
+            self.federation.root,
+            certified=self.certified,
         )
         self.pending: dict[str, list[Envelope]] = {name: [] for name in self.federation.names}
         self.session: CoordinatorSession = step.session
@@ -203,7 +217,8 @@ class Run:
         party = self.federation.parties[name]
         if envelope.type is MessageType.INVITATION:
             expected = self.federation.expected(self.header)
-            return client.begin(party, envelope, expected, self.situation(name))
+            others = [run.sessions[name] for run in self.beside if name in run.sessions]
+            return client.begin(party, envelope, expected, self.situation(name), others=others)
         return client.handle(self.sessions[name], envelope, self.situation(name))
 
     def next(self, name: str) -> Envelope:
@@ -214,6 +229,9 @@ class Run:
 
     def take(self, name: str, step: ClientStep) -> None:
         """Believe a step, upload if it asks for that, and pass its replies on."""
+        for run in self.beside:
+            if run.header.session_id in step.superseded:
+                del run.sessions[name]
         self.sessions[name] = step.session
         ledger = self.ledgers.get(name, Ledger())
         self.ledgers[name] = ledger.with_entries(step.entries)
@@ -279,6 +297,12 @@ class Run:
             self.answer()
         return self
 
+    def total_clients(self) -> tuple[str, ...]:
+        """Whose inputs are in the sum."""
+        unmasking = self.session.unmasking
+        assert unmasking is not None
+        return unmasking.survivors
+
     def total(self) -> dict[str, NDArray[Any]]:
         """The unmasked sum, by lane."""
         unmasking = self.session.unmasking
@@ -322,7 +346,7 @@ class Run:
         other.__dict__.update(self.__dict__)
         for name in ("sessions", "refusals", "uploads", "plain", "ledgers", "pending"):
             setattr(other, name, dict(getattr(self, name)))
-        other.rejected, other.released = list(self.rejected), list(self.released)
+        other.rejected = list(self.rejected)
         other.generator = random.Random(self.seed)
         other.generator.setstate(self.generator.getstate())
         return other
@@ -334,8 +358,6 @@ class Run:
         return draws.integers(0, 1000, lane.length).astype(lane_dtype(lane.modulus_bits))
 
     def _send(self, step: CoordinatorStep) -> None:
-        if step.log_entry is not None:
-            self.released.append(step.log_entry)
         for name, envelope in step.messages:
             self.pending[name] = [*self.pending[name], envelope]
 

@@ -206,11 +206,22 @@ class SumSessions:
         if expected.purpose is Purpose.UPDATE:
             party = replace(party, policy=self.policy.of_updates)
         header = _header(envelope)
+        self._make_room(name)
         situation = self._situation(name)
         known = {bytes.fromhex(each.session_id) for each in situation.ledger.uploads}
-        step = client.begin(party, envelope, expected, situation, used=known | self._used[name])
+        step = client.begin(
+            party,
+            envelope,
+            expected,
+            situation,
+            used=known | self._used[name],
+            others=[live.session for key, live in self._live.items() if key[0] == name],
+        )
         self._used[name].add(header.session_id)
-        self._make_room(name)
+        for session_id in step.superseded:
+            earlier = self._live.pop((name, session_id))
+            if earlier.appointment is not None and earlier.appointment is not appointment:
+                earlier.appointment.close()
         live = _Live(session=step.session, header=header, counts=counts, appointment=appointment)
         return await self._take(name, live, step)
 

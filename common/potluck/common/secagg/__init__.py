@@ -42,8 +42,8 @@ Coordinator                                          Client
 Whoever drives it keeps these promises:
 
 - *Before sending.* `ClientStep.entries` are in the ledger, on disk, before `replies` are sent, and
-  after a DELIVERY before a byte of the masked vector is. `CoordinatorStep.log_entry` is in the
-  query log, on disk, before `messages` are sent.
+  after a DELIVERY before a byte of the masked vector is. `CoordinatorSession.certificate` is on
+  disk before the `messages` that come with it are sent.
 - *One line of history.* The newest session replaces the older one; sessions are never written down.
 - *Time.* When a stage takes too long, `coordinator.close(session)`; when a client is gone for good,
   `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
@@ -51,8 +51,10 @@ Whoever drives it keeps these promises:
 - *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all. The file around them is
   the driver's, and so is its digest: 32 bytes of a cryptographic hash that both sides use, over the
   whole file. Models are named likewise. Only complete uploads are summed.
-- *Histogram sessions one after the other*, and with the query log in each invitation: a client
-  refuses one whose log lacks a sum it gave shares in.
+- *One session over an input.* `begin` gets the client's sessions under way, and those that it says
+  are superseded are forgotten before its reply is sent.
+- *Certificates.* A session over inputs of an earlier one, whose sum was certified, shows its
+  certificate with the invitation: a client that was cut off then refuses otherwise.
 
 A message may come twice: the same bytes get the same answer, and the step says `repeated`. A vector
 is encoded and masked once for each session: two of them give their difference away. A coordinator
@@ -78,11 +80,11 @@ from potluck.common.secagg.client.client_session import (
 from potluck.common.secagg.coordinator.coordinator_session import (
     CoordinatorSession,
     CoordinatorStep,
+    SetCertificate,
 )
 from potluck.common.secagg.coordinator.session_record import SessionRecord, session_record
 from potluck.common.secagg.coordinator.unmasking import Unmasking
 from potluck.common.secagg.policy.ledger import Ledger, entry_from_json
-from potluck.common.secagg.policy.query_log import LogPosition
 from potluck.common.secagg.policy.sum_policy import ClientPolicy, Expectation
 from potluck.common.secagg.primitives.masks import StreamCipher
 from potluck.common.secagg.primitives.thresholds import Thresholds, complete_thresholds
@@ -113,7 +115,6 @@ __all__ = [
     "Lane",
     "LaneEncoding",
     "Ledger",
-    "LogPosition",
     "Masking",
     "MessageType",
     "Noise",
@@ -121,6 +122,7 @@ __all__ = [
     "Refusal",
     "Rule",
     "SessionRecord",
+    "SetCertificate",
     "Situation",
     "StreamCipher",
     "SumParty",

@@ -64,11 +64,7 @@ class Rule(StrEnum):
     BUDGET = "budget"
     """The privacy budget does not allow another release."""
     RELEASED = "released"
-    """This input was released before, in a sum over another set."""
-    DIFFERENCING = "differencing"
-    """The sum, with earlier ones, would give away too small a group."""
-    QUERY_LOG = "query-log"
-    """The query log was rewritten, has a gap, or lacks a sum this client took part in."""
+    """This input is in a sum over another set, or may be, or is in one that is under way."""
     RECONSTRUCTION = "reconstruction"
     """Shares do not give the secret that was committed to."""
 

@@ -329,8 +329,6 @@ class SecureHeader(_message.Message):
     QUORUM_FIELD_NUMBER: _builtins.int
     NOISE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    LOG_LENGTH_FIELD_NUMBER: _builtins.int
-    LOG_HEAD_FIELD_NUMBER: _builtins.int
     ISSUED_AT_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     TRAINING_SHA256_FIELD_NUMBER: _builtins.int
@@ -372,10 +370,6 @@ class SecureHeader(_message.Message):
     """Consents that certify a set."""
     model_digest: _builtins.bytes
     """Digest of the model that updates start from, 32 bytes; empty for other purposes."""
-    log_length: _builtins.int
-    """How many sums the query log holds."""
-    log_head: _builtins.bytes
-    """Head of the query log."""
     issued_at: _builtins.int
     """When the session began, in seconds since 1970."""
     expires_at: _builtins.int
@@ -422,8 +416,6 @@ class SecureHeader(_message.Message):
         quorum: _builtins.int = ...,
         noise: Global___SecureNoise | None = ...,
         model_digest: _builtins.bytes = ...,
-        log_length: _builtins.int = ...,
-        log_head: _builtins.bytes = ...,
         issued_at: _builtins.int = ...,
         expires_at: _builtins.int = ...,
         training_sha256: _builtins.bytes = ...,
@@ -432,7 +424,7 @@ class SecureHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "log_head", b"log_head", "log_length", b"log_length", "membership_epoch", b"membership_epoch", "membership_sha256", b"membership_sha256", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "training_sha256", b"training_sha256", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cipher", b"cipher", "colluding_hosts", b"colluding_hosts", "degree", b"degree", "disclosure", b"disclosure", "expires_at", b"expires_at", "federation", b"federation", "issued_at", b"issued_at", "lanes", b"lanes", "least_hosts", b"least_hosts", "membership_epoch", b"membership_epoch", "membership_sha256", b"membership_sha256", "metric_bound", b"metric_bound", "metrics", b"metrics", "model_digest", b"model_digest", "noise", b"noise", "purpose", b"purpose", "quorum", b"quorum", "round", b"round", "run", b"run", "session_id", b"session_id", "subject", b"subject", "threshold", b"threshold", "training_sha256", b"training_sha256", "version", b"version", "weight_bound", b"weight_bound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,66 +437,60 @@ class SecureInvitation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    LOG_FIELD_NUMBER: _builtins.int
-    LOG_BEGIN_FIELD_NUMBER: _builtins.int
+    CERTIFIED_FIELD_NUMBER: _builtins.int
     header: _builtins.bytes
     """A serialised SecureHeader."""
-    log_begin: _builtins.int
-    """Where in the query log `log` begins."""
     @_builtins.property
-    def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Serialised SecureLogEntry of the query log, oldest first, up to its head."""
+    def certified(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureCertifiedSet]:
+        """Earlier sets over what may be the same inputs, as a quorum certified them."""
 
     def __init__(
         self,
         *,
         header: _builtins.bytes = ...,
-        log: _abc.Iterable[_builtins.bytes] | None = ...,
-        log_begin: _builtins.int = ...,
+        certified: _abc.Iterable[Global___SecureCertifiedSet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "log", b"log", "log_begin", b"log_begin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certified", b"certified", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SecureInvitation: _TypeAlias = SecureInvitation  # noqa: Y015
 
 @_typing.final
-class SecureLogEntry(_message.Message):
-    """A sum that was released."""
+class SecureCertifiedSet(_message.Message):
+    """The set of an earlier session, with the consents of a quorum."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    SUBJECT_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
-    NOISY_FIELD_NUMBER: _builtins.int
+    ENDORSEMENTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """The session it came of."""
-    subject: _builtins.str
-    """What was summed, as in the header."""
-    noisy: _builtins.bool
-    """Whether noise was added."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Whose inputs are in it."""
+
+    @_builtins.property
+    def endorsements(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureEndorsement]:
+        """Sorted by client."""
 
     def __init__(
         self,
         *,
         session_id: _builtins.bytes = ...,
-        subject: _builtins.str = ...,
         clients: _abc.Iterable[_builtins.str] | None = ...,
-        noisy: _builtins.bool = ...,
+        endorsements: _abc.Iterable[Global___SecureEndorsement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "noisy", b"noisy", "session_id", b"session_id", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "endorsements", b"endorsements", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SecureLogEntry: _TypeAlias = SecureLogEntry  # noqa: Y015
+Global___SecureCertifiedSet: _TypeAlias = SecureCertifiedSet  # noqa: Y015
 
 @_typing.final
 class SecureAdvert(_message.Message):
@@ -517,6 +503,7 @@ class SecureAdvert(_message.Message):
     MASK_KEY_FIELD_NUMBER: _builtins.int
     CHANNEL_KEY_FIELD_NUMBER: _builtins.int
     COMMITMENT_FIELD_NUMBER: _builtins.int
+    REVEALED_FIELD_NUMBER: _builtins.int
     header_sha256: _builtins.bytes
     """SHA-256 of the header."""
     client: _builtins.str
@@ -527,6 +514,12 @@ class SecureAdvert(_message.Message):
     """X25519, for shares."""
     commitment: _builtins.bytes
     """SHA-256 of the client's own mask seed; see the documentation."""
+    @_builtins.property
+    def revealed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The sessions over what may be the same input in which the client has given shares. It has given
+        none in others, and will give none in any other than this one.
+        """
+
     def __init__(
         self,
         *,
@@ -535,10 +528,11 @@ class SecureAdvert(_message.Message):
         mask_key: _builtins.bytes = ...,
         channel_key: _builtins.bytes = ...,
         commitment: _builtins.bytes = ...,
+        revealed: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_key", b"channel_key", "client", b"client", "commitment", b"commitment", "header_sha256", b"header_sha256", "mask_key", b"mask_key", "revealed", b"revealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

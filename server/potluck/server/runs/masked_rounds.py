@@ -52,7 +52,7 @@ from potluck.server.store.records import AttemptKey
 from potluck.server.strategy import Summation
 from potluck.server.sums.counts import SumOutcome, check_invited, convictions
 from potluck.server.sums.label_sums import task_reference
-from potluck.server.sums.sum_session import SumTerms
+from potluck.server.sums.sum_session import SumTerms, earlier_certificates
 from potluck.server.sums.update_session import MaskedSession, SignedInput
 
 _RELEASED = (
@@ -104,7 +104,9 @@ class MaskedRounds:
             return
         for client in sorted(cohort.keys() - invited.keys()):
             self._left(client, "its host was away when it was selected")
-        step = coordinator.invite(header, invited, root)
+        in_store, terms = run.services.in_store, current.session.terms
+        certified = await earlier_certificates(in_store, terms, invited)
+        step = coordinator.invite(header, invited, root, certified=certified)
         ends = current.session.run(step)
         current.driving = asyncio.create_task(self._drive(current, root, ends))
 
@@ -264,6 +266,7 @@ class MaskedRounds:
             least_hosts=header.least_hosts,
             colluding_hosts=header.colluding_hosts,
             stage_seconds=run_file.masking.stage_seconds,
+            model=run.model.blake3,
         )
         services = run.services
         return MaskedSession(

@@ -1,9 +1,10 @@
-"""Secure sums: what came of each session, and the log of those that were released."""
+"""Secure sums: what came of each session, and the sets that were certified."""
 
 from __future__ import annotations
 
 from sqlalchemy import func, insert, select
 
+from potluck.common.secagg import SetCertificate
 from potluck.server.store.part import Part
 from potluck.server.store.records import SecureSum
 from potluck.server.store.sql import schema
@@ -23,24 +24,34 @@ _read_sum = Reader(
 
 
 class Sums(Part):
-    """The ends of sessions in their order, and the query log, which is only ever extended."""
+    """The ends of sessions in their order, and certificates from before their shares were given."""
 
-    def append_query_log(self, session_id: str, entry: bytes) -> None:
-        """Extend the log. The same session again changes nothing."""
-        table = schema.query_log
+    def keep_certificate(self, inputs: str, certificate: SetCertificate) -> None:
+        """Keep the set that a session's clients certified. inputs: what is one input of theirs.
+
+        The same session again changes nothing.
+        """
+        table = schema.sum_certificates
         with self._database.transaction() as connection:
-            known = select(table.c.number).where(table.c.session_id == session_id)
+            known = select(table.c.number).where(table.c.session_id == certificate.session_id)
             if connection.execute(known).first() is None:
-                last = connection.execute(select(func.count()).select_from(table)).scalar_one()
-                row = {"number": last + 1, "session_id": session_id, "entry": entry.hex()}
+                last = connection.execute(select(func.max(table.c.number))).scalar_one() or 0
+                row = {
+                    "number": last + 1,
+                    "session_id": certificate.session_id,
+                    "inputs": inputs,
+                    "certificate": certificate.model_dump_json(),
+                }
                 connection.execute(insert(table), row)
 
-    def query_log(self) -> list[bytes]:
-        """All entries, oldest first."""
-        table = schema.query_log
+    def certificates(self, inputs: str, *, limit: int) -> list[SetCertificate]:
+        """The newest certificates over these inputs, newest first."""
+        table = schema.sum_certificates
+        query = select(table.c.certificate).where(table.c.inputs == inputs)
+        query = query.order_by(table.c.number.desc()).limit(limit)
         with self._database.transaction() as connection:
-            rows = read_rows(connection, select(table).order_by(table.c.number))
-        return [bytes.fromhex(row["entry"]) for row in rows]
+            texts = connection.execute(query).scalars().all()
+        return [SetCertificate.model_validate_json(text) for text in texts]
 
     def add_sum(self, done: SecureSum) -> None:
         """Keep what came of a session."""

@@ -23,11 +23,9 @@ from numpy.typing import NDArray
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.secagg import (
     CoordinatorStep,
-    FederationRoot,
     Header,
     Lane,
     LaneEncoding,
-    LogPosition,
     Noise,
     Purpose,
     Rule,
@@ -50,7 +48,13 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.store import SecureSum
 from potluck.server.store.store_thread import InStore
-from potluck.server.sums.sum_session import COUNTS, PhaseObserver, SumSession, SumTerms
+from potluck.server.sums.sum_session import (
+    COUNTS,
+    PhaseObserver,
+    SumSession,
+    SumTerms,
+    earlier_certificates,
+)
 
 log = structlog.get_logger()
 
@@ -141,7 +145,8 @@ class SecureSums:
                     membership_epoch=root.members.epoch,
                     membership_sha256=root.members.digest,
                 )
-                step = await self._invitation(root, header, invited)
+                certified = await earlier_certificates(self.in_store, terms, invited)
+                step = coordinator.invite(header, invited, root, certified=certified)
                 outcome = await self._attempt(terms, step, epochs, present)
                 convicted |= convictions(outcome.record)
                 outcome = replace(outcome, troubles={**outcome.troubles, **convicted})
@@ -176,15 +181,6 @@ class SecureSums:
             {client: session.host_id for client, session in attending.items()},
             {client: session.data_epoch for client, session in attending.items()},
         )
-
-    async def _invitation(
-        self, root: FederationRoot, header: Header, invited: Mapping[str, str]
-    ) -> CoordinatorStep:
-        """The first step of a session, with the query log as it is."""
-        entries = await self.in_store(lambda store: store.query_log())
-        position = LogPosition().extend(entries)
-        header = replace(header, log_length=position.length, log_head=position.head)
-        return coordinator.invite(header, invited, root, log=entries)
 
     async def _attempt(
         self,

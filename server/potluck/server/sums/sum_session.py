@@ -1,8 +1,8 @@
 """One session of a secure sum: `common/secagg`'s coordinator, driven over the control stream.
 
 Lives on the event loop. A message to a client is an instruction, what the client says is its
-answer; a stage ends when everybody has answered, or its time is up. An entry of the query log is on
-disk before clients can act on it.
+answer; a stage ends when everybody has answered, or its time is up. A certificate is on disk
+before clients can act on it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +22,7 @@ from potluck.common.secagg import (
     CoordinatorStep,
     Envelope,
     MessageType,
-    Purpose,
+    SetCertificate,
     coordinator,
     decode,
     encode,
@@ -38,6 +38,9 @@ COUNTS = "counts"
 _PRESENCE_SECONDS = 0.5
 """Seconds between two checks whether clients that have not answered may still come back."""
 
+_CERTIFICATES = 8
+"""Most that an invitation carries: more than one input has attempts."""
+
 Event = tuple[str, coordinator_pb2.Answer]
 PhaseObserver = Callable[[str, float, int], None]
 """Told of a phase: its name, its seconds, how many clients dropped out in it."""
@@ -50,7 +53,7 @@ class SumTerms:
     kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
     name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts
     (a third if None): of distinct hosts. epsilon, sensitivity: of noise that the clients make
-    together; exact if None.
+    together; exact if None. model: that updates start from, its digest.
     """
 
     run_id: str
@@ -64,6 +67,15 @@ class SumTerms:
     stage_seconds: float
     epsilon: float | None = None
     sensitivity: int = 2
+    model: str = ""
+
+    @property
+    def inputs(self) -> str:
+        """The same for sums that clients go into with what may be one input, over one set only;
+        empty where they may go into any."""
+        if self.kind is SumKind.PROTOCOL or self.epsilon is not None:
+            return ""
+        return f"updates of {self.model}" if self.kind is SumKind.UPDATE else "label counts"
 
 
 class SumSession:
@@ -83,11 +95,12 @@ class SumSession:
         """The reasons of clients that can't take part, in their words."""
         self._attendance = attendance
         self._in_store = in_store
-        self._terms = terms
+        self.terms = terms
         self._present = present
         self._observe = observe
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._sent: list[str] = []
+        self._certified = False
 
     async def run(self, step: CoordinatorStep) -> CoordinatorSession:
         """Go on until the session is over."""
@@ -173,21 +186,21 @@ class SumSession:
 
     def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002  # subclasses look
         """Seconds that the stage may take."""
-        return self._terms.stage_seconds
+        return self.terms.stage_seconds
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
         """Say with an invitation what is summed."""
-        work.task.CopyFrom(self._terms.task)
+        work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:
         """Something has happened in the session."""
 
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session
-        session_id = session.session_id.hex()
-        if step.log_entry is not None and session.setup.header.purpose is Purpose.HISTOGRAM:
-            entry = step.log_entry
-            await self._in_store(lambda store: store.append_query_log(session_id, entry))
+        certificate, inputs = session.certificate, self.terms.inputs
+        if certificate is not None and inputs and not self._certified:
+            await self._in_store(lambda store: store.keep_certificate(inputs, certificate))
+            self._certified = True
         self._send(step)
 
     def _send(self, step: CoordinatorStep) -> None:
@@ -203,9 +216,9 @@ class SumSession:
             if kind is MessageType.INVITATION:
                 self._introduce(work, client)
             instruction = coordinator_pb2.Instruction(
-                id=f"{self._terms.run_id}/sum/{session_id}/{kind.name.lower()}/{client}",
+                id=f"{self.terms.run_id}/sum/{session_id}/{kind.name.lower()}/{client}",
                 client_id=client,
-                run_id=self._terms.run_id,
+                run_id=self.terms.run_id,
                 secure=work,
             )
             over = kind is MessageType.ABORT
@@ -224,11 +237,10 @@ class SumSession:
 
 
 def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
-    """Two steps as one: what is to be sent and kept adds up."""
+    """Two steps as one: what is to be sent adds up."""
     return replace(
         step,
         messages=(*before.messages, *step.messages),
-        log_entry=step.log_entry or before.log_entry,
     )
 
 
@@ -244,3 +256,15 @@ def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorSt
 
 def _received(message: wire.SecureEnvelope) -> Envelope:
     return decode(Envelope, message.SerializeToString(deterministic=True))
+
+
+async def earlier_certificates(
+    in_store: InStore, terms: SumTerms, invited: Collection[str]
+) -> list[SetCertificate]:
+    """Certificates that the clients may need who went into earlier sums and don't know which."""
+    if not terms.inputs:
+        return []
+    found: list[SetCertificate] = await in_store(
+        lambda store: store.certificates(terms.inputs, limit=_CERTIFICATES)
+    )
+    return [each for each in found if not set(each.clients).isdisjoint(invited)]

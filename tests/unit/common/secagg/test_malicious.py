@@ -118,7 +118,6 @@ def invitation(run: Run, **changes: Any) -> Envelope:
         ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=0)}, Rule.MALFORMED),
         ({"noise": Noise(epsilon=1e-5, sensitivity=2, contributors=3)}, Rule.MALFORMED),
         ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=3)}, Rule.BUDGET),
-        ({"log_length": 1}, Rule.QUERY_LOG),
     ],
 )
 def test_headers_weaker_than_the_policy_are_refused(changes: dict[str, Any], rule: Rule) -> None:

@@ -13,12 +13,8 @@ from datetime import datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from potluck.common.secagg.policy.ledger import (
-    Ledger,
-    LedgerEntry,
-    LogSeen,
-)
-from potluck.common.secagg.policy.query_log import LogPosition
+from potluck.common.secagg.policy.ledger import Ledger, LedgerEntry
+from potluck.common.secagg.policy.one_set import keeps_to_one_set
 from potluck.common.secagg.policy.sum_policy import ClientPolicy, Expectation
 from potluck.common.secagg.primitives.agreement import (
     SessionKeys,
@@ -29,6 +25,7 @@ from potluck.common.secagg.primitives.sharing import Random
 from potluck.common.secagg.rules import Refusal
 from potluck.common.secagg.wire.messages import (
     Abort,
+    CertifiedSet,
     Envelope,
     Header,
 )
@@ -67,17 +64,19 @@ class Situation:
 class Agreed:
     """The parts of a session that stay: the client, the header, and its own expectation.
 
-    log_known: the query log as the ledger had it at the invitation. log_seen: what the invitation
-    showed beyond that, written down with the upload: before that the session gives nothing away
-    that a coordinator could not have shown another log for.
+    certified: earlier sets that came with the invitation.
     """
 
     party: SumParty
     header: Header
     header_sha256: bytes
     expected: Expectation
-    log_known: LogPosition = field(default_factory=LogPosition)
-    log_seen: tuple[LogSeen, ...] = ()
+    certified: tuple[CertifiedSet, ...] = ()
+
+    @property
+    def one_set(self) -> bool:
+        """True where the client's inputs go into one set."""
+        return self.party.policy.one_set and keeps_to_one_set(self.header, self.party.policy)
 
     @property
     def client(self) -> str:
@@ -203,6 +202,11 @@ class ClientSession:
         return isinstance(self.state, Revealed | Ended)
 
     @property
+    def header(self) -> Header | None:
+        """The session's header, until it is over."""
+        return None if isinstance(self.state, Revealed | Ended) else self.state.agreed.header
+
+    @property
     def masking(self) -> Masking | None:
         """The masks, while the client is to upload its vector."""
         return self.state if isinstance(self.state, Masking) else None
@@ -214,7 +218,8 @@ class ClientStep:
 
     entries: to be written to the ledger, durably, before `replies` are sent or, after a delivery,
     before a byte of the masked vector is. repeated: the message had been answered already; send
-    the same replies again and do nothing else, least of all mask another vector.
+    the same replies again and do nothing else, least of all mask another vector. superseded: of
+    this client's other sessions, those to forget before `replies` are sent.
     """
 
     session: ClientSession
@@ -222,6 +227,7 @@ class ClientStep:
     entries: tuple[LedgerEntry, ...] = ()
     refusal: Refusal | None = None
     repeated: bool = False
+    superseded: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

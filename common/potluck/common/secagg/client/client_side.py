@@ -13,7 +13,7 @@ answers differently has broken the protocol itself. The same message again gets 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -37,7 +37,6 @@ from potluck.common.secagg.client.client_session import (
 )
 from potluck.common.secagg.client.client_stages import (
     advertise,
-    check_query_log,
     consent,
     derive_masks,
     reveal,
@@ -46,10 +45,8 @@ from potluck.common.secagg.client.client_stages import (
 from potluck.common.secagg.policy.ledger import (
     check_charge,
 )
+from potluck.common.secagg.policy.one_set import keeps_to_one_set, superseded
 from potluck.common.secagg.policy.sum_policy import Expectation, check_header
-from potluck.common.secagg.primitives.agreement import (
-    KEY_BYTES,
-)
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import decode, encode
 from potluck.common.secagg.wire.messages import (
@@ -80,8 +77,12 @@ def begin(
     situation: Situation,
     *,
     used: Container[bytes] = frozenset(),
+    others: Iterable[ClientSession] = (),
 ) -> ClientStep:
-    """Answer an invitation with an advert, or a refusal. used: sessions this client has begun."""
+    """Answer an invitation with an advert, or a refusal.
+
+    used: sessions this client has begun. others: those of its sessions that are under way.
+    """
     session_id = b""
     try:
         require(invitation.type is MessageType.INVITATION, Rule.STAGE, "not an invitation")
@@ -104,13 +105,16 @@ def begin(
             header=header,
             header_sha256=hashlib.sha256(message.header).digest(),
             expected=expected,
-            log_known=situation.ledger.log_position,
-            log_seen=check_query_log(message, header, situation.ledger),
+            certified=message.certified,
         )
-        answer = advertise(agreed, situation.random(3 * KEY_BYTES))
+        dropped: tuple[bytes, ...] = ()
+        if keeps_to_one_set(header, party.policy):
+            headers = [each.header for each in others if each.header is not None]
+            dropped = superseded(header, headers, party.policy, now)
+        answer = advertise(agreed, situation)
     except BrokenRuleError as error:
         return _refuse(party, session_id, error.refusal, _digest(invitation))
-    return _step(session_id, answer, _digest(invitation))
+    return replace(_step(session_id, answer, _digest(invitation)), superseded=dropped)
 
 
 def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> ClientStep:

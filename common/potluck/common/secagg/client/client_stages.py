@@ -23,17 +23,23 @@ from potluck.common.secagg.client.client_session import (
 from potluck.common.secagg.policy.ledger import (
     Ledger,
     LedgerEntry,
-    LogSeen,
     check_charge,
-    check_release,
-    log_seen,
     release_entry,
     upload_entry,
 )
-from potluck.common.secagg.policy.query_log import LogPosition, check_log
+from potluck.common.secagg.policy.one_set import (
+    check_group,
+    check_set,
+    in_known_set,
+    keeps_to_one_set,
+    revealed_sessions,
+    session_view,
+    settle,
+)
 from potluck.common.secagg.policy.sum_policy import check_roster
 from potluck.common.secagg.primitives import sharing
 from potluck.common.secagg.primitives.agreement import (
+    KEY_BYTES,
     SessionKeys,
     SharePair,
     agree,
@@ -44,6 +50,7 @@ from potluck.common.secagg.primitives.agreement import (
     self_seed,
 )
 from potluck.common.secagg.primitives.masks import Mask
+from potluck.common.secagg.primitives.thresholds import colluding_clients
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import check_names, encode
 from potluck.common.secagg.wire.messages import (
@@ -52,10 +59,7 @@ from potluck.common.secagg.wire.messages import (
     Consent,
     Delivery,
     Envelope,
-    Header,
-    Invitation,
     MessageType,
-    Purpose,
     Reveal,
     RevealedShare,
     RosterMessage,
@@ -74,15 +78,18 @@ from potluck.common.secagg.wire.transcript import (
 )
 
 
-def advertise(agreed: Agreed, entropy: bytes) -> Answer:
-    """Make keys from 96 random bytes and announce them."""
-    keys = SessionKeys.from_random(entropy)
+def advertise(agreed: Agreed, situation: Situation) -> Answer:
+    """Make keys and announce them, and say in which sessions shares of such inputs were given."""
+    keys = SessionKeys.from_random(situation.random(3 * KEY_BYTES))
+    header, policy = agreed.header, agreed.party.policy
+    promises = keeps_to_one_set(header, policy)
     advert = Advert(
         header_sha256=agreed.header_sha256,
         client=agreed.client,
         mask_key=keys.mask_key.public_key().public_bytes_raw(),
         channel_key=keys.channel_key.public_key().public_bytes_raw(),
         commitment=commitment(keys.seed, agreed.header_sha256),
+        revealed=revealed_sessions(situation.ledger, header, policy) if promises else (),
     )
     envelope = _signed(agreed, MessageType.ADVERT, encode(advert))
     return Answer(Advertised(agreed=agreed, keys=keys, advert=envelope), (envelope,))
@@ -107,6 +114,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
         "the roster holds clients outside of the cell that this client drew from its own members "
         "file and sum_hosts; both must be the same everywhere, and in the run file",
     )
+    entries = _settle(agreed, roster, situation)
     holders = sorted([me, *roster.neighbours[me]])
     require(
         len(holders) >= header.threshold,
@@ -138,7 +146,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
     )
     reply = _signed(agreed, MessageType.SHARES, encode(Shares(roster.digest, me, sealed)))
     after = Shared(agreed=agreed, keys=keys, roster=roster, own_pair=own_pair, channels=channels)
-    return Answer(after, (reply,))
+    return Answer(after, (reply,), entries)
 
 
 def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answer:
@@ -164,11 +172,11 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
             refusal = Refusal(error.rule, f"{error.detail}: {each.client!r}'s")
             return accuse(state, message.session_id, each.client, refusal)
     check_charge(situation.ledger, header)
+    _check_group(agreed, roster, message.sharers, situation.ledger)
     digest = sharers_digest(roster.digest, message.sharers)
     view = View(roster=roster, sharers=message.sharers, sharers_sha256=digest, held=held)
     masking = Masking(agreed=agreed, view=view, masks=_masks(state, partners, digest))
-    entry = upload_entry(header, agreed.expected.input_id, situation.now)
-    return Answer(masking, (), (*_news_of_log(agreed, situation.ledger), entry))
+    return Answer(masking, (), _upload_entries(agreed, roster, digest, situation))
 
 
 def _masks(
@@ -196,7 +204,7 @@ def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer
         message.clients, view.roster, agreed, within=frozenset(view.sharers), what="the survivors"
     )
     _check_members(view.roster, message.clients, situation)
-    _check_ledger(agreed, view.roster, message.clients, situation.ledger)
+    _check_set(agreed, message.clients, situation.ledger)
     survivors_sha256 = survivors_digest(view.sharers_sha256, message.clients)
     consent = encode(Consent(view.roster.digest, view.sharers_sha256, survivors_sha256))
     after = Consented(
@@ -226,7 +234,7 @@ def reveal(state: Consented, message: Certificate, situation: Situation) -> Answ
         agreed.party.root.verify(roster.participants[each.client].record, envelope)
     _check_members(roster, state.survivors, situation)
     # Another session of this client may have ended since it consented here.
-    _check_ledger(agreed, roster, state.survivors, situation.ledger)
+    _check_set(agreed, state.survivors, situation.ledger)
     survivors = frozenset(state.survivors)
     shares = tuple(
         RevealedShare(
@@ -286,34 +294,45 @@ def _check_members(roster: Roster, clients: Iterable[str], situation: Situation)
         )
 
 
-def _check_ledger(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledger: Ledger) -> None:
-    policy, header = agreed.party.policy, agreed.header
-    if header.disclosure in policy.unprotected or not policy.one_set:
-        return
-    hosts = {client: roster.participants[client].record.host for client in clients}
-    check_release(ledger, header, agreed.expected.input_id, hosts, policy.least_hosts)
-
-
-def _news_of_log(agreed: Agreed, ledger: Ledger) -> tuple[LedgerEntry, ...]:
-    """Entries of the query log in the invitation that the ledger does not hold yet."""
-    header, position = agreed.header, ledger.log_position
-    if not agreed.log_seen or position == LogPosition(header.log_length, header.log_head):
+def _settle(agreed: Agreed, roster: Roster, situation: Situation) -> tuple[LedgerEntry, ...]:
+    """Entries about earlier uploads of the input, which may be summed in this roster then."""
+    if not agreed.one_set:
         return ()
-    require(
-        position == agreed.log_known,
-        Rule.QUERY_LOG,
-        "another session has shown another log meanwhile",
+    entries = settle(
+        situation.ledger,
+        agreed.expected.input_id,
+        roster,
+        agreed.certified,
+        client=agreed.client,
+        root=agreed.party.root,
+        at=situation.now,
     )
-    return agreed.log_seen
+    ledger = situation.ledger.with_entries(entries)
+    _check_group(agreed, roster, tuple(roster.participants), ledger)
+    return entries
 
 
-def check_query_log(message: Invitation, header: Header, ledger: Ledger) -> tuple[LogSeen, ...]:
-    """The ledger entry for what is new in the query log; for histograms only."""
-    if header.purpose is not Purpose.HISTOGRAM:
-        return ()
-    known, announced = ledger.log_position, LogPosition(header.log_length, header.log_head)
-    fresh = check_log(known, message.log_begin, message.log, announced, ledger.owed_sessions)
-    return (log_seen(ledger, announced, fresh),) if announced != known else ()
+def _check_group(agreed: Agreed, roster: Roster, clients: tuple[str, ...], ledger: Ledger) -> None:
+    if agreed.one_set:
+        colluding = colluding_clients(roster.listed_hosts, agreed.header.colluding_hosts)
+        check_group(ledger, agreed.header, agreed.expected.input_id, clients, colluding)
+
+
+def _check_set(agreed: Agreed, clients: tuple[str, ...], ledger: Ledger) -> None:
+    if agreed.one_set:
+        check_set(ledger, agreed.header, agreed.expected.input_id, clients)
+
+
+def _upload_entries(
+    agreed: Agreed, roster: Roster, sharers_sha256: bytes, situation: Situation
+) -> tuple[LedgerEntry, ...]:
+    header, input_id, now = agreed.header, agreed.expected.input_id, situation.now
+    if not keeps_to_one_set(header, agreed.party.policy):
+        return (upload_entry(header, input_id, None, now),)
+    entry = upload_entry(header, input_id, session_view(roster, sharers_sha256), now)
+    if not agreed.one_set:
+        return (entry,)
+    return (entry, *in_known_set(situation.ledger, header, input_id, now))
 
 
 def _signed(agreed: Agreed, kind: MessageType, payload: bytes) -> Envelope:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel, ConfigDict
+
 from potluck.common.secagg.coordinator.unmasking import (
     Unmasking,
 )
+from potluck.common.secagg.policy.ledger import Hexadecimal
 from potluck.common.secagg.rules import Refusal, Rule
 from potluck.common.secagg.wire.evidence import Conviction
 from potluck.common.secagg.wire.messages import (
     Abort,
+    CertifiedSet,
+    Endorsement,
     Envelope,
     Header,
     Reveal,
@@ -26,6 +31,32 @@ from potluck.common.secagg.wire.transcript import (
     FederationRoot,
     Roster,
 )
+
+
+class SetCertificate(BaseModel):
+    """A quorum's consents to the sum over a set, as records and databases keep them.
+
+    signatures: by client, over the consent that the digests and the set make.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session_id: Hexadecimal
+    clients: tuple[str, ...]
+    roster_sha256: Hexadecimal
+    sharers_sha256: Hexadecimal
+    signatures: dict[str, Hexadecimal]
+
+    def shown(self) -> CertifiedSet:
+        """The same as invitations carry it."""
+        return CertifiedSet(
+            session_id=bytes.fromhex(self.session_id),
+            clients=self.clients,
+            endorsements=tuple(
+                Endorsement(client, bytes.fromhex(signature))
+                for client, signature in sorted(self.signatures.items())
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +156,16 @@ CoordinatorState = Collecting | Finished | Aborted
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSession:
-    """The coordinator's part of one session. heard: digests of what each client said."""
+    """The coordinator's part of one session.
+
+    heard: digests of what each client said. certificate: of the set that a quorum consented to; to
+    be kept, durably, before the messages of its step are sent.
+    """
 
     setup: SessionSetup
     state: CoordinatorState
     heard: frozenset[bytes] = frozenset()
+    certificate: SetCertificate | None = None
 
     @property
     def over(self) -> bool:
@@ -179,14 +215,12 @@ class CoordinatorSession:
 class CoordinatorStep:
     """The outcome of an event.
 
-    messages: to send, by client. refusal: of the message received; it changed nothing. log_entry:
-    to be appended to the query log, durably, before `messages` are sent.
+    messages: to send, by client. refusal: of the message received; it changed nothing.
     """
 
     session: CoordinatorSession
     messages: tuple[tuple[str, Envelope], ...] = ()
     refusal: Refusal | None = None
-    log_entry: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     CoordinatorSession,
     CoordinatorStep,
     SessionSetup,
+    SetCertificate,
     Shortage,
     Uploading,
     expected_clients,
@@ -59,10 +60,10 @@ def invite(
     invited: Mapping[str, str],
     root: FederationRoot,
     *,
-    log: Sequence[bytes] = (),
-    log_begin: int = 0,
+    certified: Sequence[SetCertificate] = (),
 ) -> CoordinatorStep:
-    """Begin a session. invited: the host of each client. log: the query log from `log_begin` on.
+    """Begin a session. invited: the host of each client. certified: of earlier sessions over what
+    may be the same inputs, for clients that don't know what came of them.
 
     Raises ConfigurationError for a cohort that can't reach the header's own sizes.
     """
@@ -82,7 +83,8 @@ def invite(
         invited=dict(sorted(invited.items())),
         root=root,
     )
-    message = unsigned(MessageType.INVITATION, Invitation(serialised, tuple(log), log_begin))
+    shown = tuple(each.shown() for each in certified)
+    message = unsigned(MessageType.INVITATION, Invitation(serialised, shown))
     return CoordinatorStep(
         session=CoordinatorSession(setup=setup, state=Advertising()),
         messages=tuple((client, message) for client in setup.invited),

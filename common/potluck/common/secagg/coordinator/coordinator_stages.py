@@ -17,6 +17,7 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     CoordinatorStep,
     Finished,
     Revealing,
+    SetCertificate,
     Sharing,
     Shortage,
     Uploading,
@@ -36,7 +37,6 @@ from potluck.common.secagg.wire.messages import (
     Endorsement,
     Envelope,
     Header,
-    LogEntry,
     MessageType,
     RosterMessage,
     SealedShare,
@@ -140,10 +140,15 @@ def _leave_consenting(session: CoordinatorSession, state: Consenting) -> Coordin
         survivors=state.survivors,
         survivors_sha256=state.survivors_sha256,
     )
-    noisy = header.noise is not None
-    entry = LogEntry(header.session_id, header.subject, state.survivors, noisy)
-    step = _next(session, after, [(client, message) for client in state.survivors])
-    return replace(step, log_entry=encode(entry))
+    kept = SetCertificate(
+        session_id=header.session_id.hex(),
+        clients=state.survivors,
+        roster_sha256=state.roster.digest.hex(),
+        sharers_sha256=state.sharers_sha256.hex(),
+        signatures={each.client: each.signature.hex() for each in certificate.endorsements},
+    )
+    messages = [(client, message) for client in state.survivors]
+    return _next(replace(session, certificate=kept), after, messages)
 
 
 def _try_unmasking(

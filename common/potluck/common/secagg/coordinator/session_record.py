@@ -14,6 +14,7 @@ from potluck.common.secagg.coordinator.coordinator_session import (
     Aborted,
     CoordinatorSession,
     Finished,
+    SetCertificate,
 )
 from potluck.common.secagg.wire.messages import Purpose
 
@@ -25,7 +26,8 @@ class SessionRecord(BaseModel):
     refusals: the rule each client named. have, need: of what `rule` counts, where it was aborted.
     suspects: whose shares were wrong. convicted: who is proven to have sealed a share that does not
     open, with the client that proved it; verdict: for everybody to check, as `check_verdict` reads
-    it, in base64. epsilon: of the sum; None for an exact one.
+    it, in base64. certificate: of the set whose sum could be completed from then on. epsilon: of
+    the sum; None for an exact one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +50,7 @@ class SessionRecord(BaseModel):
     suspects: tuple[str, ...] = ()
     convicted: dict[str, str] = {}
     verdict: str = ""
+    certificate: SetCertificate | None = None
     stage: str = ""
     rule: str = ""
     have: int = 0
@@ -79,6 +82,7 @@ def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRec
         "quorum": header.quorum,
         "epsilon": header.noise.epsilon if header.noise else None,
         "refusals": {client: str(why.rule) for client, why in session.refusals.items()},
+        "certificate": session.certificate,
         "at": at,
     }
     if isinstance(state, Finished):

@@ -146,8 +146,6 @@ class Header:
     training_sha256: bytes = b""
     membership_epoch: int = 0
     membership_sha256: bytes = bytes(DIGEST_BYTES)
-    log_length: int = 0
-    log_head: bytes = bytes(DIGEST_BYTES)
     issued_at: int
     expires_at: int
 
@@ -166,27 +164,30 @@ class Header:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Invites a client. header: a serialised `Header`; log: serialised entries."""
+    """Invites a client. header: a serialised `Header`; certified: sets of earlier sessions over
+    what may be the same inputs."""
 
     TYPE: ClassVar = MessageType.INVITATION
     header: bytes
-    log: tuple[bytes, ...] = ()
-    log_begin: int = 0
+    certified: tuple[CertifiedSet, ...] = ()
 
 
 @dataclass(frozen=True)
-class LogEntry:
-    """A sum that was released."""
+class CertifiedSet:
+    """The set of an earlier session, with a quorum's consents to its sum."""
 
     session_id: bytes
-    subject: str
     clients: tuple[str, ...]
-    noisy: bool
+    endorsements: tuple[Endorsement, ...]
 
 
 @dataclass(frozen=True)
 class Advert:
-    """A client's public keys for one session."""
+    """A client's public keys for one session.
+
+    revealed: the sessions over what may be the same input in which the client has given shares. The
+    advert promises that it has given none in others, and will give none but in its own session.
+    """
 
     TYPE: ClassVar = MessageType.ADVERT
     header_sha256: bytes
@@ -194,6 +195,7 @@ class Advert:
     mask_key: bytes
     channel_key: bytes
     commitment: bytes
+    revealed: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -220,13 +220,15 @@ profiles = Table(
     _text("received_at"),
 )
 
-query_log = Table(
-    "query_log",
+sum_certificates = Table(
+    "sum_certificates",
     metadata,
     _integer("number", key=True),
     _text("session_id"),
-    _text("entry"),
+    _text("inputs"),
+    _text("certificate"),
     UniqueConstraint("session_id"),
+    Index("sum_certificates_by_inputs", "inputs"),
 )
 
 secure_sums = Table(

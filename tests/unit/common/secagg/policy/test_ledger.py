@@ -1,14 +1,12 @@
-"""What clients remember, and refuse because of it: differences, retries, rewritten logs."""
+"""What clients remember of sums, what noise costs them, and what the coordinator keeps."""
 
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,24 +14,17 @@ from support.secure_sums import NOW, Federation, Run
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.secagg import (
-    BrokenRuleError,
     ClientPolicy,
-    Envelope,
     Ledger,
-    LogPosition,
-    MessageType,
     Noise,
-    Purpose,
     Rule,
     coordinator,
-    encode,
     entry_from_json,
     session_record,
 )
-from potluck.common.secagg.policy.differencing import check_set
-from potluck.common.secagg.policy.ledger import SumRelease, Upload
+from potluck.common.secagg.policy.ledger import SumRelease
 from potluck.common.secagg.primitives.cells import CELL_HOSTS, draw_cells, public_coin
-from potluck.common.secagg.wire.messages import Invitation, LogEntry, Stage
+from potluck.common.secagg.wire.messages import Stage
 
 HUNDRED = [f"c{index:03}" for index in range(100)]
 
@@ -41,77 +32,6 @@ HUNDRED = [f"c{index:03}" for index in range(100)]
 def own(clients: list[str]) -> dict[str, str]:
     """Each client on a host of its own."""
     return {client: f"h-{client}" for client in clients}
-
-
-def refused(candidate: Any, earlier: Any, hosts: Any = None, least: int = 5) -> bool:
-    everybody = sorted({c for each in (*earlier, candidate) for c in each})
-    with suppress(BrokenRuleError):
-        check_set(candidate, earlier, hosts or own(everybody), least)
-        return False
-    return True
-
-
-def test_nested_greedy_sums_are_refused() -> None:
-    # The selection's own pattern: one client more with each step.
-    steps = [HUNDRED[: 10 + step] for step in range(5)]
-    assert not refused(steps[0], [])
-    assert all(refused(step, [steps[0]]) for step in steps[1:])
-
-
-@pytest.mark.slow
-def test_random_sets_stop_at_the_number_of_clients_less_the_least_group() -> None:
-    generator = random.Random(3)
-    allowed: list[frozenset[str]] = []
-    for _ in range(130):
-        candidate = frozenset(generator.sample(HUNDRED, 10))
-        if not refused(candidate, allowed, own(HUNDRED)):
-            allowed.append(candidate)
-    assert len(allowed) == 95
-
-
-@pytest.mark.parametrize(
-    ("earlier", "candidate", "expected"),
-    [
-        ([], "abcd", True),
-        ([], "abcde", False),
-        (["abcdefghij"], "abcdefghij", False),
-        (["abcdefghij"], "abcdefghi", True),
-        (["abcdefghij"], "abcdefghijklmn", True),
-        (["abcdefghij"], "abcdefghijklmno", False),
-        (["abcdefghijklmno"], "abcdefghij", False),
-        (["abcdefghijkl", "abcdef"], "ghijkl", False),  # nothing new
-        # Any two of these are far apart, but one from the others leaves q and r.
-        (["abcdefghijklmnopqr", "abcdefgh"], "ijklmnop", True),
-    ],
-)
-def test_sets(earlier: list[str], candidate: str, expected: bool) -> None:
-    assert refused(candidate, earlier) is expected
-
-
-def test_groups_are_counted_in_hosts() -> None:
-    hosts = own(list("abcdefghijklmno")) | dict.fromkeys("klmno", "h-big")
-    assert refused("abcdefghijklmno", ["abcdefghij"], hosts)
-    assert refused("abcdeklmno", [], own(list("abcde")) | dict.fromkeys("abcdeklmno", "one"))
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_whatever_is_allowed_isolates_no_two_clients(data: st.DataObject) -> None:
-    names = list("abcdefghi")
-    sets = data.draw(st.lists(st.sets(st.sampled_from(names), min_size=2), max_size=6))
-    allowed: list[set[str]] = []
-    for candidate in sets:
-        if not refused(candidate, allowed, own(names), least=2):
-            allowed.append(candidate)
-    rows = np.array([[name in each for name in names] for each in allowed], float)
-    rank = np.linalg.matrix_rank(rows) if allowed else 0
-    for one, other in combinations(range(len(names)), 2):
-        outside = [column for column in range(len(names)) if column not in (one, other)]
-        # A combination is about these two alone just if the rest has a smaller rank.
-        assert not allowed or np.linalg.matrix_rank(rows[:, outside]) == rank
-
-
-# Through the state machines.
 
 
 def finished(run: Run) -> Run:
@@ -122,137 +42,7 @@ def finished(run: Run) -> Run:
 def again(run: Run, **changes: Any) -> Run:
     """The next session with the same clients, inputs and ledgers."""
     header = run.federation.header(session_id=bytes([len(run.ledgers["a"].entries)] * 16))
-    log = tuple(run.log) + tuple(run.released)
-    position = LogPosition().extend(log)
-    header = replace(header, log_length=position.length, log_head=position.head, **changes)
-    return run.federation.run(header, ledgers=dict(run.ledgers), log=log)
-
-
-def test_a_faked_abort_and_a_retry_without_bob_are_refused() -> None:
-    first = finished(Federation(clients=6).run())
-    retry = again(first, attempt=2).until(Stage.UPLOAD)
-    retry.answer(list("abcde"))
-    retry.answer()
-    assert {refusal.rule for refusal in retry.refusals.values()} == {Rule.DIFFERENCING}
-    assert set(retry.refusals) == set("abcde")
-    assert retry.session.aborted is not None
-
-
-def test_an_update_is_released_once_or_for_the_same_clients() -> None:
-    first = finished(Federation(clients=6, purpose=Purpose.UPDATE).run())
-    same = Run(first.federation, replace(first.header, session_id=bytes(16)), ledgers=first.ledgers)
-    assert finished(same).refusals == {}
-    other = Run(
-        first.federation, replace(first.header, session_id=bytes(16)), ledgers=first.ledgers
-    )
-    other.until(Stage.UPLOAD).answer(list("abcde"))
-    other.answer()
-    assert {refusal.rule for refusal in other.refusals.values()} == {Rule.RELEASED}
-
-
-def test_what_another_session_released_meanwhile_counts_at_the_reveal() -> None:
-    run = Federation(clients=6, purpose=Purpose.UPDATE).run().until(Stage.REVEAL)
-    other = Run(run.federation, replace(run.header, session_id=bytes(16)))
-    other.until(Stage.UPLOAD).answer(list("abcde"))
-    other.finish()
-    run.ledgers["a"] = other.ledgers["a"]
-    step = run.tell("a", run.next("a"))
-    assert step.refusal is not None
-    assert step.refusal.rule is Rule.RELEASED
-
-
-def test_an_unprotected_disclosure_is_released_as_often_as_asked() -> None:
-    policy = ClientPolicy(
-        least_hosts=4,
-        disclosures=frozenset({"protocol"}),
-        unprotected=frozenset({"protocol"}),
-    )
-    federation = Federation(clients=6, policy=policy)
-    first = finished(federation.run(federation.header(disclosure="protocol")))
-    retry = again(first, disclosure="protocol").until(Stage.UPLOAD)
-    retry.answer(list("abcde"))
-    assert finished(retry).refusals == {}
-
-
-def test_the_log_must_show_what_was_released() -> None:
-    first = finished(Federation(clients=6).run())
-    assert len(first.released) == 1
-    honest = again(first)
-    assert finished(honest).refusals == {}
-    silent = Run(
-        first.federation, first.federation.header(session_id=bytes(16)), ledgers=first.ledgers
-    )
-    silent.answer()
-    assert {refusal.rule for refusal in silent.refusals.values()} == {Rule.QUERY_LOG}
-
-
-def test_a_rewritten_log_is_refused() -> None:
-    first = finished(Federation(clients=6).run())
-    second = finished(again(first))
-    log = [*first.released, *second.released]
-    for wrong in ([log[1], log[0]], log[:1], [*log, log[0][:-2]]):
-        position = LogPosition().extend(wrong)
-        header = first.federation.header(
-            session_id=bytes(16), log_length=position.length, log_head=position.head
-        )
-        message = Envelope(MessageType.INVITATION, encode(Invitation(encode(header), tuple(wrong))))
-        run = Run(first.federation, header, ledgers=dict(second.ledgers))
-        step = run.tell("a", message)
-        assert step.refusal is not None
-        assert step.refusal.rule in (Rule.QUERY_LOG, Rule.MALFORMED)
-
-
-def test_the_log_need_be_shown_from_where_it_is_known_only() -> None:
-    first = finished(Federation(clients=6).run())
-    second = finished(again(first))
-    log = [*first.released, *second.released]
-    position = LogPosition().extend(log)
-    header = first.federation.header(
-        session_id=bytes(16), log_length=position.length, log_head=position.head
-    )
-    # They saw the first entry when the second session began.
-    short = Envelope(
-        MessageType.INVITATION, encode(Invitation(encode(header), (log[1],), log_begin=1))
-    )
-    run = Run(first.federation, header, ledgers=dict(second.ledgers))
-    assert run.tell("a", short).refusal is None
-    gap = replace(short, payload=encode(Invitation(encode(header), (), log_begin=2)))
-    step = run.tell("a", gap)
-    assert step.refusal is not None
-    assert step.refusal.rule is Rule.QUERY_LOG
-
-
-def test_a_client_that_was_cut_off_learns_from_the_log_what_it_is_in() -> None:
-    run = Federation(clients=6).run().until(Stage.CONSENT)
-    run.next("f")
-    run.pending["f"] = []
-    run.answer(list("abcde"))
-    finished(run)
-    assert run.ledgers["f"].releases == []
-    assert [type(each) for each in run.ledgers["f"].entries] == [Upload]
-    later = again(run).until(Stage.UPLOAD)
-    assert [type(each) for each in later.ledgers["f"].entries] == [Upload]  # nothing given yet
-    later.answer()
-    assert later.ledgers["f"].sets_of("input") == [frozenset("abcdef")]
-
-
-def test_two_logs_shown_at_once_are_found_out() -> None:
-    first = finished(Federation(clients=6).run())
-    made_up = encode(LogEntry(bytes([9] * 16), "labels", ("x", "y"), noisy=False))
-    forked = (*first.released, made_up)
-    position = LogPosition().extend(forked)
-    header = first.federation.header(
-        session_id=bytes([7] * 16), log_length=position.length, log_head=position.head
-    )
-    one = again(first).until(Stage.UPLOAD)
-    other = Run(first.federation, header, ledgers=dict(first.ledgers), log=forked)
-    other.until(Stage.UPLOAD)  # neither has shown up in the ledgers so far
-    one.take("a", one.tell("a", one.next("a")))
-    assert one.ledgers["a"].log_position == LogPosition().extend(first.released)
-    other.ledgers["a"] = one.ledgers["a"]
-    step = other.tell("a", other.next("a"))
-    assert step.refusal is not None
-    assert step.refusal.rule is Rule.QUERY_LOG
+    return run.federation.run(replace(header, **changes), ledgers=dict(run.ledgers))
 
 
 def test_noise_is_paid_for_before_anything_is_sent() -> None:
@@ -272,7 +62,7 @@ def test_noise_is_paid_for_before_anything_is_sent() -> None:
 def test_entries_survive_their_json() -> None:
     run = finished(again(finished(Federation(clients=6).run())))
     ledger = run.ledgers["a"]
-    assert {type(each).__name__ for each in ledger.entries} == {"Upload", "SumRelease", "LogSeen"}
+    assert {type(each).__name__ for each in ledger.entries} == {"Upload", "SumRelease", "Settled"}
     assert tuple(entry_from_json(each.model_dump_json()) for each in ledger.entries) == (
         ledger.entries
     )
