@@ -32,7 +32,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 
 
 @contextlib.asynccontextmanager
-async def attacked(members: Members, folder: Path, **hosts: Any) -> AsyncIterator[Scene]:
+async def attacked(members: Members, folder: Path, /, **hosts: Any) -> AsyncIterator[Scene]:
     """A federation that a liar stands in. hosts: changes of its hosts' configuration."""
     async with (
         sum_federation(members, folder) as federation,

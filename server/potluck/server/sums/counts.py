@@ -168,9 +168,10 @@ class SecureSums:
         """Clients that the next attempt does without. Where the membership changed meanwhile, they
         were right to refuse, and are asked again under the new one."""
         refusals = outcome.record.refusals
-        if self._trust.require_root().members.epoch != header.membership_epoch:
-            refusals = {who: rule for who, rule in refusals.items() if rule not in _MEMBERSHIP}
-        return refusals.keys() | outcome.troubles.keys()
+        unwilling = refusals.keys() | outcome.troubles.keys()
+        if self._trust.require_root().members.epoch == header.membership_epoch:
+            return unwilling
+        return {who for who in unwilling if refusals.get(who) not in _MEMBERSHIP}
 
     def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
         """Host and data epoch of the members among them that attend."""

@@ -1,0 +1,306 @@
+"""Memberships that count no longer, that nobody signed, or that differ from client to client.
+
+While a member record lasted ten years, and nothing could take it back, whoever had a member's key
+was in sums for good, and a coordinator could show each group of clients other members.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from adversary.conftest import CLIENTS, Scene, attacked
+from adversary.proxy import Script
+from structlog.testing import capture_logs
+from support.federation import until
+from support.sum_federation import Members
+
+from potluck.common.net.membership import (
+    ENDS_SOON,
+    MembershipDocument,
+    SignedMembership,
+    load_members,
+    load_private_key,
+    read_membership,
+)
+from potluck.common.net.membership import Members as MembersOfEpoch
+from potluck.common.net.membership_in_force import KEPT
+from potluck.common.secagg import Envelope, MessageType, decode, encode
+from potluck.common.secagg.wire.messages import Header, Invitation, RosterMessage
+from potluck.deploy.pki.federation_root import create_root, renew_members, revoke_members
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.server.sums.counts import SumOutcome
+
+MEMBERSHIP = "membership"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Members:
+    """Members of this test alone: it changes them."""
+    return Members.make(tmp_path / "members", CLIENTS)
+
+
+@pytest_asyncio.fixture
+async def dependent(own: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+    """Hosts that get their membership from the coordinator alone."""
+    shutil.copytree(own.root / "members", tmp_path / "keys")
+    async with attacked(own, tmp_path, members=None, member_key=tmp_path / "keys") as scene:
+        await arrived(scene)
+        yield scene
+
+
+class OtherHeaders(Script):
+    """Invitations to some hosts name another membership than the coordinator's."""
+
+    def __init__(self, members: MembersOfEpoch, hosts: Callable[[str], bool]) -> None:
+        self._members = members
+        self._hosts = hosts
+
+    def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+        step = message.instruction.secure
+        if self._hosts(host) and step.envelope.type == int(MessageType.INVITATION):
+            envelope = decode(Envelope, step.envelope.SerializeToString(deterministic=True))
+            invitation = decode(Invitation, envelope.payload)
+            header = replace(
+                decode(Header, invitation.header),
+                membership_epoch=self._members.epoch,
+                membership_sha256=self._members.digest,
+            )
+            forged = replace(envelope, payload=encode(replace(invitation, header=encode(header))))
+            step.envelope.CopyFrom(wire.SecureEnvelope.FromString(encode(forged)))
+        return [message]
+
+
+class HeldBack(Script):
+    """Some hosts don't get newer memberships."""
+
+    def __init__(self, hosts: Callable[[str], bool]) -> None:
+        self._hosts = hosts
+
+    def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+        if message.WhichOneof("message") == "membership" and self._hosts(host):
+            return []
+        return [message]
+
+
+def everybody(_: str) -> bool:
+    return True
+
+
+def kept(scene: Scene, host: str) -> bytes:
+    return (scene.federation.folder / host / KEPT).read_bytes()
+
+
+def published(scene: Scene) -> bytes:
+    return (scene.federation.members.root / "members.json").read_bytes()
+
+
+def in_force(members: Members) -> MembersOfEpoch:
+    root = members.root
+    return load_members(root / "members.json", root / "root.pub", federation=members.tls.name)
+
+
+async def send(scene: Scene, *, reaches: Callable[[str], bool] = everybody) -> None:
+    """The operator sends the newest members.json to the coordinator."""
+    async with scene.federation.operator() as operator:
+        await operator.install_membership(published(scene))
+    await arrived(scene, reaches)
+
+
+async def arrived(scene: Scene, reaches: Callable[[str], bool] = everybody) -> None:
+    """These hosts have the newest members.json."""
+    hosts = [f"host-{number}" for number in range(CLIENTS) if reaches(f"host-{number}")]
+    await until(lambda: all((scene.federation.folder / each / KEPT).exists() for each in hosts))
+    await until(lambda: all(kept(scene, each) == published(scene) for each in hosts))
+
+
+def refusals(outcome: SumOutcome) -> dict[str, str]:
+    """Which clients refuse, by which rule, where there is no sum."""
+    assert outcome.total is None
+    return dict(outcome.record.refusals)
+
+
+async def test_honest_news_of_members_pass_through_the_proxy(dependent: Scene) -> None:
+    root, names = dependent.federation.members.root, dependent.federation.members.names
+    renew_members(root, names, soon=ENDS_SOON)
+    await send(dependent)
+    outcome = await dependent.federation.sum()
+    assert outcome.total is not None, outcome.explain()
+
+
+async def test_an_old_membership_is_not_played_again(dependent: Scene) -> None:
+    """With the member in it whose key the coordinator has got hold of, and that was revoked."""
+    federation = dependent.federation
+    before = in_force(federation.members)
+    revoke_members(federation.members.root, ["client-5"])
+    await send(dependent)
+    dependent.liar.script = OtherHeaders(before, everybody)
+    others = federation.members.names[:5]
+    outcome = await federation.sum(others)
+    assert refusals(outcome) == dict.fromkeys(others, MEMBERSHIP)
+    assert not any(map(federation.has_released, others))
+
+
+async def test_two_groups_are_not_shown_two_memberships(dependent: Scene) -> None:
+    """One group has the newest, the other is left in the dark: no sum has both in it."""
+    federation = dependent.federation
+    before = in_force(federation.members)
+
+    def dark(host: str) -> bool:
+        return host in ("host-0", "host-1", "host-2")
+
+    dependent.liar.script = HeldBack(dark)
+    revoke_members(federation.members.root, ["client-5"])
+    await send(dependent, reaches=lambda host: not dark(host))
+    five = federation.members.names[:5]
+    outcome = await federation.sum(five)
+    assert refusals(outcome) == dict.fromkeys(["client-0", "client-1", "client-2"], MEMBERSHIP)
+
+    class Both(HeldBack):
+        """Each group is invited under the membership that it knows: their headers differ."""
+
+        def __init__(self) -> None:
+            super().__init__(dark)
+            self._old = OtherHeaders(before, dark)
+
+        def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+            return self._old.to_host(host, message)
+
+    dependent.liar.script = Both()
+    outcome = await federation.sum(five)
+    assert outcome.total is None
+    assert not any(map(federation.has_released, five))
+
+
+async def test_a_revoked_member_in_a_roster_is_refused(dependent: Scene) -> None:
+    """The coordinator adds the advert that the revoked member signs for it."""
+    federation = dependent.federation
+    adverts: list[wire.SecureEnvelope] = []
+
+    class Added(Script):
+        def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+            step = message.instruction.secure
+            if step.envelope.type == int(MessageType.ROSTER) and adverts:
+                envelope = decode(Envelope, step.envelope.SerializeToString(deterministic=True))
+                roster = decode(RosterMessage, envelope.payload)
+                added = decode(Envelope, adverts[0].SerializeToString(deterministic=True))
+                roster = replace(roster, adverts=(*roster.adverts, added))
+                envelope = replace(envelope, payload=encode(roster))
+                step.envelope.CopyFrom(wire.SecureEnvelope.FromString(encode(envelope)))
+            return [message]
+
+    def heard() -> None:
+        for host, message in dependent.liar.said:
+            for envelope in message.answer.secure.envelopes:
+                if host == "host-5" and envelope.type == int(MessageType.ADVERT):
+                    adverts.append(envelope)
+
+    assert (await federation.sum()).total is not None
+    heard()
+    assert adverts
+    revoke_members(federation.members.root, ["client-5"])
+    await send(dependent)
+    dependent.liar.script = Added()
+    outcome = await federation.sum(federation.members.names[:5], subject="again")
+    assert set(refusals(outcome).values()) == {"member"}
+
+
+def ten_years(members: Members) -> bytes:
+    """The next epoch, with a record of ten years in it, signed by the root itself."""
+    document = read_membership(members.root / "members.json")
+    first, *others = document.members
+    long = first.model_copy(update={"not_after": first.not_before + timedelta(days=3650)})
+    made = MembershipDocument.model_construct(
+        federation=document.federation,
+        epoch=document.epoch + 1,
+        members=(long, *others),
+        revoked=(),
+    )
+    root = load_private_key(members.root / "root.key")
+    signed = SignedMembership.model_construct(
+        document=made, signature=root.sign(made.statement()).hex()
+    )
+    return signed.to_bytes()
+
+
+def foreign(members: Members) -> bytes:
+    """The next epoch, signed by the coordinator's own root."""
+    document = read_membership(members.root / "members.json")
+    create_root(members.folder / "mine", members.tls.name)
+    root = load_private_key(members.folder / "mine" / "root.key")
+    following = document.model_copy(update={"epoch": document.epoch + 1})
+    return SignedMembership.make(root, following).to_bytes()
+
+
+def unsigned(members: Members) -> bytes:
+    return foreign(members).replace(b'"signature": "', b'"signature": "' + b"0" * 128)[:-133]
+
+
+def changed(members: Members) -> bytes:
+    """The root's own document, with a host's name changed."""
+    return (members.root / "members.json").read_bytes().replace(b'"host-0"', b'"host-x"')
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (ten_years, "366 are allowed"),
+        (foreign, "not signed by the federation root"),
+        (unsigned, "from the coordinator: "),
+        (changed, "not signed by the federation root"),
+    ],
+    ids=["ten years", "foreign", "unsigned", "changed"],
+)
+async def test_what_the_root_would_not_sign_is_taken_by_nobody(
+    dependent: Scene, make: Callable[[Members], bytes], why: str
+) -> None:
+    federation = dependent.federation
+    before, document = kept(dependent, "host-0"), make(federation.members)
+
+    class Sent(Script):
+        done = False
+
+        def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+            first = host == "host-0" and not self.done
+            self.done = self.done or first
+            forged = rpc.AttendResponse(membership=rpc.Membership(document=document))
+            return [forged, message] if first else [message]
+
+    dependent.liar.script = Sent()
+    with capture_logs() as lines:
+        outcome = await federation.sum()
+    assert outcome.total is not None, outcome.explain()
+    [line] = [each for each in lines if each["event"] == "membership refused"]
+    assert why in line["why"]
+    assert kept(dependent, "host-0") == before
+
+
+async def test_a_newer_membership_can_be_held_back(dependent: Scene) -> None:
+    """Out of scope: hosts that know the coordinator alone. The operator's own file prevents it."""
+    federation = dependent.federation
+    before = in_force(federation.members)
+    revoke_members(federation.members.root, ["client-5"])
+    dependent.liar.script = HeldBack(everybody)
+    await send(dependent, reaches=lambda _: False)
+
+    class Back(OtherHeaders):
+        def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
+            if message.WhichOneof("message") == "membership":
+                return []
+            return super().to_host(host, message)
+
+    dependent.liar.script = Back(before, everybody)
+    await federation.sum(federation.members.names[:5])
+    adverts = {
+        host
+        for host, message in dependent.liar.said
+        for envelope in message.answer.secure.envelopes
+        if envelope.type == int(MessageType.ADVERT)
+    }
+    assert adverts == {f"host-{number}" for number in range(5)}  # they go along with the old one
