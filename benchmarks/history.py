@@ -42,7 +42,6 @@ from potluck.server.service.serving import serving
 from potluck.server.store import (
     AttemptKey,
     MemberState,
-    MetricsRow,
     RoundCommit,
     RunState,
     Store,
@@ -73,7 +72,7 @@ def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> No
     run = {
         "name": "n", "run_file": run_file, "created_at": at, "rounds": rounds, "count": 10,
         "seed": "7", "task": "digits", "selector": "uniform", "strategy": "fedavg",
-        "state": "finished", "reason": "", "changed_at": at, "initial_model_at": at,
+        "state": "finished", "reason": "", "measures": "[]", "changed_at": at, "initial_model_at": at,
     }  # fmt: skip
     attempt = {"begun_at": at, "available": "[[0,9]]", "state": "committed", "reason": ""}
     member = {
@@ -83,7 +82,7 @@ def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> No
     }  # fmt: skip
     row = {
         "selector_scalars": "{}", "strategy_scalars": "{}", "seconds": 1.0, "bytes_down": 0,
-        "bytes_up": 0, "committed_at": at, "loss": 0.5, "accuracy": 0.5,
+        "bytes_up": 0, "committed_at": at, "metrics": '{"accuracy":0.5,"loss":0.5}',
     }  # fmt: skip
     names = [*(f"{number:08x}" for number in range(runs)), RUN_ID]
     keys = [{"run_id": RUN_ID, "round": n, "attempt": 1} for n in range(1, rounds + 1)]
@@ -171,7 +170,7 @@ def commits(url: str, folder: Path, rounds: int, times: int) -> dict[str, float]
                 store.set_member(key, client, MemberState.RECEIVED, update=update)
             commit = RoundCommit(
                 key=key, model_blake3=digest(number), state_blake3=digest(10**8 + number),
-                metrics=MetricsRow(loss=0.5), seconds=1.0, bytes_down=0, bytes_up=0,
+                metrics={"loss": 0.5}, seconds=1.0, bytes_down=0, bytes_up=0,
                 committed_at=AT, included=COHORT,
             )  # fmt: skip
             begun, before = time.perf_counter(), time.process_time()

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
-from potluck.common.task import Examples, Task
+from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 
 Weights = Mapping[str, NDArray[Any]]
@@ -49,7 +49,8 @@ def copied(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def client_data(task: Task, client: int, data: Path | None = None) -> Examples:
-    return task.client_data(ClientId(f"client-{client}"), data).train
+    found: ClientData = task.client_data(ClientId(f"client-{client}"), data)
+    return found.train
 
 
 def fedavg(

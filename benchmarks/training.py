@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
 from potluck.common.settings.local_training import LocalTraining

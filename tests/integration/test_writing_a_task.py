@@ -14,7 +14,7 @@ PAGE = REPOSITORY / "docs" / "writing-a-task.md"
 PROGRAM = """
 import numpy as np, torch
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.client.training.loop import TrainingContext, train
+from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 from potluck.common.names import ClientId

@@ -12,7 +12,6 @@ from potluck.server.store import (
     AttemptKey,
     ClientSeen,
     MemberState,
-    MetricsRow,
     NewRun,
     RoundCommit,
     Store,
@@ -86,7 +85,7 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
         state_blake3=digest(1000 + key.round),
         selector_scalars={"turn": key.round, "share": 1 / 3, "done": False, "none": None},
         strategy_scalars={"name": "fedavg", "limit": float("inf")},
-        metrics=MetricsRow(loss=2.0**-key.round, accuracy=0.75, weighted_f1=0.5),
+        metrics={"loss": 2.0**-key.round, "accuracy": 0.75, "weighted_f1": 0.5},
         seconds=2.5,
         bytes_down=key.round * 10**10,
         bytes_up=3,
@@ -122,7 +121,7 @@ def add_rounds(url: str, run_id: str, numbers: range, *, clients: Sequence[str] 
         for position, client in enumerate(clients)
     ]
     row = {"selector_scalars": "{}", "strategy_scalars": "{}", "seconds": 1.0, "bytes_down": 0}
-    row |= {"bytes_up": 0, "committed_at": AT.isoformat()}
+    row |= {"bytes_up": 0, "committed_at": AT.isoformat(), "metrics": "{}"}
     rounds = [
         {**key, **row, "model_blake3": digest(number), "state_blake3": digest(10**6 + number)}
         for key, number in zip(keys, numbers, strict=True)

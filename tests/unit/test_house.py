@@ -33,8 +33,8 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names settings task models tasks learning disclosure "
-        "tensors net "
+        "plain_text errors interruptible names settings trainer task models tasks learning "
+        "disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
@@ -45,7 +45,8 @@ ROOMS = {
     ),
     "client": (
         "base disclosure masking config correction objective training.objectives training.samples "
-        "question training training.questions transfer handlers control agent cli __main__"
+        "question training.steps training training.questions transfer handlers control agent cli "
+        "__main__"
     ),
     "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
     "experiments": "tasks models weights data_sets presets grid reports commands",

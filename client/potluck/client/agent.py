@@ -29,6 +29,7 @@ from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
+from potluck.client.transfer.own_files import OwnFiles
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
@@ -103,7 +104,10 @@ class Agent:
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = self._device.split(",")
-        worker = Worker(*(partial(self._make_device, device) for device in devices))
+        worker = Worker(
+            *(partial(self._make_device, device) for device in devices),
+            patience_seconds=config.patience_seconds,
+        )
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
         discloser = self._make_discloser(budget)
         context = HandlerContext(
@@ -116,6 +120,7 @@ class Agent:
             ),
             updates=KeptUpdates(self._state.updates, now=time.time()),
             states=KeptStates(self._state.kept),
+            own_files=OwnFiles(self._state.trainers),
             worker=worker,
             discloser=discloser,
             outgoing=OutgoingLog(
@@ -185,10 +190,11 @@ class Agent:
         return SumMembership(member_key=config.member_key, in_force=in_force)
 
     def _make_device(self, device: str) -> TrainingDevice:
-        from potluck.client.training.determinism import compute_deterministically
-        from potluck.client.training.device import TrainingDevice
+        from potluck.client.training.device import TrainingDevice, has_torch
 
-        if self._config.deterministic:
+        if self._config.deterministic and has_torch():
+            from potluck.client.training.determinism import compute_deterministically
+
             compute_deterministically()
         made = TrainingDevice(
             device=device,

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from potluck.client.base.worker import PATIENCE_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.monitoring.metrics_server import MetricsAddress
 from potluck.common.names import ClientId
@@ -73,6 +74,13 @@ class ClientConfig(Settings):
         ge=1,
         le=1024,
         description="CPU threads of PyTorch; the same number gives the same result bit for bit.",
+    )
+    patience_seconds: float = Field(
+        default=PATIENCE_SECONDS,
+        gt=0,
+        le=86_400,
+        description="How long a task that hangs may go on once nobody waits for it; then its thread\n"
+        "is left behind, and the device has a new one.",
     )
     maximum_model_bytes: int = Field(
         default=4 * 2**30, ge=1, description="A model announced as larger than this is refused."

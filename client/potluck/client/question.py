@@ -11,36 +11,59 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
+from potluck.common.errors import TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.plugins import QUESTIONS, Plugin
 from potluck.common.task import ClientData
+
+if TYPE_CHECKING:  # a host whose tasks bring their own trainers need not have torch
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAnswers:
+    """What the trainer of a task can say of a client; each raises TrainingError where it can't.
+
+    mean_loss: of the round's model over the training samples. label_counts: of these.
+    """
+
+    mean_loss: Callable[[], float]
+    label_counts: Callable[[], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionContext:
     """The facts that an answer is computed from.
 
-    client: the one asked. round: from 1, the one whose cohort is being chosen. data: the client's.
-    classes, groups: the task's. model: the round's, with its weights, not yet on `device`; None for
-    a kind that needs none. cancelled: tells that the answer is no longer wanted.
-    validation_share: of the samples that are kept back from training. pace: simulated seconds of a
-    training per sample, on a virtual clock; 0 on a real one.
+    client: the one asked. round: from 1, the one whose cohort is being chosen. data: the client's,
+    `Examples` unless the task has a trainer. classes, groups: the task's. model: the round's, with
+    its weights, not yet on `device`; None for a kind that needs none. cancelled: tells that the
+    answer is no longer wanted. validation_share: of the samples that are kept back from training.
+    pace: simulated seconds of a training per sample, on a virtual clock; 0 on a real one. own: what
+    the task's trainer can say; None for a classification task.
     """
 
     client: ClientId
     round: int
-    data: ClientData
+    data: ClientData[Any]
     classes: int
     groups: int
-    device: torch.device
-    model: nn.Module | None
+    device: torch.device | str
+    model: Any
     cancelled: Callable[[], bool] = lambda: False
     validation_share: float = 0.0
     pace: float = 0.0
+    own: OwnAnswers | None = None
+
+    def require_examples(self, kind: str) -> None:
+        """Raise TrainingError where the task has a trainer, which can't answer such a question."""
+        if self.own is not None:
+            raise TrainingError(
+                f"question '{kind}' is about the samples of classification tasks, and this task "
+                "trains by itself; choose another selector"
+            )
 
 
 class Question(Plugin):

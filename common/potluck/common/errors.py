@@ -214,6 +214,12 @@ class DataError(TrainingError):
     permanent = True
 
 
+class TrainerError(TrainingError):
+    """A task's own trainer failed, hangs, or returned what it may not."""
+
+    reason = "TRAINER_FAILED"
+
+
 class StateLostError(TrainingError):
     """The state that a client kept of an earlier training, and now needs, is gone."""
 

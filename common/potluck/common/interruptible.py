@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -32,6 +33,15 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         raise
     finally:
         _unwanted.reset(token)
+
+
+def interrupt(thread: int) -> None:
+    """Have InterruptedWorkError raised in a thread, by its identity, when it next runs Python code.
+
+    It may be anywhere then: only for threads whose work and state nobody uses any more.
+    """
+    error = ctypes.py_object(InterruptedWorkError)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
 
 def interruption() -> Callable[[], None]:

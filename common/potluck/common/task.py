@@ -3,7 +3,8 @@
 A task is one small class, derived from `Task` and installed on both sides. Its constructor takes
 its options (from the run file's `[task]` table) as keyword arguments and only stores them; their
 annotations say what they may be. The coordinator builds the initial model and evaluates; hosts
-load their clients' data and train.
+load their clients' data and train. A task that brings no trainer is a classification task, whose
+data are `Examples`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+from typing_extensions import TypeVar
 
 from potluck.common.names import ClientId
 from potluck.common.settings.plugins import TASKS, Plugin
+from potluck.common.trainer import Trainer
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most commands load no task
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 Recommended = Mapping[str, object]
@@ -63,12 +67,18 @@ class Examples:
         return Examples(inputs=self.inputs.to(device), labels=self.labels.to(device), groups=groups)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientData:
-    """A client's samples: those it trains on and, optionally, some it holds out to evaluate on."""
+Data = TypeVar("Data", default=Examples)
 
-    train: Examples
-    held_out: Examples | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class ClientData(Generic[Data]):
+    """A client's samples: those it trains on and, optionally, some it holds out to evaluate on.
+
+    `Examples` of classification tasks; of others whatever their trainer takes.
+    """
+
+    train: Data
+    held_out: Data | None = None
 
 
 class Task(Plugin):
@@ -76,8 +86,8 @@ class Task(Plugin):
 
     group = TASKS
 
-    classes: int
-    """Number of classes."""
+    classes: int = 0
+    """Number of classes; 0 where a task with a trainer of its own has none."""
     groups: int = 0
     """Number of groups for worst-group accuracy; 0 where there are none."""
     clients: int = 0
@@ -88,16 +98,24 @@ class Task(Plugin):
     """Settings of the triplet estimate, as in the run file's `[profiles.triplet]`."""
 
     @abstractmethod
-    def model(self) -> nn.Module:
-        """A new model; its initial weights come from torch's global generator, seeded before."""
+    def model(self) -> Any:
+        """A new model: a `torch.nn.Module`, or a dict of named numpy arrays for a trainer.
+
+        The initial weights of a module come from torch's global generator, seeded before; those of
+        arrays from that of numpy, likewise.
+        """
 
     @abstractmethod
-    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
         """The data of one client; `data` is the host's data directory, if it has one.
 
         Raises ConfigurationError if the client has none, or if files are missing.
         """
 
     @abstractmethod
-    def evaluation_data(self, data: Path | None) -> Examples | None:
+    def evaluation_data(self, data: Path | None) -> Any:
         """The coordinator's own held-out samples; None if it has none."""
+
+    def trainer(self) -> Trainer | None:
+        """Its own way to train and to measure; None for the built-in loop of classification."""
+        return None

@@ -5,6 +5,7 @@ models/BLAKE3            models, by the digest of their float32 file
 fetched/BLAKE3[.part]    files on their way down
 updates/…                updates until their round is over; see `saved_updates`
 kept/…                   what clients keep from one training to the next; see `saved_states`
+trainers/RUN-CLIENT/      files of tasks' own trainers; see `own_files`
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
 sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
@@ -44,11 +45,12 @@ class StateDirectory:
         self.fetched = path / "fetched"
         self.updates = path / "updates"
         self.kept = path / "kept"
+        self.trainers = path / "trainers"
         self.disclosures = path / DISCLOSURES
         self.sums = path / SUMS
         self.outgoing = path / OUTGOING
         try:
-            inside = (self.models, self.fetched, self.updates, self.kept)
+            inside = (self.models, self.fetched, self.updates, self.kept, self.trainers)
             for folder in (path, *inside, self.disclosures, self.sums, self.outgoing):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)

@@ -1,12 +1,25 @@
-"""The threads that compute, one for each device: one thing at a time, in the order asked."""
+"""The threads that compute, one for each device: one thing at a time, in the order asked.
+
+Nothing can stop a thread from outside. One that goes on with what nobody waits for is left behind,
+and another takes its place, so that a host whose task hangs stays of use.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+import structlog
+
+from potluck.common.interruptible import interrupt
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 30.0
 
 Device = TypeVar("Device")
 Result = TypeVar("Result")
@@ -16,11 +29,19 @@ class _Thread(Generic[Device]):
     """A thread with a device of its own."""
 
     def __init__(self, make: Callable[[], Device]) -> None:
+        self._make = make
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._ident: Future[int] = self._executor.submit(threading.get_ident)
         self._device: Future[Device] = self._executor.submit(make)
 
     def submit(self, function: Callable[[Device], Result]) -> Future[Result]:
         return self._executor.submit(lambda: function(self._device.result()))
+
+    def successor(self) -> _Thread[Device]:
+        """Another in its place; this one is told to end, and does where it runs Python code."""
+        interrupt(self._ident.result())
+        self.close()
+        return _Thread(self._make)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -30,8 +51,14 @@ class Worker(Generic[Device]):
     """Runs functions on devices in threads of their own, so that the control stream stays
     alive. Each device has one thread: trainings on it never overlap. Lives on the event loop."""
 
-    def __init__(self, *makes: Callable[[], Device]) -> None:
-        """Each of `makes` is called in its thread, at once; what it raises, `run` raises."""
+    def __init__(
+        self, *makes: Callable[[], Device], patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Each of `makes` is called in its thread, at once; what it raises, `run` raises.
+
+        `patience_seconds`: how long what was cancelled may go on.
+        """
+        self._patience_seconds = patience_seconds
         self._threads = [_Thread(make) for make in makes]
         self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()
         for thread in self._threads:
@@ -40,18 +67,38 @@ class Worker(Generic[Device]):
     async def run(self, function: Callable[[Device], Result]) -> Result:
         """Call `function` with a device, the next that is free after all that was asked before.
 
-        Cancelling takes it from the queue; if it has begun, it goes on, and must notice itself.
+        Cancelling takes it from the queue; if it has begun, it goes on, and must notice itself, or
+        its thread is left behind.
         """
         loop = asyncio.get_running_loop()
         thread = await self._idle.get()
 
         def free(_: Future[Result]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(self._idle.put_nowait, thread)
+                loop.call_soon_threadsafe(self._free, thread)
 
         future = thread.submit(function)
         future.add_done_callback(free)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            loop.call_later(self._patience_seconds, self._leave_behind, thread, future)
+            raise
+
+    def _free(self, thread: _Thread[Device]) -> None:
+        if thread in self._threads:
+            self._idle.put_nowait(thread)
+
+    def _leave_behind(self, thread: _Thread[Device], future: Future[Result]) -> None:
+        if future.done() or thread not in self._threads:
+            return
+        log.warning(
+            "left a thread behind: it goes on with what nobody waits for; see why the task hangs",
+            seconds=self._patience_seconds,
+        )
+        successor = thread.successor()
+        self._threads[self._threads.index(thread)] = successor
+        self._idle.put_nowait(successor)
 
     def close(self) -> None:
         """Take everything from the queue; does not wait for what has begun."""

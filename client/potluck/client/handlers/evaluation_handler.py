@@ -6,8 +6,10 @@ from potluck.client.disclosure.disclosure_policy import check_held_out
 from potluck.client.disclosure.outgoing_log import Outgoing
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
+from potluck.common.learning.measures import MeasureSums
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 
 async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
@@ -16,26 +18,45 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     client = ClientId(instruction.client_id)
     check_held_out(context.policy, client)
     async with context.model(active, work.model, work.task) as model:
-        counts = await context.compute(
+        found = await context.compute(
             active,
             work.task,
             lambda device: device.evaluate(work, client_id=client, model=model),
         )
-    by_class = counts.confusion.sum(axis=1)
+    if isinstance(found, MeasureSums):
+        return _measures(context, active, found)
+    by_class = found.confusion.sum(axis=1)
     context.outgoing.note(
         instruction,
         Outgoing.HELD_OUT,
         model=work.model.blake3,
         task=work.task.name,
         samples=int(by_class.sum()),
-        correct=int(counts.confusion.trace()),
-        loss_sum=counts.loss_sum,
+        correct=int(found.confusion.trace()),
+        loss_sum=found.loss_sum,
         by_class=by_class.tolist(),
     )
     evaluation = rpc.EvaluationCounts(
-        loss_sum=counts.loss_sum,
-        confusion=counts.confusion.reshape(-1).tolist(),
-        group_samples=counts.group_samples.tolist(),
-        group_correct=counts.group_correct.tolist(),
+        loss_sum=found.loss_sum,
+        confusion=found.confusion.reshape(-1).tolist(),
+        group_samples=found.group_samples.tolist(),
+        group_correct=found.group_correct.tolist(),
     )
     return rpc.Answer(instruction_id=instruction.id, evaluation=evaluation)
+
+
+def _measures(context: HandlerContext, active: ActiveInstruction, found: MeasureSums) -> rpc.Answer:
+    """Answer with what the task's own trainer measured."""
+    instruction, work = active.instruction, active.instruction.evaluate
+    context.outgoing.note(
+        instruction,
+        Outgoing.HELD_OUT,
+        model=work.model.blake3,
+        task=work.task.name,
+        measures={name: vars(each) for name, each in found.measures.items()},
+    )
+    sums = {
+        name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
+        for name, each in found.measures.items()
+    }
+    return rpc.Answer(instruction_id=instruction.id, measures=rpc.MeasuredSums(sums=sums))

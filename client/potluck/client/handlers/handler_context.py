@@ -18,6 +18,7 @@ from potluck.client.handlers.instruction_log import InstructionLog, InstructionS
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
+from potluck.client.transfer.own_files import OwnFiles
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.learning.task_failures import blamed_on_task
@@ -44,6 +45,7 @@ class HandlerContext:
     downloads: Downloads
     updates: KeptUpdates
     states: KeptStates
+    own_files: OwnFiles
     worker: Worker[TrainingDevice]
     discloser: Discloser
     outgoing: OutgoingLog

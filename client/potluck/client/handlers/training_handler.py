@@ -97,13 +97,14 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         auxiliaries = await _auxiliaries(context, active, stack)
 
         def compute(device: TrainingDevice) -> Trained:
-            from potluck.client.training.local_update import TrainingFiles
+            from potluck.client.training.task_training import TrainingFiles
 
             files = TrainingFiles(
                 model=model,
                 update=context.updates.path(instruction.id),
                 auxiliaries=auxiliaries,
                 spare=context.updates.spare.take,
+                own=context.own_files.folder(instruction.run_id, instruction.client_id),
             )
             cancelled = active.cancelled.is_set
             trained = device.train(
@@ -115,14 +116,13 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             return trained
 
         trained = await context.compute(active, work.task, compute)
-    if trained.kept:
+    outcome = trained.outcome
+    if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
-    result = trained.result
     # How fast a training goes tells the number of samples; of a masked one only the sum says any.
     if trained.file is not None and weighting is Weighting.EXACT:
-        seen = result.steps * trained.settings.batch_size
-        context.metrics.trained(seen, result.seconds, result.loss)
-    report = trained.report(weighting, instruction.round)
+        context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
+    report = trained.report(weighting)
     if trained.file is None:
         update = await _masked(context, active, trained, report)
     else:
@@ -136,6 +136,8 @@ def _note(
     context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate, weighting: Weighting
 ) -> None:
     """Log an update without masks that is about to be sent; sums have a ledger of their own."""
+    report = update.report
+    measures = {name: vars(each) for name, each in report.measures.items()}
     context.outgoing.note(
         instruction,
         Outgoing.UPDATE,
@@ -144,7 +146,7 @@ def _note(
         blake3=update.blake3,
         bytes=update.size,
         weighting=weighting.value,
-        report=update.report.values(),
+        report=report.values() | {"measures": measures},
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from potluck.client.correction import LocalCorrection, NamedAuxiliaries
-from potluck.client.training.loop import Corrected
+from potluck.client.training.steps.loop import Corrected
 from potluck.common.errors import LayoutError, PluginError
 from potluck.common.tensors.auxiliary import (
     auxiliaries_layout,

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from potluck.client.base.laplace import Adjacency, Epsilon, noisy_counts
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.features import features_and_logits
-from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.objectives.generalized_cross_entropy import (
     GeneralizedCrossEntropy,
     generalized_cross_entropy,
 )
+from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.errors import DataError
 from potluck.common.learning.heterogeneity import triplet
 from potluck.common.learning.triplet import TripletSettings

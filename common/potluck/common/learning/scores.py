@@ -139,6 +139,10 @@ class EvaluationCounts:
             weighted_f1=self._weighted_f1(),
         )
 
+    def means(self) -> dict[str, float]:
+        """The metrics that are defined, by name."""
+        return {name: value for name, value in vars(self.metrics()).items() if value is not None}
+
     def _worst_group(self) -> float | None:
         known = self.group_samples > 0
         if not known.any():

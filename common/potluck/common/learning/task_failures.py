@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError, TrainingError
 
 
 @contextlib.contextmanager
@@ -24,4 +26,26 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
             "where it looks for them, whole and readable",
             task=task,
             file=error.filename,
+        ) from error
+
+
+@contextlib.contextmanager
+def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
+    """Raise a TrainerError, one line, in place of what a task's own trainer raises.
+
+    Errors of ours go through, as does an OSError, which `blamed_on_task` explains. Raises
+    DeviceMemoryError where a GPU has too little memory.
+    """
+    try:
+        yield
+    except (PotluckError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())[:300] or "no message"
+        kind = type(error).__name__
+        cls = DeviceMemoryError if kind == "OutOfMemoryError" else TrainerError
+        raise cls(
+            f"the trainer of task '{task}' failed at {whose}: {kind}: {text} "
+            f"({Path(frame.filename).name}:{frame.lineno})"
         ) from error

@@ -8,10 +8,13 @@ be able to call whatever happens to be installed there.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
@@ -21,6 +24,17 @@ from potluck.common.task import Task
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not everybody makes models
     from torch import nn
+
+
+@contextlib.contextmanager
+def numpy_seeded(seed: int) -> Iterator[None]:
+    """Seeds numpy's global generator, for models that are arrays; puts it back after."""
+    state = np.random.get_state()
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 def make_task(

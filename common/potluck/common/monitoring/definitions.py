@@ -235,6 +235,13 @@ WEIGHTED_F1 = _gauge(
     condition=_EVALUATED,
 )
 LOSS = _gauge("potluck_model_loss", "Mean loss of the evaluation.", RUN, condition=_EVALUATED)
+MEASURE = _gauge(
+    "potluck_model_measure",
+    "Mean of a measure over the newest round that has it, as the task's trainer declares it.",
+    RUN,
+    Label(name="measure", about="its name"),
+    condition=_EVALUATED,
+)
 UPDATE_NORM = _gauge(
     "potluck_model_update_norm",
     "Euclidean length of the step that the newest round moved the model.",

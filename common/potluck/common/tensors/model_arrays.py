@@ -1,25 +1,34 @@
-"""A model's state as named arrays: what travels, what is stored, what is combined."""
+"""A model's state as named arrays: what travels, what is stored, what is combined.
+
+A model is a `torch.nn.Module`, or a dict of named arrays. Torch is imported for modules only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from potluck.common.errors import LayoutError
 from potluck.common.tensors.layout import Layout, quoted
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def state_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+Model = Any
+"""A `torch.nn.Module`, or a `dict[str, NDArray[Any]]`."""
+
+
+def state_arrays(model: Model) -> dict[str, NDArray[Any]]:
     """Parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
     For a model on the CPU they are views: whoever goes on training must copy them first.
     Raises LayoutError for a tensor that numpy can't hold (bfloat16, quantized, sparse).
     """
+    if isinstance(model, Mapping):
+        return {name: _contiguous(array) for name, array in model.items()}
     arrays: dict[str, NDArray[Any]] = {}
     for name, tensor in model.state_dict().items():
         try:
@@ -30,22 +39,37 @@ def state_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
                 "the task's model in float32",
                 tensor=quoted(name),
             ) from None
-        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+        arrays[name] = _contiguous(array)
     return arrays
 
 
-def buffer_names(model: nn.Module) -> frozenset[str]:
-    """The floating-point tensors of a model's state that are no parameters."""
+def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array).reshape(np.shape(array))
+
+
+def buffer_names(model: Model) -> frozenset[str]:
+    """The floating-point tensors of a model's state that are no parameters; a dict has none."""
+    if isinstance(model, Mapping):
+        return frozenset()
     return frozenset(name for name, tensor in model.named_buffers() if tensor.is_floating_point())
 
 
-def load_arrays(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+def load_arrays(model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Overwrites parameters and buffers in place; `arrays` may be read-only.
 
     Raises LayoutError, and leaves the model as it was, unless names, shapes and types are its own.
     """
     layout = Layout.of(state_arrays(model))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
+    if isinstance(model, dict):
+        model.update({name: np.array(arrays[name]) for name in model})
+    else:
+        _load_module(model, arrays)
+
+
+def _load_module(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    import torch
+
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.device.type == "cpu":

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from potluck.common.trainer import Measured
 from potluck.rpc.v1 import transfer_pb2
 
 
@@ -20,7 +21,8 @@ class UpdateReport:
     samples: as far as the client discloses them. steps: of the optimiser. seconds: of training; on
     a virtual clock, simulated ones. loss: mean over the last pass. normalizer: what the steps
     amount to (`local_steps.py`); None from a host that does not say. reports: the numbers that
-    the run's selector asked for, by name. Nothing is said of a masked update.
+    the run's selector asked for, by name. measures: what a task's own trainer measured in the
+    training, by name. Nothing is said of a masked update.
     """
 
     samples: int = 0
@@ -29,6 +31,7 @@ class UpdateReport:
     loss: float | None = None
     normalizer: float | None = None
     reports: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, Measured] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, message: transfer_pb2.TrainingReport) -> UpdateReport:
@@ -38,12 +41,20 @@ class UpdateReport:
             for name, described in message.DESCRIPTOR.fields_by_name.items()
             if not described.has_presence or message.HasField(name)  # type: ignore[arg-type]  # the stubs want literals
         }
-        said |= {"normalizer": message.normalizer or None, "reports": dict(message.reports)}
+        said |= {
+            "normalizer": message.normalizer or None,
+            "reports": dict(message.reports),
+            "measures": measured(message.measures),
+        }
         return cls(**said)
 
     def message(self) -> transfer_pb2.TrainingReport:
         """The message of the record."""
-        return transfer_pb2.TrainingReport(**self.values())
+        sums = {
+            name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
+            for name, each in self.measures.items()
+        }
+        return transfer_pb2.TrainingReport(**self.values() | {"measures": sums})
 
     def values(self) -> dict[str, Any]:
         """The reported numbers by name, without what a subclass adds."""
@@ -56,3 +67,8 @@ class UpdateReport:
             for name, value in self.values().items()
             if isinstance(value, float) and not math.isfinite(value)
         }
+
+
+def measured(sums: Mapping[str, transfer_pb2.MeasuredSum]) -> dict[str, Measured]:
+    """Measures of a message, by name; not yet checked."""
+    return {name: Measured(each.sum, each.count) for name, each in sums.items()}

@@ -410,6 +410,7 @@ class Answer(_message.Message):
     SCALARS_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
     CHECKED_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -436,6 +437,10 @@ class Answer(_message.Message):
     def checked(self) -> Global___Checked:
         """The host could train as asked."""
 
+    @_builtins.property
+    def measures(self) -> Global___MeasuredSums:
+        """The measures of an evaluation, of a task that brings its own trainer."""
+
     def __init__(
         self,
         *,
@@ -446,12 +451,13 @@ class Answer(_message.Message):
         scalars: Global___Scalars | None = ...,
         secure: Global___SecureReply | None = ...,
         checked: Global___Checked | None = ...,
+        measures: Global___MeasuredSums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "measures", b"measures", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "measures", b"measures", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked", "measures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -522,6 +528,51 @@ class EvaluationCounts(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationCounts: _TypeAlias = EvaluationCounts  # noqa: Y015
+
+@_typing.final
+class MeasuredSums(_message.Message):
+    """What a trainer measured; sums of them over clients give exact means."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SumsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _transfer_pb2.MeasuredSum: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _transfer_pb2.MeasuredSum | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sums(self) -> _containers.MessageMap[_builtins.str, _transfer_pb2.MeasuredSum]:
+        """By the names that the trainer declares."""
+
+    def __init__(
+        self,
+        *,
+        sums: _abc.Mapping[_builtins.str, _transfer_pb2.MeasuredSum] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredSums: _TypeAlias = MeasuredSums  # noqa: Y015
 
 @_typing.final
 class Scalars(_message.Message):

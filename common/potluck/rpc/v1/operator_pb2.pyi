@@ -276,6 +276,7 @@ class RunStatus(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -310,6 +311,10 @@ class RunStatus(_message.Message):
     def waiting(self) -> Global___Waiting:
         """What it waits for before it selects; absent while a round is under way."""
 
+    @_builtins.property
+    def measures(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeclaredMeasure]:
+        """What its task's own trainer measures, the most important first; empty for a classification task."""
+
     def __init__(
         self,
         *,
@@ -328,14 +333,49 @@ class RunStatus(_message.Message):
         seed: _builtins.int = ...,
         waiting: Global___Waiting | None = ...,
         left_out: _builtins.str = ...,
+        measures: _abc.Iterable[Global___DeclaredMeasure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "measures", b"measures", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+@_typing.final
+class DeclaredMeasure(_message.Message):
+    """A measure as a trainer declares it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    HIGHER_IS_BETTER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    label: _builtins.str
+    """A few words for people."""
+    unit: _builtins.str
+    """Unit of its mean: "share" for one in [0, 1], empty for a bare number."""
+    higher_is_better: _builtins.bool
+    """Whether more of it is better."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        label: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        higher_is_better: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["higher_is_better", b"higher_is_better", "label", b"label", "name", b"name", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeclaredMeasure: _TypeAlias = DeclaredMeasure  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
@@ -447,10 +487,31 @@ class Metrics(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OthersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LOSS_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     WORST_GROUP_ACCURACY_FIELD_NUMBER: _builtins.int
     WEIGHTED_F1_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """Mean loss."""
     accuracy: _builtins.float
@@ -459,6 +520,12 @@ class Metrics(_message.Message):
     """Accuracy of the group with the lowest."""
     weighted_f1: _builtins.float
     """F1 score averaged over classes, weighted by their samples."""
+    @_builtins.property
+    def others(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Other measures, by the names that the task's trainer declares; those of the round's trainings
+        begin with "training_".
+        """
+
     def __init__(
         self,
         *,
@@ -466,10 +533,11 @@ class Metrics(_message.Message):
         accuracy: _builtins.float | None = ...,
         worst_group_accuracy: _builtins.float | None = ...,
         weighted_f1: _builtins.float | None = ...,
+        others: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "_weighted_f1", b"_weighted_f1", "_worst_group_accuracy", b"_worst_group_accuracy", "accuracy", b"accuracy", "loss", b"loss", "weighted_f1", b"weighted_f1", "worst_group_accuracy", b"worst_group_accuracy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "_weighted_f1", b"_weighted_f1", "_worst_group_accuracy", b"_worst_group_accuracy", "accuracy", b"accuracy", "loss", b"loss", "weighted_f1", b"weighted_f1", "worst_group_accuracy", b"worst_group_accuracy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "_weighted_f1", b"_weighted_f1", "_worst_group_accuracy", b"_worst_group_accuracy", "accuracy", b"accuracy", "loss", b"loss", "others", b"others", "weighted_f1", b"weighted_f1", "worst_group_accuracy", b"worst_group_accuracy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015

@@ -240,12 +240,34 @@ class TrainingReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MeasuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___MeasuredSum: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___MeasuredSum | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SAMPLES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NORMALIZER_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Number of training samples, as far as the client's policy discloses it."""
     steps: _builtins.int
@@ -262,6 +284,12 @@ class TrainingReport(_message.Message):
     def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The numbers asked for besides, by name."""
 
+    @_builtins.property
+    def measures(self) -> _containers.MessageMap[_builtins.str, Global___MeasuredSum]:
+        """What a task's own trainer measured in the training, by the names that it declares; nothing where
+        the number of samples is not told exactly.
+        """
+
     def __init__(
         self,
         *,
@@ -271,14 +299,41 @@ class TrainingReport(_message.Message):
         loss: _builtins.float = ...,
         normalizer: _builtins.float = ...,
         reports: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        measures: _abc.Mapping[_builtins.str, Global___MeasuredSum] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "normalizer", b"normalizer", "reports", b"reports", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "measures", b"measures", "normalizer", b"normalizer", "reports", b"reports", "samples", b"samples", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainingReport: _TypeAlias = TrainingReport  # noqa: Y015
+
+@_typing.final
+class MeasuredSum(_message.Message):
+    """A sum with its count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    sum: _builtins.float
+    """The sum; finite."""
+    count: _builtins.int
+    """Over so many."""
+    def __init__(
+        self,
+        *,
+        sum: _builtins.float = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredSum: _TypeAlias = MeasuredSum  # noqa: Y015
 
 @_typing.final
 class UpdateHeader(_message.Message):

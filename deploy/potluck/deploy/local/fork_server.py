@@ -40,6 +40,7 @@ PROGRAMS: Mapping[str, str] = {
 
 _IMPORTED = (
     "potluck.client.agent",
+    "potluck.client.training.classification",
     "potluck.client.training.device",
     "potluck.server.service.serving",
 )

@@ -10,22 +10,23 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from potluck.common.errors import LayoutError, PluginError, RunError
+from potluck.common.errors import LayoutError, PluginError, RunError, TrainerError
 from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.measures import MeasureSums, checked_measures
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_lengths
-from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.learning.task_failures import blamed_on_task, blamed_on_trainer
+from potluck.common.learning.task_loading import numpy_seeded
 from potluck.common.secagg import Unmasking
 from potluck.common.secagg.vectors.updates import HeadSum
-from potluck.common.task import Examples
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names, load_arrays, state_arrays
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import TensorFile
+from potluck.common.trainer import Trainer
 from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
@@ -60,7 +61,8 @@ class ModelWork:
         self._threads = threads
         self._bias_records = bias_records
         self._layout: Layout | None = None
-        self._network: nn.Module | None = None
+        self._network: Any = None
+        self._measuring = threading.Lock()  # held while the task's own trainer measures
         self._buffer_names: frozenset[str] | None = None
 
     @property
@@ -98,7 +100,7 @@ class ModelWork:
             self._layout = file.layout
         return self._files.published(blake3)
 
-    def _made_model(self) -> nn.Module:
+    def _made_model(self) -> Any:
         """A model of the task. Kept for evaluation, where there is one: its memory costs more
         than its values."""
         network = self._network or self._new_model()
@@ -106,11 +108,15 @@ class ModelWork:
             self._network = network
         return network
 
-    def _new_model(self) -> nn.Module:
-        task = self._plan.run_file.task.name
+    def _new_model(self) -> Any:
+        task, seed = self._plan.run_file.task.name, self._plan.run_file.seed
         with _TORCH, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._plan.run_file.seed)
-            with NetworksInFiles(self._files.folder), blamed_on_task(task, "its model"):
+            torch.manual_seed(seed)
+            with (
+                numpy_seeded(seed),
+                NetworksInFiles(self._files.folder),
+                blamed_on_task(task, "its model"),
+            ):
                 return self._plan.task.model()
 
     def _publish(
@@ -257,18 +263,22 @@ class ModelWork:
         """Whether models of this run are evaluated on the clients' held-out samples."""
         return bool(self._plan.run_file.evaluation.every) and self._own_samples() is None
 
-    def _own_samples(self) -> Examples | None:
+    def _own_samples(self) -> Any:
         """The coordinator's own held-out data, if it has any."""
         with blamed_on_task(self._plan.run_file.task.name, _EVALUATION_DATA):
             return self._plan.task.evaluation_data(self._data_directory)
 
-    def evaluate(self, model: ModelVersion) -> EvaluationCounts | None:
-        """The model's counts on the coordinator's own held-out data; None where it has none."""
+    def evaluate(self, model: ModelVersion) -> EvaluationCounts | MeasureSums | None:
+        """The model's counts on the coordinator's own held-out data; None where it has none.
+
+        Raises TrainingError: a TrainerError where the task's own trainer is to blame."""
         task, name = self._plan.task, self._plan.run_file.task.name
         examples = self._own_samples()
         if examples is None:
             self._network = None
             return None
+        if self._plan.trainer is not None:
+            return self._measure(self._plan.trainer, model, examples)
         check_lengths(examples, name, _EVALUATION_DATA)
         network = self._made_model()
         with _TORCH:
@@ -283,3 +293,23 @@ class ModelWork:
                     groups=task.groups,
                     device=torch.device("cpu"),
                 )
+
+    def _measure(self, trainer: Trainer, model: ModelVersion, data: Any) -> MeasureSums:
+        """What the task's own trainer measures. It may take for ever, so no other run waits."""
+        name = self._plan.run_file.task.name
+        if not self._measuring.acquire(blocking=False):
+            raise TrainerError(
+                f"the trainer of task '{name}' still measures an earlier model; see why it hangs"
+            )
+        try:
+            network = self._made_model()
+            with _TORCH:
+                torch.set_num_threads(self._threads)
+            with self._files.opened(model.blake3, self.layout) as file:
+                load_arrays(network, file.arrays)
+            with blamed_on_task(name, _EVALUATION_DATA), blamed_on_trainer(name, _EVALUATION_DATA):
+                found = trainer.evaluate(network, data)
+            whose = f"the trainer of task '{name}', at {_EVALUATION_DATA},"
+            return MeasureSums(measures=checked_measures(found, trainer.measures, whose))
+        finally:
+            self._measuring.release()

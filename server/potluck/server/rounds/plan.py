@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.measures import own_trainer
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import training_for
@@ -16,9 +17,11 @@ from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
+from potluck.common.trainer import Measure, Trainer
 from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
+from potluck.server.rounds.trainable import check_trainable
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
@@ -32,6 +35,8 @@ class RunPlan:
     selector: Selector
     strategy: Strategy
     training: LocalTraining
+    trainer: Trainer | None = None
+    """The task's own; None for a classification task."""
     remarks: Sequence[str] = ()
     """Remarks for the operator who starts the run."""
 
@@ -52,6 +57,11 @@ class RunPlan:
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
         )
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What the task's own trainer declares; empty for a classification task."""
+        return {} if self.trainer is None else self.trainer.measures
 
     @property
     def reports(self) -> frozenset[str]:
@@ -93,6 +103,7 @@ def draw_up(
         model=None if run_file.model is None else run_file.model.model_dump(),
         model_modules=model_modules,
     )
+    trainer = own_trainer(task, run_file.task.name)
     _check_parts(run_file, task, source)
     selector = run_file.selector
     choosing = plugins.create(Selector, selector.name, selector.options)
@@ -101,6 +112,8 @@ def draw_up(
     chosen = {**choosing.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
+    if trainer is not None:
+        check_trainable(run_file, trainer, choosing, strategy, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
     return RunPlan(
@@ -109,6 +122,7 @@ def draw_up(
         selector=choosing,
         strategy=strategy,
         training=training,
+        trainer=trainer,
         remarks=remarks,
     )
 

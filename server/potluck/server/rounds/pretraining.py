@@ -51,4 +51,4 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
         }
     )
     text = tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True))
-    return NewRun.of(pretraining_id(run_id), changed, text, at)
+    return NewRun.of(pretraining_id(run_id), changed, text, at, {})

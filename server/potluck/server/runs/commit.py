@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.scores import Metrics
+from potluck.common.learning.measures import TRAINING, MeasureSums, added_up
+from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
@@ -27,9 +29,9 @@ from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
+from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AttemptKey,
-    MetricsRow,
     RoundCommit,
     RoundRow,
     RunRow,
@@ -51,20 +53,39 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 async def evaluate(run: Run) -> None:
     """Evaluate the round's model on the coordinator's data, or else on the clients'."""
     model = run.result.model
-    counts = await in_thread(run.work.evaluate, model)
-    if counts is None:
-        counts = await evaluate_on_clients(
-            run.services.attendance,
-            run.plan,
-            run.key,
-            model,
-            run.machine.gathering.present(now()),
-            seconds=run.plan.run_file.round.deadline_seconds,
-            present=run.is_present,
-        )
+    try:
+        counts = await _on_own_data(run, model)
+        if counts is None:
+            counts = await evaluate_on_clients(
+                run.services.attendance,
+                run.plan,
+                run.key,
+                model,
+                run.machine.gathering.present(now()),
+                seconds=run.plan.run_file.round.deadline_seconds,
+                present=run.is_present,
+                warn=run.record.warn,
+            )
+    except TrainerError as error:  # the round's model is good all the same
+        run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
+        counts = None
     if counts is not None:
-        run.result = replace(run.result, metrics=counts.metrics())
+        run.result = replace(run.result, metrics=counts.means())
     run.post(rounds.Evaluated())
+
+
+async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | MeasureSums | None:
+    """The model on the coordinator's data; None where it has none. A task's own trainer has as
+    long for it as a round: raises TrainerError then."""
+    seconds = None if run.plan.trainer is None else run.plan.run_file.round.deadline_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await in_thread(run.work.evaluate, model)
+    except TimeoutError:
+        raise TrainerError(
+            f"the trainer of task '{run.plan.run_file.task.name}' has not measured the model "
+            f"within {seconds:g} s; see why it hangs, or raise round.deadline_seconds"
+        ) from None
 
 
 async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
@@ -79,7 +100,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         state_blake3=state_blake3,
         selector_scalars=states.selector.scalars,
         strategy_scalars=states.strategy.scalars,
-        metrics=_metrics_row(result.metrics),
+        metrics={**result.metrics, **_training_means(run, action.included)},
         seconds=_round_seconds(run, outcome),
         bytes_down=run.intake.bytes_down,
         bytes_up=run.intake.bytes_up,
@@ -209,12 +230,8 @@ def _reported(row: UpdateRow | None, name: str) -> float:
     return math.nan if value is None else value
 
 
-def _metrics_row(metrics: Metrics | None) -> MetricsRow:
-    if metrics is None:
-        return MetricsRow()
-    return MetricsRow(
-        loss=metrics.loss,
-        accuracy=metrics.accuracy,
-        worst_group_accuracy=metrics.worst_group_accuracy,
-        weighted_f1=metrics.weighted_f1,
-    )
+def _training_means(run: Run, included: Sequence[str]) -> dict[str, float]:
+    """The means of what the trainings of the clients in the model measured, where they say it."""
+    updates = run.intake.updates
+    total = added_up(MeasureSums(measures=updates[client].row.measures) for client in included)
+    return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from potluck.common.learning.scores import Metrics
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
@@ -34,6 +33,7 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,
+    Metrics,
     Participation,
     RoundRow,
     RunRow,
@@ -83,7 +83,7 @@ class RoundModel:
 
     model: ModelVersion
     strategy_state: State
-    metrics: Metrics | None = None
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from potluck.common.errors import LayoutError
+from potluck.common.errors import LayoutError, TrainerError
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
+from potluck.common.learning.measures import MOST_COUNTED, checked_measures
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
@@ -99,7 +100,12 @@ class OpenRounds:
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
-        check_report(UpdateReport.from_message(header.report), self._run.plan.training)
+        report, plan = UpdateReport.from_message(header.report), self._run.plan
+        check_report(report, None if plan.trainer is not None else plan.training)
+        try:
+            checked_measures(report.measures, plan.measures, f"client '{header.client_id}'")
+        except TrainerError as error:
+            raise LayoutError(error.message) from error
         up = self._up
         if (
             header.encoding != ENCODINGS[up.encoding]
@@ -133,7 +139,9 @@ class OpenRounds:
             for name in sorted(self._run.plan.reports)
             if name in report.reports and math.isfinite(report.reports[name])
         }
-        return replace(report, reports=reports)
+        declared = self._run.plan.measures
+        said = not declared or "loss" in declared  # a message can't leave it out
+        return replace(report, reports=reports, loss=report.loss if said else None)
 
     def lose(self, client: str) -> None:
         """No other update depends on it."""
@@ -158,8 +166,10 @@ class OpenRounds:
         """Nothing is under way."""
 
 
-def check_report(report: UpdateReport, training: LocalTraining) -> None:
+def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     """Check that a client may have trained so. Strategies weigh by these numbers.
+
+    training: the settings of the built-in loop; None where the task has its own trainer.
 
     Raises LayoutError.
     """
@@ -175,6 +185,9 @@ def check_report(report: UpdateReport, training: LocalTraining) -> None:
         raise LayoutError(
             f"the update reports {report.seconds} s of training; it can't be less than 0"
         )
+    if training is None:
+        _check_own_steps(report)
+        return
     planned = training.planned_steps(report.samples)
     if report.steps > planned:
         raise LayoutError(
@@ -188,4 +201,13 @@ def check_report(report: UpdateReport, training: LocalTraining) -> None:
             f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
             f"must be from {LEAST_NORMALIZER} to {most:g}",
             normalizer=report.normalizer,
+        )
+
+
+def _check_own_steps(report: UpdateReport) -> None:
+    if report.steps > MOST_COUNTED or report.normalizer is not None:
+        raise LayoutError(
+            f"an update of a task's own trainer reports {report.steps} steps that amount to "
+            f"{report.normalizer}; it must be up to {MOST_COUNTED}, and nothing",
+            steps=report.steps,
         )

@@ -121,7 +121,7 @@ class Coordinator:
                 "`potluck pki member` make them)"
             )
         await self.runs.check_start(plan)
-        run = NewRun.of(secrets.token_hex(4), plan.run_file, text, utc())
+        run = NewRun.of(secrets.token_hex(4), plan.run_file, text, utc(), plan.measures)
         await self.store.call(lambda store: store.add_run(run))
         row = await self.archive.run(run.run_id)
         log.info("run started", run=row.run_id, name=run.name, task=run.task, rounds=run.rounds)

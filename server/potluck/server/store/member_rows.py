@@ -15,6 +15,7 @@ from potluck.server.store.sql.column_types import (
     Row,
     decode_json,
     decode_numbers,
+    encode_json,
     encode_text,
     encode_value,
     read_rows,
@@ -26,7 +27,10 @@ _read_update = Reader(
     UpdateRow,
     "members",
     _KEY,
-    {"reports": lambda value: {} if value is None else decode_json(value)},
+    {
+        "reports": lambda value: {} if value is None else decode_json(value),
+        "measures": lambda value: {} if value is None else decode_json(value),
+    },
 )
 
 
@@ -52,7 +56,13 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
     if change.update is not None:
-        values |= {name: encode_value(value) for name, value in vars(change.update).items()}
+        values |= {
+            name: encode_value(value)
+            for name, value in vars(change.update).items()
+            if name != "measures"
+        }
+        sums = {name: vars(each) for name, each in change.update.measures.items()}
+        values["measures"] = encode_json(sums)
     return values
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.trainer import Measure
 from potluck.common.updates.update_report import UpdateReport
 from potluck.server.state import Scalar
 
@@ -62,7 +63,8 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1."""
+    """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1. measures: what the task's
+    own trainer declares, in its order; empty for a classification task."""
 
     run_id: str
     name: str
@@ -74,10 +76,13 @@ class NewRun:
     task: str
     selector: str
     strategy: str
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     @staticmethod
-    def of(run_id: str, run_file: RunFile, text: str, at: datetime) -> NewRun:
-        """The run of a run file, `text` as it was written."""
+    def of(
+        run_id: str, run_file: RunFile, text: str, at: datetime, measures: Mapping[str, Measure]
+    ) -> NewRun:
+        """The run of a run file, `text` as it was written. measures: of the task's own trainer."""
         return NewRun(
             run_id=run_id,
             name=run_file.name,
@@ -89,6 +94,7 @@ class NewRun:
             task=run_file.task.name,
             selector=run_file.selector.name,
             strategy=run_file.strategy.name,
+            measures=measures,
         )
 
 
@@ -183,14 +189,9 @@ class LeftOutRow:
     at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricsRow:
-    """The metrics of a model; None where one is not defined."""
-
-    loss: float | None = None
-    accuracy: float | None = None
-    worst_group_accuracy: float | None = None
-    weighted_f1: float | None = None
+Metrics = Mapping[str, float]
+"""What was measured of a model, by name; finite. What is not defined, or was not measured, is not
+there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,7 @@ class RoundCommit:
     state_blake3: str | None = None
     selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
-    metrics: MetricsRow = field(default_factory=MetricsRow)
+    metrics: Metrics = field(default_factory=dict)
     seconds: float
     bytes_down: int
     bytes_up: int
@@ -219,7 +220,7 @@ class RoundRow:
     state_blake3: str | None
     selector_scalars: Mapping[str, Scalar]
     strategy_scalars: Mapping[str, Scalar]
-    metrics: MetricsRow
+    metrics: Metrics
     seconds: float
     bytes_down: int
     bytes_up: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from potluck.server.store.records import (
     AttemptKey,
     MemberRow,
     MemberState,
-    MetricsRow,
     Participation,
     RoundCommit,
     RoundRow,
@@ -34,14 +34,12 @@ from potluck.server.store.sql.column_types import (
     Row,
     decode_json,
     decode_time,
-    encode_float,
     encode_json,
     encode_time,
     read_rows,
 )
 
 _KEY = ["run_id", "round"]
-_read_metrics = Reader(MetricsRow, "rounds", _KEY)
 _read_round = Reader(
     RoundRow,
     "rounds",
@@ -49,6 +47,7 @@ _read_round = Reader(
     {
         "selector_scalars": decode_json,
         "strategy_scalars": decode_json,
+        "metrics": decode_json,
         "committed_at": decode_time,
     },
 )
@@ -146,17 +145,15 @@ class Rounds(Part):
 
 
 def _values(commit: RoundCommit) -> dict[str, Any]:
-    metrics = commit.metrics
     return {
         **commit.key._asdict(),
         "model_blake3": commit.model_blake3,
         "state_blake3": commit.state_blake3,
         "selector_scalars": encode_json(commit.selector_scalars),
         "strategy_scalars": encode_json(commit.strategy_scalars),
-        "loss": encode_float(metrics.loss),
-        "accuracy": encode_float(metrics.accuracy),
-        "worst_group_accuracy": encode_float(metrics.worst_group_accuracy),
-        "weighted_f1": encode_float(metrics.weighted_f1),
+        "metrics": encode_json(
+            {name: value for name, value in commit.metrics.items() if not math.isnan(value)}
+        ),
         "seconds": commit.seconds,
         "bytes_down": commit.bytes_down,
         "bytes_up": commit.bytes_up,
@@ -191,4 +188,4 @@ def _read(
 
 def _record(row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]]) -> RoundRow:
     key = AttemptKey(row["run_id"], row["round"], row["attempt"])
-    return _read_round(row, key=key, metrics=_read_metrics(row), members=found.get(key, ()))
+    return _read_round(row, key=key, members=found.get(key, ()))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
+from potluck.common.trainer import Measure
 from potluck.server.store.part import Part
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
+    decode_json,
     decode_time,
     encode_text,
     encode_time,
@@ -22,8 +25,16 @@ from potluck.server.store.sql.column_types import (
 _UNFINISHED = (RunState.WAITING, RunState.RUNNING)
 _SHOWN = 10
 
+
+def _decode_measures(value: object) -> dict[str, Measure]:
+    return {name: Measure(**declared) for name, declared in decode_json(value)}
+
+
 _read_run = Reader(
-    RunRow, "runs", ["run_id"], {"created_at": decode_time, "changed_at": decode_time}
+    RunRow,
+    "runs",
+    ["run_id"],
+    {"created_at": decode_time, "changed_at": decode_time, "measures": _decode_measures},
 )
 
 
@@ -43,6 +54,7 @@ class Runs(Part):
             "task": run.task,
             "selector": run.selector,
             "strategy": run.strategy,
+            "measures": json.dumps([[name, vars(each)] for name, each in run.measures.items()]),
             "state": RunState.WAITING.value,
             "reason": "",
             "changed_at": encode_time(run.created_at),

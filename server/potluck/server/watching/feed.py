@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+from potluck.common.learning.measures import CLASSIFICATION, shown_measures
+from potluck.common.plain_text import plain
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.waiting import Waiting
-from potluck.server.store.records import MemberState, MetricsRow, RoundRow, RunRow, RunState
+from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -34,6 +36,7 @@ _STAGES = {
 }
 
 _AWAY_NAMED = 20
+_LABEL = 40
 _UNREAD = 1000  # a watcher that far behind is cut off; it may watch again
 
 Event = operator_pb2.WatchRunResponse
@@ -106,6 +109,15 @@ def run_status(
         seed=row.seed,
         waiting=waiting,
         left_out=left_out,
+        measures=[
+            operator_pb2.DeclaredMeasure(
+                name=name,
+                label=plain(measure.label, _LABEL),
+                unit=plain(measure.unit, _LABEL),
+                higher_is_better=measure.higher_is_better,
+            )
+            for name, measure in shown_measures(row.measures).items()
+        ],
     )
     status.created_at.FromDatetime(row.created_at)
     return status
@@ -181,11 +193,8 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
     )
 
 
-def metrics_message(metrics: MetricsRow) -> operator_pb2.Metrics:
-    """A model's metrics."""
-    return operator_pb2.Metrics(
-        loss=metrics.loss,
-        accuracy=metrics.accuracy,
-        worst_group_accuracy=metrics.worst_group_accuracy,
-        weighted_f1=metrics.weighted_f1,
-    )
+def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:
+    """A model's metrics: those of classification in fields of their own."""
+    named = {name: metrics[name] for name in CLASSIFICATION if name in metrics}
+    others = {name: value for name, value in metrics.items() if name not in named}
+    return operator_pb2.Metrics(**named, others=others)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from potluck.common.learning.measures import TRAINING
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import (
@@ -26,7 +27,7 @@ from potluck.server.cohorts.cohort_labels import CohortLabels
 from potluck.server.hosts.attendance import Clock
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.store.records import MemberState, MetricsRow, RoundRow, RunRow
+from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
 
 _OUTCOMES = {
     MemberState.RECEIVED: MemberOutcome.ANSWERED,
@@ -41,6 +42,12 @@ _PHASES = {
     Phase.REDUCING: RoundPhase.REDUCE,
     Phase.EVALUATING: RoundPhase.EVALUATE,
     Phase.COMMITTING: RoundPhase.COMMIT,
+}
+_OF_CLASSIFICATION = {
+    "accuracy": metrics.ACCURACY,
+    "worst_group_accuracy": metrics.WORST_GROUP_ACCURACY,
+    "weighted_f1": metrics.WEIGHTED_F1,
+    "loss": metrics.LOSS,
 }
 _OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
 """An attempt under way is neither committed nor given up."""
@@ -184,13 +191,12 @@ class RunObserver:
         """Show how far the last round moved the model."""
         self._set(metrics.UPDATE_NORM, step_norm)
 
-    def _evaluated(self, found: MetricsRow) -> None:
-        if found == MetricsRow():
-            return  # not evaluated in this round: the last figures stand
-        self._set(metrics.ACCURACY, found.accuracy)
-        self._set(metrics.WORST_GROUP_ACCURACY, found.worst_group_accuracy)
-        self._set(metrics.WEIGHTED_F1, found.weighted_f1)
-        self._set(metrics.LOSS, found.loss)
+    def _evaluated(self, found: Metrics) -> None:
+        if not all(name.startswith(TRAINING) for name in found):  # else the last figures stand
+            for name, metric in _OF_CLASSIFICATION.items():
+                self._set(metric, found.get(name))
+        for name, value in found.items():
+            self._set(metrics.MEASURE, value, measure=name)
 
     # Clients ----------------------------------------------------------------------------------
 

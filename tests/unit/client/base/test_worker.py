@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -59,4 +60,43 @@ async def test_what_making_the_bench_raises_is_told() -> None:
     worker = Worker(fail)
     with pytest.raises(ImportError, match="no torch here"):
         await worker.run(lambda _: None)
+    worker.close()
+
+
+async def test_a_thread_that_hangs_is_left_behind() -> None:
+    worker = Worker(threading.get_ident, patience_seconds=0.01)
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(_: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+
+    hanging = asyncio.create_task(worker.run(hang))
+    await begun.wait()
+    first = asyncio.create_task(worker.run(lambda ident: ident))
+    hanging.cancel()
+    others = [await first, *[await worker.run(lambda ident: ident) for _ in range(3)]]
+    assert len(set(others)) == 1, "the others have one new thread"
+    go_on.set()
+    worker.close()
+
+
+async def test_a_thread_left_behind_ends_where_it_runs_python() -> None:
+    worker = Worker(lambda: None, patience_seconds=0.01)
+    begun, ended = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def spin(_: None) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    spinning = asyncio.create_task(worker.run(spin))
+    await begun.wait()
+    spinning.cancel()
+    await ended.wait()
     worker.close()

@@ -18,6 +18,7 @@ from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
+from potluck.client.transfer.own_files import OwnFiles
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -39,6 +40,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         downloads=create_autospec(Downloads, instance=True),
         updates=create_autospec(KeptUpdates, instance=True),
         states=states,
+        own_files=create_autospec(OwnFiles, instance=True),
         worker=create_autospec(Worker, instance=True),
         discloser=create_autospec(Discloser, instance=True),
         outgoing=create_autospec(OutgoingLog, instance=True),

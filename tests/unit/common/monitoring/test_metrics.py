@@ -24,7 +24,6 @@ from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.store.records import (
     AttemptKey,
     MemberState,
-    MetricsRow,
     RoundRow,
     RunRow,
     RunState,
@@ -165,7 +164,7 @@ def committed_row(round_number: int) -> RoundRow:
         state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
-        metrics=MetricsRow(),
+        metrics={},
         seconds=1.0,
         bytes_down=0,
         bytes_up=0,

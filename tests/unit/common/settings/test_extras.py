@@ -21,7 +21,7 @@ def import_from(module: str, statement: str) -> BaseException:
     ("module", "extra"),
     [
         ("potluck.server.selectors.parts.linear_thompson", "potluck[server]"),
-        ("potluck.client.training.loop", "potluck[client]"),
+        ("potluck.client.training.steps.loop", "potluck[client]"),
         ("potluck.deploy.machines.docker_engine", "potluck[operator]"),
         ("potluck.experiments.reports.tables", "potluck[experiments]"),
         ("potluck.common.tensors.compression", "potluck"),

@@ -28,7 +28,6 @@ from potluck.server.store.records import (
     AttemptKey,
     MemberRow,
     MemberState,
-    MetricsRow,
     RoundRow,
     UpdateRow,
 )
@@ -70,7 +69,7 @@ def committed(number: int, clients: list[str]) -> RoundRow:
         state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
-        metrics=MetricsRow(),
+        metrics={},
         seconds=1.0,
         bytes_down=0,
         bytes_up=0,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.training.loop import TrainingContext, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId

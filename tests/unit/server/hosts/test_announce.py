@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.attendance import Attendance
-from potluck.server.store.records import AttemptKey, MemberRow, MemberState, MetricsRow, RoundRow
+from potluck.server.store.records import AttemptKey, MemberRow, MemberState, RoundRow
 
 
 def member(client: str, state: MemberState) -> MemberRow:
@@ -22,7 +22,7 @@ def test_a_committed_round_names_the_update_of_each_client() -> None:
         state_blake3=None,
         selector_scalars={},
         strategy_scalars={},
-        metrics=MetricsRow(),
+        metrics={},
         seconds=1.0,
         bytes_down=0,
         bytes_up=0,

@@ -24,8 +24,8 @@ from potluck.client.training.auxiliary_files import (
     sendable,
     write_kept,
 )
-from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.scaffold_correction import ScaffoldCorrection
+from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.common.errors import ConfigurationError, StateLostError
 from potluck.common.learning.local_steps import normalizer
@@ -197,7 +197,7 @@ def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
 
 
 def _corrected(shared: Any) -> Any:
-    from potluck.client.training.loop import Corrected
+    from potluck.client.training.steps.loop import Corrected
 
     return Corrected(correction=ScaffoldCorrection(), shared=shared, personal={}, kept=None)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from pydantic import NonNegativeFloat
 
 from potluck.client.question import Question, QuestionContext
@@ -33,8 +34,9 @@ class Context(Question):
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """One pass over the samples."""
-        assert context.model is not None  # noqa: S101  # needs_model
+        context.require_examples("context")
         samples = context.data.train
+        device = torch.device(context.device)
         share = context.validation_share or _SHARE
         training, validation = validation_split(samples, share, context.client)
         values = {
@@ -43,9 +45,9 @@ class Context(Question):
                 training,
                 alpha=self.alpha,
                 beta=self.beta,
-                device=context.device,
+                device=device,
             ),
-            "validation": mean_loss(context.model, validation, device=context.device),
+            "validation": mean_loss(context.model, validation, device=device),
             "seconds": context.pace * len(samples),
         }
         for name, value in values.items():

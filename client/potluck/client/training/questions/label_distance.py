@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.client.question import Question, QuestionContext
-from potluck.client.training.samples.signals import label_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.step_by_step import LABEL_DISTANCE
 
@@ -33,8 +32,16 @@ class LabelDistance(Question):
                     f"{LABEL_DISTANCE}: '{name}' has {len(values)} numbers, the task has "
                     f"{context.classes} classes"
                 )
-        counts = np.array(label_counts(context.data.train, context.classes), np.float64)
+        counts = np.array(_label_counts(context), np.float64)
         return {LABEL_DISTANCE: _distance(counts + self._active, np.array(self._target))}
+
+
+def _label_counts(context: QuestionContext) -> list[int]:
+    if context.own is not None:
+        return context.own.label_counts()
+    from potluck.client.training.samples.signals import label_counts  # imports torch
+
+    return label_counts(context.data.train, context.classes)
 
 
 def _distance(counts: NDArray[np.float64], target: NDArray[np.float64]) -> float:

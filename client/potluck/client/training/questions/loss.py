@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from potluck.client.question import Question, QuestionContext
 from potluck.common.errors import TrainingError
-from potluck.common.learning.evaluation import evaluate
 
 
 class Loss(Question):
@@ -20,17 +19,24 @@ class Loss(Question):
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """One pass over the samples."""
-        assert context.model is not None  # noqa: S101  # needs_model
-        counts = evaluate(
-            context.model,
-            context.data.train,
-            classes=context.classes,
-            groups=context.groups,
-            device=context.device,
-        )
-        if not counts.samples:
-            raise TrainingError(f"client '{context.client}' has no training samples")
-        loss = counts.loss_sum / counts.samples
+        loss = _mean(context) if context.own is None else context.own.mean_loss()
         if not math.isfinite(loss):
             raise TrainingError(f"the model's loss on the samples of '{context.client}' is {loss}")
         return {"loss": loss}
+
+
+def _mean(context: QuestionContext) -> float:
+    import torch
+
+    from potluck.common.learning.evaluation import evaluate  # imports torch
+
+    counts = evaluate(
+        context.model,
+        context.data.train,
+        classes=context.classes,
+        groups=context.groups,
+        device=torch.device(context.device),
+    )
+    if not counts.samples:
+        raise TrainingError(f"client '{context.client}' has no training samples")
+    return counts.loss_sum / counts.samples

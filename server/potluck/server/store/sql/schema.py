@@ -22,6 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from potluck.common.trainer import Measured
 from potluck.common.updates.update_report import UpdateReport
 from potluck.server.store.sql.database import VERSION_TABLE
 
@@ -48,6 +49,7 @@ def _reported() -> list[Column[Any]]:
         float: _double,
         float | None: _double,
         Mapping[str, float]: _text,
+        Mapping[str, Measured]: _text,
     }
     kinds = get_type_hints(UpdateReport)
     return [makers[kind](name, null=True) for name, kind in kinds.items()]
@@ -72,6 +74,7 @@ runs = Table(
     _text("task"),
     _text("selector"),
     _text("strategy"),
+    _text("measures"),
     _text("state"),
     _text("reason"),
     _text("changed_at"),
@@ -164,10 +167,7 @@ rounds = Table(
     _text("state_blake3", null=True),
     _text("selector_scalars"),
     _text("strategy_scalars"),
-    _double("loss", null=True),
-    _double("accuracy", null=True),
-    _double("worst_group_accuracy", null=True),
-    _double("weighted_f1", null=True),
+    _text("metrics"),
     _double("seconds"),
     _integer("bytes_down"),
     _integer("bytes_up"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 import structlog
-import torch
 
 from potluck.common.errors import DeviceMemoryError
 from potluck.common.settings.local_training import LocalTraining
@@ -40,6 +40,7 @@ def within_memory(
                 raise
             why = error.message
         log.warning("trying again with smaller batches", batch_size=fewer.batch_size, why=why)
-        if torch.cuda.is_available():
+        torch = sys.modules.get("torch")  # not to import it where nothing else has
+        if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()  # the failed attempt left it fragmented
         settings = fewer

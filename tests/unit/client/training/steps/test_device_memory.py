@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from potluck.client.base.worker import Worker
 from potluck.client.config import ClientConfig, example_config
 from potluck.client.objective import Batch, LocalContext
-from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
-from potluck.client.training.smaller_batches import smaller, within_memory
+from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train
+from potluck.client.training.steps.smaller_batches import smaller, within_memory
 from potluck.common.errors import ConfigurationError, DeviceMemoryError, TrainingError
 from potluck.common.settings.configuration import parse
 from potluck.common.settings.local_training import LocalTraining

@@ -24,8 +24,8 @@ from potluck.client.objective import (
     LocalContext,
     Objective,
 )
-from potluck.client.training.optimizers import LocalOptimizer, make_optimizer
-from potluck.client.training.squared_losses import SquaredLosses
+from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
+from potluck.client.training.steps.squared_losses import SquaredLosses
 from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError, TrainingError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining

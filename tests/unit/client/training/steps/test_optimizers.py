@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.client.training.optimizers import StochasticGradientDescent, make_optimizer
+from potluck.client.training.steps.optimizers import StochasticGradientDescent, make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 
 
@@ -103,7 +103,7 @@ def test_rates_fall_after_every_round_or_after_some(
 COMPILER = """
 import sys
 from torch import nn
-from potluck.client.training.optimizers import make_optimizer
+from potluck.client.training.steps.optimizers import make_optimizer
 from potluck.common.settings.local_training import LocalTraining
 for name in ("sgd", "adam", "adamw"):
     layer = nn.Linear(2, 1)

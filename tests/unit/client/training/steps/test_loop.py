@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.client.objective import Batch, LocalContext, Objective
-from potluck.client.training.loop import TrainingContext, TrainingResult, train
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train
 from potluck.common.errors import ConfigurationError, LayoutError, RoundClosedError, TrainingError
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId

@@ -1,0 +1,332 @@
+"""Classification tasks: the built-in loop is their trainer, and their data are `Examples`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.client.correction import LocalCorrection
+from potluck.client.objective import Objective
+from potluck.client.question import Question, QuestionContext
+from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
+from potluck.client.training.plugin_options import created, json_object
+from potluck.client.training.samples.device_samples import DeviceSamples
+from potluck.client.training.samples.quotas import within_quotas
+from potluck.client.training.samples.signals import interaction_matrix, label_counts
+from potluck.client.training.samples.validation import validation_split
+from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult, train
+from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
+from potluck.client.training.steps.smaller_batches import within_memory
+from potluck.client.training.steps.squared_losses import UTILITY, utility
+from potluck.client.training.task_training import (
+    LoadedTask,
+    Outcome,
+    TaskTraining,
+    TrainingFiles,
+)
+from potluck.client.training.triplet_estimate import (
+    EstimateTerms,
+    LocalPrivacy,
+    estimate_matrix,
+    released_triplet,
+)
+from potluck.common.disclosure import Parameters, Weighting
+from potluck.common.errors import ProtocolVersionError, TrainingError
+from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.local_steps import normalizer
+from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.task_checks import check_client_data, check_finite
+from potluck.common.learning.training import training_for
+from potluck.common.learning.triplet import TripletSettings
+from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import ClientData, Examples, Task
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.common.trainer import TrainingProgress
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """An instruction to train as it was read, with its plug-ins made.
+
+    measures_utility: whether the coordinator wants that number reported.
+    """
+
+    objective: Objective
+    settings: LocalTraining
+    correction: LocalCorrection | None
+    measures_utility: bool
+
+
+class Classification(TaskTraining):
+    """A classification task on a device."""
+
+    def __init__(self, loaded: LoadedTask) -> None:
+        super().__init__(loaded)
+        self._device = torch.device(loaded.device)
+        self._on_device: DeviceSamples | None = None
+        self._settings: LocalTraining | None = None
+        self._optimizer: LocalOptimizer | None = None
+
+    def check(self, work: rpc.Train) -> None:
+        """Check that such a training could begin."""
+        plan_training(work, self.loaded.task)
+
+    # Training ---------------------------------------------------------------------------------
+
+    def train(
+        self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
+    ) -> Outcome:
+        """Train as the instruction says, with the objective and the correction that it names."""
+        work, client_id = instruction.train, ClientId(instruction.client_id)
+        loaded, plan = self.loaded, plan_training(work, self.loaded.task)
+        data = self._client_data(client_id).train
+        samples = self._samples(client_id, work, plan.settings.validation_share)
+        correction = _correction(plan, files, loaded)
+        progress(0.0)
+        context = TrainingContext(
+            classes=loaded.task.classes,
+            seed=work.seed,
+            round=instruction.round,
+            device=self._device,
+            progress=progress.note,
+            cancelled=progress.is_cancelled,
+        )
+
+        def attempt(settings: LocalTraining) -> TrainingResult:
+            loaded.set_weights(files.model)
+            loaded.model.to(self._device)  # before an optimiser is made for its tensors
+            return train(
+                loaded.model,
+                samples,
+                plan.objective,
+                settings,
+                context,
+                corrected=correction,
+                optimizer=self._optimizer_for(settings),
+                measures_losses=plan.measures_utility,
+            )
+
+        try:
+            result, settings = within_memory(attempt, plan.settings)
+        except TrainingError as error:
+            if type(error) is TrainingError:  # no learning rate is to blame for NaN in data
+                check_finite(data, f"client '{client_id}'")
+            raise
+        kept, sent = _auxiliaries(result, work, files, loaded)
+        done = _Done(
+            result=result, settings=settings, mu=plan.objective.proximal, round=instruction.round
+        )
+        return Outcome(
+            samples=result.samples,
+            seen=result.steps * settings.batch_size,
+            seconds=result.seconds,
+            loss=result.loss,
+            paced_samples=len(data),
+            report=done.report,
+            kept=kept,
+            sent=sent,
+        )
+
+    def _client_data(self, client_id: ClientId) -> ClientData:
+        name = self.loaded.name
+        return self.loaded.client_data(
+            client_id, lambda data: check_client_data(data, name, client_id)
+        )
+
+    def _samples(self, client_id: ClientId, work: rpc.Train, share: float) -> Examples:
+        """The samples that a client trains on: not those kept back, no more than its quotas."""
+        training, _ = validation_split(self._client_data(client_id).train, share, client_id)
+        if self._on_device is None:
+            self._on_device = DeviceSamples(self._device)
+        training = self._on_device.of((client_id, share), training)
+        classes = self.loaded.task.classes
+        return within_quotas(training, work.quotas, classes=classes, seed=work.seed)
+
+    def _optimizer_for(self, settings: LocalTraining) -> LocalOptimizer:
+        """The optimiser of the last training, if it was one with these settings; else a new one."""
+        if self._optimizer is None or self._settings != settings:
+            parameters = [p for p in self.loaded.model.parameters() if p.requires_grad]
+            self._optimizer = make_optimizer(parameters, settings, round_number=1)
+            self._settings = settings
+        return self._optimizer
+
+    # Evaluation and questions -----------------------------------------------------------------
+
+    def evaluate(self, client_id: ClientId, model: Path) -> EvaluationCounts:
+        """Exact counts."""
+        loaded = self.loaded
+        held_out = self.held_out(client_id, self._client_data(client_id))
+        loaded.set_weights(model)
+        counts = evaluate(
+            loaded.model,
+            held_out,
+            classes=loaded.task.classes,
+            groups=loaded.task.groups,
+            device=self._device,
+        )
+        if not math.isfinite(counts.loss_sum):
+            check_finite(held_out, f"client '{client_id}', held out,")
+        return counts
+
+    def answer(
+        self,
+        question: Question,
+        instruction: rpc.Instruction,
+        cancelled: Callable[[], bool],
+        *,
+        model: Path | None,
+    ) -> Mapping[str, float]:
+        """Whatever question it is."""
+        work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
+        if model is not None:
+            loaded.set_weights(model)
+        return question.answer(
+            QuestionContext(
+                client=ClientId(client_id),
+                round=instruction.round,
+                data=self._client_data(ClientId(client_id)),
+                classes=loaded.task.classes,
+                groups=loaded.task.groups,
+                device=self._device,
+                model=None if model is None else loaded.model,
+                cancelled=cancelled,
+                validation_share=min(max(work.validation_share, 0.0), 0.5),
+                pace=work.pace,
+            )
+        )
+
+    # Signals ----------------------------------------------------------------------------------
+
+    def label_counts(self, client_id: ClientId) -> list[int]:
+        """A client's training samples by class."""
+        return label_counts(self._client_data(client_id).train, self.loaded.task.classes)
+
+    def interaction_matrix(self, client_id: ClientId) -> list[list[int]]:
+        """A client's training samples by class and attribute."""
+        task = self.loaded.task
+        return interaction_matrix(self._client_data(client_id).train, task.classes, task.groups)
+
+    def triplet(
+        self,
+        parameters: Parameters,
+        client_id: ClientId,
+        *,
+        seed: int,
+        model: Path,
+        randomness: random.Random,
+        cancelled: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """A client's triplet, estimated with the file `model`, as it is sent.
+
+        `randomness`: what noise is drawn from; see `noisy_counts`.
+        """
+        privacy = None
+        if parameters.epsilon is not None and parameters.adjacency is not None:
+            privacy = LocalPrivacy(
+                epsilon=parameters.epsilon,
+                adjacency=parameters.adjacency,
+                randomness=randomness,
+            )
+        terms = EstimateTerms(
+            settings=parameters.settings or TripletSettings(),
+            seed=seed,
+            device=self._device,
+            cancelled=cancelled,
+        )
+        samples, loaded = self._client_data(client_id).train, self.loaded
+        with open_tensors(model) as file:
+            found = estimate_matrix(
+                loaded.model, file.arrays, samples, classes=loaded.task.classes, terms=terms
+            )
+        estimate = released_triplet(found, privacy)
+        return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
+
+
+def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
+    """Read an instruction. Raises PluginError, ConfigurationError, ProtocolError where this host
+    can't do what it asks for."""
+    settings = json_object(work.training_json, "training_json")
+    correction: LocalCorrection | None = None
+    if work.HasField("auxiliary"):
+        correction = created(LocalCorrection, work.auxiliary.correction)
+    return TrainingPlan(
+        objective=created(Objective, work.objective),
+        settings=training_for(task, settings, source="training"),
+        correction=correction,
+        measures_utility=_wants_utility(work.reports),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """A training that is over. mu: weight of the objective's proximal term."""
+
+    result: TrainingResult
+    settings: LocalTraining
+    mu: float
+    round: int
+
+    def report(self, weighting: Weighting) -> UpdateReport:
+        """The report of the training. Steps are those that as many samples as are told would
+        take."""
+        samples = weighting.disclosed(self.result.samples)
+        steps = self.settings.planned_steps(samples)
+        disclosed = {
+            "samples": samples,
+            "steps": steps,
+            "normalizer": self._normalizer(steps),
+            "reports": self._reports(samples, steps),
+        }
+        return UpdateReport(**(self.result.values() | disclosed))
+
+    def _reports(self, samples: int, steps: int) -> dict[str, float]:
+        """The numbers asked for, of so many samples and steps as are told."""
+        loss = self.result.root_mean_square_loss
+        if loss is None or not math.isfinite(loss):
+            return {}
+        met = min(samples, steps * self.settings.batch_size)
+        return {UTILITY: utility(met, loss)}
+
+    def _normalizer(self, steps: int) -> float:
+        """The normalizer of so many steps of this training."""
+        if steps == self.result.steps:
+            return self.result.normalizer
+        return normalizer(self.settings, steps, round_number=self.round, mu=self.mu)
+
+
+def _correction(plan: TrainingPlan, files: TrainingFiles, loaded: LoadedTask) -> Corrected | None:
+    if plan.correction is None or files.auxiliaries is None:
+        return None
+    return corrected(plan.correction, files.auxiliaries, loaded.layout)
+
+
+def _auxiliaries(
+    result: TrainingResult, work: rpc.Train, files: TrainingFiles, loaded: LoadedTask
+) -> tuple[bool, Arrays | None]:
+    """Write what the correction keeps. Whether it keeps anything, and what it sends."""
+    outcome, received = result.correction, files.auxiliaries
+    if outcome is None or received is None:
+        return False, None
+    if outcome.keep is not None:
+        write_kept(outcome.keep, received.keep_at, loaded.layout)
+    return outcome.keep is not None, sendable(outcome.send, work.auxiliary.names, loaded.layout)
+
+
+def _wants_utility(reports: Sequence[str]) -> bool:
+    """Raises ProtocolVersionError for a number that this host does not know."""
+    unknown = sorted(set(reports) - {UTILITY})
+    if unknown:
+        raise ProtocolVersionError(
+            f"this host's software can't report '{unknown[0][:80]}' with an update; update it",
+            report=unknown[0][:80],
+        )
+    return UTILITY in reports

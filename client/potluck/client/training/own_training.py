@@ -1,0 +1,321 @@
+"""Tasks that bring a trainer of their own. What it does and returns is believed only when checked.
+
+Nothing here needs torch, unless the task's model is a torch module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from potluck.client.masking.masked_updates import MASKED
+from potluck.client.question import OwnAnswers, Question, QuestionContext
+from potluck.client.training.plugin_options import json_object
+from potluck.client.training.steps.smaller_batches import within_memory
+from potluck.client.training.task_training import (
+    LoadedTask,
+    Outcome,
+    TaskTraining,
+    TrainingFiles,
+)
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import (
+    ConfigurationError,
+    LayoutError,
+    TrainerError,
+    TrainingError,
+)
+from potluck.common.learning.measures import MOST_COUNTED, MeasureSums, checked_measures
+from potluck.common.learning.task_failures import blamed_on_trainer
+from potluck.common.learning.task_loading import numpy_seeded
+from potluck.common.learning.training import training_for
+from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import block_is_within_bounds
+from potluck.common.trainer import (
+    Capability,
+    Contribution,
+    Measures,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+_LOSS = "loss"
+
+
+class OwnTraining(TaskTraining):
+    """A task with its trainer."""
+
+    def __init__(self, loaded: LoadedTask, trainer: Trainer) -> None:
+        super().__init__(loaded)
+        self._trainer = trainer
+
+    def check(self, work: rpc.Train) -> None:
+        """Check that such a training could begin."""
+        self._settings(work)
+
+    # Training ---------------------------------------------------------------------------------
+
+    def train(
+        self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
+    ) -> Outcome:
+        """Have the trainer train, and check what it returns and what it leaves of the model."""
+        work, client = instruction.train, ClientId(instruction.client_id)
+        loaded, begun = self.loaded, time.monotonic()
+        settings = self._settings(work)
+        data = loaded.client_data(client).train
+        progress(0.0)
+
+        def attempt(training: LocalTraining) -> Contribution:
+            self._set_weights(files.model)
+            circumstances = TrainerSettings(
+                training=training,
+                round=instruction.round,
+                seed=work.seed,
+                client=client,
+                device=loaded.device,
+                reports=frozenset(work.reports),
+                place=files.own,
+            )
+            with self._blamed(client), _seeded(loaded.model, work.seed):
+                return self._trainer.train(loaded.model, data, circumstances, progress)
+
+        contribution, _ = within_memory(attempt, settings)
+        try:
+            contribution = self._checked(contribution, frozenset(work.reports))
+            self._check_model()
+        except TrainerError:
+            loaded.renew()
+            raise
+        seconds = time.monotonic() - begun
+        loss = _loss(contribution.measures)
+        return Outcome(
+            samples=contribution.samples,
+            paced_samples=contribution.samples,
+            seen=contribution.samples,
+            seconds=seconds,
+            loss=math.nan if loss is None else loss,
+            report=_reporter(contribution, seconds, masked=work.encoding == MASKED),
+        )
+
+    def _settings(self, work: rpc.Train) -> LocalTraining:
+        """The run's settings. Raises ConfigurationError for what this trainer can't do."""
+        wants = {
+            f"report '{name[:80]}'": name not in self._trainer.capabilities for name in work.reports
+        }
+        wants["corrections of single steps"] = work.HasField("auxiliary")
+        wants["limits on the samples of a class"] = bool(work.quotas)
+        for wanted, missing in wants.items():
+            if missing:
+                raise ConfigurationError(
+                    f"the trainer of task '{self.loaded.name}' has no {wanted}, which the run asks "
+                    "for; choose another selector or strategy"
+                )
+        settings = json_object(work.training_json, "training_json")
+        return training_for(self.loaded.task, settings, source="training")
+
+    def _set_weights(self, file: Path) -> None:
+        """Give the model, on the device, the weights in a file."""
+        self.loaded.set_weights(file)
+        if not isinstance(self.loaded.model, dict):
+            self.loaded.model.to(self.loaded.device)
+
+    def _checked(self, found: Any, reports: frozenset[str]) -> Contribution:
+        whose = f"the trainer of task '{self.loaded.name}'"
+        if not isinstance(found, Contribution):
+            raise TrainerError(
+                f"{whose} returned a {type(found).__name__} from `train`; return a Contribution"
+            )
+        samples = _whole(found.samples, f"{whose} returned samples =", least=1)
+        steps = _whole(found.steps, f"{whose} returned steps =", least=0)
+        undeclared = sorted(set(found.reports) - reports)
+        if undeclared:
+            raise TrainerError(
+                f"{whose} reported {undeclared[0][:80]!r}, which nobody asked for; asked for: "
+                f"{', '.join(sorted(reports)) or 'nothing'}"
+            )
+        return Contribution(
+            samples=samples,
+            steps=steps,
+            measures=checked_measures(found.measures, self._trainer.measures, whose),
+            reports={name: float(value) for name, value in found.reports.items()},
+        )
+
+    def _check_model(self) -> None:
+        """Raise TrainerError unless the model has the tensors it had, and they are numbers."""
+        loaded, whose = self.loaded, f"the trainer of task '{self.loaded.name}'"
+        try:
+            arrays = state_arrays(loaded.model)
+            Layout.of(arrays).check_matches(loaded.layout, what="trained model", whose="task's")
+        except LayoutError as error:
+            raise TrainerError(
+                f"{whose} left another model than it was given: {error.message}"
+            ) from error
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not block_is_within_bounds(array):
+                raise TrainerError(
+                    f"{whose} left NaN, infinity or huge numbers in tensor '{name[:80]}'; lower "
+                    "training.learning_rate, or see to its data"
+                )
+
+    # Evaluation and questions -----------------------------------------------------------------
+
+    def evaluate(self, client_id: ClientId, model: Path) -> MeasureSums:
+        """Measures with their counts."""
+        data = self.held_out(client_id, self.loaded.client_data(client_id))
+        self._set_weights(model)
+        return MeasureSums(measures=self._measured(client_id, data))
+
+    def _measured(self, client_id: ClientId, data: Any) -> Measures:
+        with self._blamed(client_id):
+            found = self._trainer.evaluate(self.loaded.model, data)
+        whose = f"the trainer of task '{self.loaded.name}'"
+        if not isinstance(found, Mapping):
+            raise TrainerError(
+                f"{whose} returned a {type(found).__name__} from `evaluate`; return measures by "
+                "name"
+            )
+        return checked_measures(found, self._trainer.measures, whose)
+
+    def answer(
+        self,
+        question: Question,
+        instruction: rpc.Instruction,
+        cancelled: Callable[[], bool],
+        *,
+        model: Path | None,
+    ) -> Mapping[str, float]:
+        """What the trainer's capabilities allow."""
+        client_id, loaded = ClientId(instruction.client_id), self.loaded
+        if model is not None:
+            self._set_weights(model)
+        data = loaded.client_data(client_id)
+
+        def mean_loss() -> float:
+            self._require(Capability.LOSS)
+            measured = self._measured(client_id, data.train)
+            if _loss(measured) is None:
+                raise TrainingError(f"client '{client_id}' has no training samples to measure")
+            return measured[_LOSS].mean
+
+        return question.answer(
+            QuestionContext(
+                client=client_id,
+                round=instruction.round,
+                data=data,
+                classes=loaded.task.classes,
+                groups=loaded.task.groups,
+                device=loaded.device,
+                model=None if model is None else loaded.model,
+                cancelled=cancelled,
+                pace=instruction.question.pace,
+                own=OwnAnswers(
+                    mean_loss=mean_loss, label_counts=lambda: self.label_counts(client_id)
+                ),
+            )
+        )
+
+    def label_counts(self, client_id: ClientId) -> list[int]:
+        """As the trainer counts them."""
+        self._require(Capability.LABEL_COUNTS)
+        data = self.loaded.client_data(client_id).train
+        with self._blamed(client_id):
+            counts = self._trainer.label_counts(data)
+        whose = f"the trainer of task '{self.loaded.name}' counted"
+        whole = [_whole(count, whose, least=0) for count in counts]
+        if len(whole) != self.loaded.task.classes:
+            raise TrainerError(
+                f"{whose} samples of {len(whole)} classes; the task has {self.loaded.task.classes}"
+            )
+        return whole
+
+    def _require(self, capability: Capability) -> None:
+        if capability not in self._trainer.capabilities:
+            raise TrainingError(
+                f"the trainer of task '{self.loaded.name}' has no {capability.value}; choose a "
+                "selector that asks for nothing, or a task that has them"
+            )
+
+    @contextlib.contextmanager
+    def _blamed(self, client: ClientId) -> Iterator[None]:
+        """The trainer's code runs: what it raises is a TrainerError, in one line."""
+        try:
+            with blamed_on_trainer(self.loaded.name, f"client '{client}'"):
+                yield
+        except BaseException:
+            self.loaded.renew()  # nothing is known of the model
+            raise
+
+
+def _loss(measures: Measures) -> float | None:
+    found = measures.get(_LOSS)
+    return None if found is None or not found.count else found.mean
+
+
+def _whole(value: Any, what: str, *, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not least <= number <= MOST_COUNTED:
+        raise TrainerError(
+            f"{what} {str(value)[:40]}; it must be a whole number from {least} to {MOST_COUNTED}"
+        )
+    return number
+
+
+def _reporter(
+    contribution: Contribution, seconds: float, *, masked: bool
+) -> Callable[[Weighting], UpdateReport]:
+    loss = _loss(contribution.measures)
+
+    def report(weighting: Weighting) -> UpdateReport:
+        """Steps, and measures with their counts, tell the number of samples: they go with it."""
+        exact = weighting is Weighting.EXACT and not masked
+        return UpdateReport(
+            samples=weighting.disclosed(contribution.samples),
+            steps=contribution.steps if exact else 0,
+            seconds=seconds,
+            loss=0.0 if loss is None and masked else loss,  # a sum has a place for it
+            reports=contribution.reports,
+            measures=contribution.measures if exact else {},
+        )
+
+    return report
+
+
+@contextlib.contextmanager
+def _seeded(model: Any, seed: int) -> Iterator[None]:
+    """Seeds the global generators that a trainer may draw from; puts them back after.
+
+    They are the process's: where it trains on several devices at once, only draws from the seed
+    that the trainer is given are reproducible.
+    """
+    state = random.getstate()
+    random.seed(seed)
+    torchs = contextlib.nullcontext() if isinstance(model, dict) else _torch_seeded(seed)
+    try:
+        with numpy_seeded(seed), torchs:
+            yield
+    finally:
+        random.setstate(state)
+
+
+@contextlib.contextmanager
+def _torch_seeded(seed: int) -> Iterator[None]:
+    import torch
+
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield

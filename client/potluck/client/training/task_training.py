@@ -1,0 +1,159 @@
+"""The two ways in which a task trains, as one: what a host does with a task's clients.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.client.question import Question
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import TrainingError
+from potluck.common.learning.measures import MeasureSums
+from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Task
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.common.trainer import TrainingProgress
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:
+    from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+
+_CLIENTS_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFiles:
+    """The files of a training.
+
+    model: to begin with. update: to be written. auxiliaries: what the strategy sent beside the
+    model, where it did. spare: gives a file to be written over, if there is one. own: the folder
+    for files of the task's own trainer; it may not be there yet.
+    """
+
+    model: Path
+    update: Path
+    auxiliaries: ReceivedAuxiliaries | None = None
+    spare: Callable[[], Path | None] = lambda: None
+    own: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What comes of a training beside the model that it has changed.
+
+    samples: that it trained on, not yet disclosed. paced_samples: those that a virtual clock counts
+    seconds for. seen: samples that went through the model, with repetitions. seconds: of wall-clock
+    time. loss: NaN where there is none. report: what is said of the training where the number of
+    samples is told so exactly. kept: whether something was written to be kept. sent: tensors to be sent beside
+    the model.
+    """
+
+    samples: int
+    paced_samples: int
+    seen: int
+    seconds: float
+    loss: float
+    report: Callable[[Weighting], UpdateReport]
+    kept: bool = False
+    sent: Mapping[str, Mapping[str, NDArray[np.float32]]] | None = field(default=None)
+
+
+class LoadedTask:
+    """A task with what is used again from one client and round to the next.
+
+    device: "cpu" or "cuda:N".
+    """
+
+    def __init__(self, name: str, task: Task, device: str, data_directory: Path | None) -> None:
+        self.name, self.task, self.device = name, task, device
+        self.model: Any = task.model()
+        self.layout = Layout.of(state_arrays(self.model))
+        self._data_directory = data_directory
+        self._data: OrderedDict[ClientId, ClientData[Any]] = OrderedDict()
+
+    def set_weights(self, file: Path) -> None:
+        """Give the model the weights in a file. Raises LayoutError, StorageError."""
+        with open_tensors(file) as tensors:
+            load_arrays(self.model, tensors.arrays)
+
+    def renew(self) -> None:
+        """Make the model anew: nothing is known of the one there."""
+        self.model = self.task.model()
+
+    def client_data(
+        self, client_id: ClientId, check: Callable[[ClientData[Any]], None] = lambda _: None
+    ) -> ClientData[Any]:
+        """A client's data, loaded once and checked then."""
+        data = self._data.get(client_id)
+        if data is None:
+            data = self.task.client_data(client_id, self._data_directory)
+            check(data)
+            self._data[client_id] = data
+        self._data.move_to_end(client_id)
+        while len(self._data) > _CLIENTS_KEPT:
+            self._data.popitem(last=False)
+        return data
+
+
+class TaskTraining(ABC):
+    """A loaded task and the way it trains. Used by one thread.
+
+    Its methods raise PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
+    TrainingError, StorageError, and RoundClosedError when cancelled.
+    """
+
+    def __init__(self, loaded: LoadedTask) -> None:
+        self.loaded = loaded
+
+    @abstractmethod
+    def check(self, work: rpc.Train) -> None:
+        """Check that such a training could begin."""
+
+    @abstractmethod
+    def train(
+        self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
+    ) -> Outcome:
+        """Train the loaded model from the one in the file."""
+
+    @abstractmethod
+    def evaluate(self, client_id: ClientId, model: Path) -> EvaluationCounts | MeasureSums:
+        """Measure the model in a file on a client's held-out samples."""
+
+    @abstractmethod
+    def answer(
+        self,
+        question: Question,
+        instruction: rpc.Instruction,
+        cancelled: Callable[[], bool],
+        *,
+        model: Path | None,
+    ) -> Mapping[str, float]:
+        """A client's answer, with the model in a file where the question needs one."""
+
+    @abstractmethod
+    def label_counts(self, client_id: ClientId) -> list[int]:
+        """A client's training samples by class."""
+
+    def held_out(self, client_id: ClientId, data: ClientData[Any]) -> Any:
+        """What a client holds out. Raises TrainingError where it holds out nothing."""
+        if data.held_out is None:
+            raise TrainingError(
+                f"client '{client_id}' holds no samples out to evaluate on; choose a task option "
+                "that makes it do so, or set evaluation.every = 0",
+                client=client_id,
+            )
+        return data.held_out

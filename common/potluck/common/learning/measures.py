@@ -1,0 +1,192 @@
+"""The measures that a task declares, and sums of what clients measured.
+
+Measures of different clients add up, so means over clients that keep their samples to themselves
+equal those over all samples at once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from potluck.common.errors import ConfigurationError, TrainerError
+from potluck.common.task import Task
+from potluck.common.trainer import SHARE, Capability, Measure, Measured, Measures, Trainer
+
+CLASSIFICATION: Final[Mapping[str, Measure]] = {
+    "loss": Measure(label="loss"),
+    "accuracy": Measure(label="accuracy", unit=SHARE, higher_is_better=True, lowest=0, highest=1),
+    "worst_group_accuracy": Measure(
+        label="worst group", unit=SHARE, higher_is_better=True, lowest=0, highest=1
+    ),
+    "weighted_f1": Measure(
+        label="weighted F1", unit=SHARE, higher_is_better=True, lowest=0, highest=1
+    ),
+}
+"""The measures of classification tasks, which bring no trainer of their own."""
+
+TRAINING: Final = "training_"
+"""Prefix of a measure of the round's trainings, before its name."""
+
+MOST_MEASURES: Final = 16
+MOST_COUNTED: Final = 2**40
+"""More in one evaluation is a lie; sums of them must stay exact."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_LONGEST_NAME: Final = 40
+_LONGEST_LABEL: Final = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSums:
+    """Measures of one client, or a sum of several; by name, each of them declared."""
+
+    measures: Measures
+
+    def __add__(self, other: MeasureSums) -> MeasureSums:
+        """The sum; counts are exact, sums are rounded, so add in a fixed order."""
+        names = [*self.measures, *(name for name in other.measures if name not in self.measures)]
+        nothing = Measured(0.0, 0)
+        added = {}
+        for name in names:
+            a, b = self.measures.get(name, nothing), other.measures.get(name, nothing)
+            added[name] = Measured(a.sum + b.sum, a.count + b.count)
+        return MeasureSums(measures=added)
+
+    @property
+    def samples(self) -> int:
+        """What was counted for the measure that counted most."""
+        return max((each.count for each in self.measures.values()), default=0)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each measure for which anything was counted."""
+        return {name: each.mean for name, each in self.measures.items() if each.count}
+
+
+def own_trainer(task: Task, name: str) -> Trainer | None:
+    """The trainer that a task brings; None for a classification task.
+
+    name: the task's. Raises ConfigurationError where its declarations are no good.
+    """
+    trainer = task.trainer()
+    whose = f"task '{name}'"
+    if trainer is None:
+        if task.classes < 1:
+            raise ConfigurationError(
+                f"{whose} has neither classes nor a trainer; give it `classes`, or a method "
+                "`trainer` that returns one"
+            )
+        return None
+    if not isinstance(trainer, Trainer):
+        raise ConfigurationError(
+            f"{whose}: its trainer is a {type(trainer).__name__}; derive it from "
+            "potluck.common.trainer.Trainer"
+        )
+    _check_declarations(getattr(trainer, "measures", {}), whose)
+    for capability, missing, remedy in (
+        (Capability.LABEL_COUNTS, task.classes < 1, "`classes` to the task"),
+        (Capability.LOSS, "loss" not in trainer.measures, "a measure called loss"),
+    ):
+        if capability in trainer.capabilities and missing:
+            raise ConfigurationError(
+                f"{whose}: its trainer has the capability '{capability}' without what it is "
+                f"about; add {remedy}"
+            )
+    return trainer
+
+
+def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
+    if not 1 <= len(measures) <= MOST_MEASURES:
+        raise ConfigurationError(
+            f"{whose}: its trainer declares {len(measures)} measures; from 1 to {MOST_MEASURES} "
+            "are needed"
+        )
+    for name, measure in measures.items():
+        sound = _NAME.fullmatch(name) and len(name) <= _LONGEST_NAME
+        if not sound or name.startswith(TRAINING):
+            raise ConfigurationError(
+                f"{whose}: a measure can't be called {name[:80]!r}; use lower-case words joined by "
+                f"underscores, up to {_LONGEST_NAME} characters, and not {TRAINING!r} first"
+            )
+        if not isinstance(measure, Measure) or not measure.lowest < measure.highest:
+            raise ConfigurationError(
+                f"{whose}: measure '{name}' must be a Measure with lowest < highest"
+            )
+        if len(measure.label) > _LONGEST_LABEL or len(measure.unit) > _LONGEST_LABEL:
+            raise ConfigurationError(
+                f"{whose}: label and unit of measure '{name}' may have {_LONGEST_LABEL} characters"
+            )
+        known = CLASSIFICATION.get(name)
+        if known is not None and known.unit == SHARE and measure.unit != SHARE:
+            raise ConfigurationError(
+                f"{whose}: measure '{name}' is a share in [0, 1] everywhere; give it the unit "
+                f"{SHARE!r}, or another name"
+            )
+
+
+def checked_measures(
+    found: Mapping[str, Measured], declared: Mapping[str, Measure], whose: str
+) -> Measures:
+    """Measures as they may be used, in the order declared. whose: for the message.
+
+    Raises TrainerError for an undeclared name, or numbers that no such measure can have.
+    """
+    unknown = sorted(set(found) - set(declared))
+    if unknown:
+        raise TrainerError(
+            f"{whose} has measure {unknown[0][:80]!r}, which the task's trainer does not declare; "
+            f"declared: {', '.join(declared)}"
+        )
+    return {
+        name: _checked(name, found[name], declared[name], whose)
+        for name in declared
+        if name in found
+    }
+
+
+def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measured:
+    try:
+        total, count = float(value.sum), operator.index(value.count)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        total, count = math.nan, -1
+    if not 0 <= count <= MOST_COUNTED:
+        raise TrainerError(
+            f"{whose} has {str(value)[:80]} as measure '{name}'; it must be Measured(sum, count), "
+            f"the count a whole number from 0 to {MOST_COUNTED}"
+        )
+    if not math.isfinite(total) or (count == 0 and total != 0):
+        raise TrainerError(
+            f"{whose} has {total} as the sum of measure '{name}' over {count}; it must be finite, "
+            "and 0 over nothing"
+        )
+    slack = 1e-9 * max(1.0, abs(measure.lowest), abs(measure.highest))
+    if count and not measure.lowest - slack <= total / count <= measure.highest + slack:
+        raise TrainerError(
+            f"{whose} has mean {total / count:g} of measure '{name}', which is declared to be from "
+            f"{measure.lowest:g} to {measure.highest:g}"
+        )
+    return Measured(total, count)
+
+
+def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
+    """All measures that rounds may have, with those of the rounds' trainings at the end."""
+    trained = {
+        f"{TRAINING}{name}": Measure(
+            label=f"training {each.label}",
+            unit=each.unit,
+            higher_is_better=each.higher_is_better,
+        )
+        for name, each in declared.items()
+    }
+    return {**declared, **trained}
+
+
+def added_up(sums: Iterable[MeasureSums]) -> MeasureSums:
+    """All of them together, in this order."""
+    total = MeasureSums(measures={})
+    for each in sums:
+        total += each
+    return total

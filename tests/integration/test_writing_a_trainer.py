@@ -1,0 +1,91 @@
+"""docs/writing-a-trainer.md, carried out: its package is built, installed and trained with."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.federation import set_values
+from support.profile_federation import profile_federation
+
+from potluck.rpc.v1 import operator_pb2
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-trainer.md"
+pytestmark = pytest.mark.slow
+
+
+def written_files(page: str) -> dict[str, str]:
+    """The page's code blocks that begin with a comment naming their file."""
+    blocks = re.findall(
+        r"^```\w+\n(# (\S+\.(?:py|toml))\n.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
+    return {name: text for text, name in blocks}
+
+
+@pytest.fixture(scope="module")
+def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, target = tmp_path_factory.mktemp("readings"), tmp_path_factory.mktemp("installed")
+    files = written_files(PAGE.read_text(encoding="utf-8"))
+    assert sorted(files) == ["pyproject.toml", "readings_task.py"]
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", *options]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True)
+    return target
+
+
+def write_readings(folder: Path, clients: int) -> None:
+    folder.mkdir()
+    generator = np.random.default_rng(1)
+    for client in range(clients):
+        inputs = generator.normal(size=(200, 3))
+        target = inputs @ [1.0, -2.0, 0.5] + 0.3
+        table = np.column_stack([inputs, target])
+        np.savetxt(folder / f"client-{client}.csv", table, delimiter=",")
+
+
+async def test_the_package_on_the_page_installs_and_learns(
+    installed_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(installed_package)
+    monkeypatch.setenv("PYTHONPATH", str(installed_package))
+    write_readings(tmp_path / "data", 4)
+    async with profile_federation(
+        tmp_path,
+        task="readings",
+        selector="uniform",
+        clients=4,
+        count=4,
+        rounds=5,
+        assignments=["training.steps=1"],
+        start_hosts=False,
+    ) as federation:
+        for path in federation.files.hosts:
+            set_values(path, {"data_directory": str(tmp_path / "data")})
+        await federation.start_hosts()
+        run = await federation.start_run()
+        await federation.finished(run)
+        status, history = await federation.status(run), await federation.history(run)
+    declared = {each.name: each for each in status.measures}
+    assert list(declared) == [
+        "absolute_error",
+        "loss",
+        "training_absolute_error",
+        "training_loss",
+    ]
+    assert declared["absolute_error"].unit == "°C"
+    assert not declared["absolute_error"].higher_is_better
+    errors = [entry.metrics.others["absolute_error"] for entry in history]
+    assert errors[-1] < 0.5 * errors[0]
+    assert all(entry.metrics.others["training_loss"] > 0 for entry in history)
+    assert all(entry.metrics.HasField("loss") for entry in history)
+    assert all(
+        member.state == operator_pb2.MEMBER_STATE_INCLUDED and member.samples == 160
+        for entry in history
+        for member in entry.members
+    )
