@@ -72,7 +72,8 @@ def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> No
     run = {
         "name": "n", "run_file": run_file, "created_at": at, "rounds": rounds, "count": 10,
         "seed": "7", "task": "digits", "selector": "uniform", "strategy": "fedavg",
-        "state": "finished", "reason": "", "measures": "[]", "changed_at": at, "initial_model_at": at,
+        "state": "finished", "reason": "", "changed_at": at, "initial_model_at": at,
+        "measures": "[]",
     }  # fmt: skip
     attempt = {"begun_at": at, "available": "[[0,9]]", "state": "committed", "reason": ""}
     member = {

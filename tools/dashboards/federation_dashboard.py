@@ -103,6 +103,13 @@ FEDERATION = Dashboard(
                     about="How far each round moved the model (Euclidean length).",
                     width=6,
                 ),
+                Panel(
+                    title="Measures",
+                    queries=[Query(f"potluck_model_measure{OF_RUN}", f"{BY_RUN} {{{{measure}}}}")],
+                    about="All that the task measures, as its trainer declares it; those of the "
+                    "rounds' trainings begin with training_.",
+                    width=24,
+                ),
             ),
         ),
         (

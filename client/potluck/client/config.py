@@ -79,8 +79,8 @@ class ClientConfig(Settings):
         default=PATIENCE_SECONDS,
         gt=0,
         le=86_400,
-        description="How long a task that hangs may go on once nobody waits for it; then its thread\n"
-        "is left behind, and the device has a new one.",
+        description="How long a task that hangs may go on once nobody waits for it; then its\n"
+        "thread is left behind, and the device has a new one.",
     )
     maximum_model_bytes: int = Field(
         default=4 * 2**30, ge=1, description="A model announced as larger than this is refused."

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.common.settings.extras import missing_library
+from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
 from potluck.deploy.local.demo import run_demo
 from potluck.deploy.local.demo_files import (
@@ -28,9 +29,8 @@ from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import (
     readable_bytes,
-    readable_number,
+    readable_measure,
     readable_seconds,
-    readable_share,
 )
 from potluck.deploy.view.run_summary import RunSummary, summarise
 
@@ -152,14 +152,13 @@ def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, pl
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("rounds", f"{summary.rounds} in {readable_seconds(summary.seconds)}")
-    table.add_row("accuracy", f"{readable_share(first.accuracy)} → {readable_share(last.accuracy)}")
-    if last.worst_group_accuracy is not None:
-        worst = (
-            readable_share(first.worst_group_accuracy),
-            readable_share(last.worst_group_accuracy),
+    shares_first = sorted(summary.measures, key=lambda each: each.unit != SHARE)
+    for measure in shares_first:
+        before, after = (
+            readable_measure(entry.value(measure.name), measure.unit) for entry in (first, last)
         )
-        table.add_row("worst group", f"{worst[0]} → {worst[1]}")
-    table.add_row("loss", f"{readable_number(first.loss)} → {readable_number(last.loss)}")
+        if last.value(measure.name) is not None:
+            table.add_row(measure.label, f"{before} → {after}")
     moved = f"{readable_bytes(summary.bytes_down)} down, {readable_bytes(summary.bytes_up)} up"
     table.add_row("models moved", moved)
     for name, path in (("model", files.model), ("summary", files.summary), ("plot", plot)):

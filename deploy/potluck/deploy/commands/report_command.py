@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from potluck.common.errors import NotFoundError
+from potluck.common.trainer import Measure
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView, observe
+from potluck.deploy.operator.run_view import RunView, observe, shown_measures
 from potluck.deploy.view.pictures import check_picture
 from potluck.deploy.view.readable import readable_count
 
@@ -57,6 +58,7 @@ async def report(
         title=title,
         included=found.realised,
         accuracies=found.accuracies,
+        measures=_titled(found.measures, shown_measures(status)),
     )
     values = report_values(found)
     if as_json:
@@ -66,6 +68,19 @@ async def report(
     print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
     for line in summary_lines(values):
         print_line(line)
+
+
+def _titled(
+    found: Mapping[str, Mapping[int, float]], shown: Mapping[str, Measure]
+) -> dict[str, Mapping[int, float]]:
+    """What was measured, the most important first, by a title for people."""
+    titled: dict[str, Mapping[int, float]] = {}
+    for name, measure in shown.items():
+        if name in found:
+            unit = f" in {measure.unit}" if measure.unit else ""
+            better = "higher" if measure.higher_is_better else "lower"
+            titled[f"{measure.label}{unit}, {better} is better"] = found[name]
+    return titled
 
 
 def summary_lines(values: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -37,6 +37,15 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
         "model_blake3": status.model_blake3 or None,
         "waiting": _waiting_values(status.waiting) if status.HasField("waiting") else None,
         "left_out": status.left_out or None,
+        "measures": [
+            {
+                "name": each.name,
+                "label": each.label,
+                "unit": each.unit,
+                "higher_is_better": each.higher_is_better,
+            }
+            for each in status.measures
+        ],
     }
 
 
@@ -74,6 +83,7 @@ def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
         "round": committed.round,
         "members": [_member_values(member) for member in committed.members],
         **metric_values(committed.metrics),
+        "measures": dict(sorted(committed.metrics.others.items())),
         "seconds": committed.seconds,
         "bytes_down": committed.bytes_down,
         "bytes_up": committed.bytes_up,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from potluck.common.learning.measures import CLASSIFICATION
+from potluck.common.trainer import Measure
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 
@@ -27,6 +29,8 @@ _AWAY_NAMED = 5
 LEFT_OUT = TROUBLED | {MemberState.MEMBER_STATE_SPARED}
 """States of members whose update does not become part of the model."""
 METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
+_SHOWN = ("loss", "accuracy", "worst_group_accuracy")
+"""The measures of classification that people are shown, in this order."""
 _TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
 
 
@@ -125,9 +129,27 @@ def run_state_name(state: RunState.ValueType) -> str:
 
 
 def metric_values(metrics: operator_pb2.Metrics) -> dict[str, float | None]:
-    """The metrics by name, in the order people want them; None where one is not defined."""
-    present = {descriptor.name: float(value) for descriptor, value in metrics.ListFields()}
+    """The metrics of classification by name; None where one is not defined."""
+    present = all_metrics(metrics)
     return {name: present.get(name) for name in METRICS}
+
+
+def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
+    """The metrics that are defined, by name."""
+    named = [name for name in METRICS if metrics.HasField(name)]  # type: ignore[arg-type]
+    return {**{name: float(getattr(metrics, name)) for name in named}, **metrics.others}
+
+
+def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
+    """The measures of a run that people are shown, the most important first."""
+    if status is None or not status.measures:
+        return {name: CLASSIFICATION[name] for name in _SHOWN}
+    return {
+        each.name: Measure(
+            label=each.label or each.name, unit=each.unit, higher_is_better=each.higher_is_better
+        )
+        for each in status.measures
+    }
 
 
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:

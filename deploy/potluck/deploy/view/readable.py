@@ -6,6 +6,8 @@ import math
 import re
 from datetime import datetime
 
+from potluck.common.trainer import SHARE
+
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -45,6 +47,14 @@ def readable_share(share: float | None) -> str:
 def readable_number(value: float | None) -> str:
     """A loss with four significant digits; a dash for None."""
     return "–" if value is None else f"{value:#.4g}".rstrip(".")
+
+
+def readable_measure(value: float | None, unit: str) -> str:
+    """A measure's mean with its unit: 93.1 %, 0.2712, 3.4 mm; a dash for None."""
+    if unit == SHARE:
+        return readable_share(value)
+    number = readable_number(value)
+    return f"{number} {unit}" if unit and value is not None else number
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,20 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from potluck.common.trainer import SHARE
 from potluck.deploy.view.pictures import write_picture
 from potluck.deploy.view.readable import (
     natural_order,
     readable_bytes,
     readable_count,
-    readable_number,
+    readable_measure,
     readable_seconds,
-    readable_share,
 )
-from potluck.deploy.view.run_summary import RoundSummary, RunSummary
+from potluck.deploy.view.run_summary import MeasureSummary, RoundSummary, RunSummary
 
-_ACCURACY = "#1b7f5c"
-_WORST_GROUP = "#c2417c"
-_LOSS = "#3566a8"
+_COLOURS = {True: ("#1b7f5c", "#c2417c", "#8a6d3b"), False: ("#3566a8", "#b5651d", "#6a4fa3")}
+"""Of lines: of shares, and of other measures."""
+_MOST_PANELS = 3
 _INK = "#333333"
 _GREY = "#666666"
 _FAINT = "#dddddd"
@@ -37,16 +38,18 @@ def plot_run(summary: RunSummary, path: Path) -> None:
     clients = clients_of(summary)
     named = len(clients) <= _MOST_NAMED_CLIENTS
     raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
-    figure = Figure(figsize=(9.0, 4.6 + raster_height), layout="constrained")
+    panels = _panels(summary.measures)
+    heights = [2.6, *[1.4] * (len(panels) - 1)]
+    figure = Figure(figsize=(9.0, 0.6 + sum(heights) + raster_height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(h_pad=0.09)  # type: ignore[union-attr,call-arg]  # set above
-    shares, loss, raster = figure.subplots(3, 1, height_ratios=[2.6, 1.4, raster_height])
-    _plot_shares(shares, summary.history)
-    _plot_loss(loss, summary.history)
+    *measured, raster = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, raster_height])
+    for axes, panel in zip(measured, panels, strict=True):
+        _plot_measures(axes, panel, summary.history)
     _plot_raster(raster, summary.history, clients, named=named)
-    for axes in (shares, loss, raster):
+    for axes in (*measured, raster):
         _dress(axes, summary.rounds)
-    for axes in (shares, loss):
+    for axes in measured:
         axes.tick_params(labelbottom=False)
         axes.spines["bottom"].set_visible(False)
     raster.set_xlabel("round", color=_INK)
@@ -81,32 +84,34 @@ def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) ->
     return matrix
 
 
-def _plot_shares(axes: Axes, history: Sequence[RoundSummary]) -> None:
-    accuracy = [(entry.round, entry.accuracy) for entry in history if entry.accuracy is not None]
-    worst = [
-        (entry.round, entry.worst_group_accuracy)
-        for entry in history
-        if entry.worst_group_accuracy is not None
-    ]
-    for label, points, colour in (
-        ("accuracy", accuracy, _ACCURACY),
-        ("worst group", worst, _WORST_GROUP),
-    ):
-        last = f" {readable_share(points[-1][1])}" if points else ""
-        _plot_line(axes, points, colour, f"{label}{last}")
-    _label_lines(axes)
-    axes.set_ylim(-0.025, 1.025)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("accuracy")
+def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:
+    """The measures by unit, a panel each: shares first, else in the order declared."""
+    units = sorted(dict.fromkeys(each.unit for each in measures), key=lambda unit: unit != SHARE)
+    return [[each for each in measures if each.unit == unit] for unit in units[:_MOST_PANELS]]
 
 
-def _plot_loss(axes: Axes, history: Sequence[RoundSummary]) -> None:
-    points = [(entry.round, entry.loss) for entry in history if entry.loss is not None]
-    last = f" {readable_number(points[-1][1])}" if points else ""
-    _plot_line(axes, points, _LOSS, f"loss{last}")
+def _plot_measures(
+    axes: Axes, measures: Sequence[MeasureSummary], history: Sequence[RoundSummary]
+) -> None:
+    """The measures of one unit, as lines; the label says which way is better."""
+    for measure, colour in zip(measures, cycle(_COLOURS[measures[0].unit == SHARE]), strict=False):
+        found = [(entry.round, entry.value(measure.name)) for entry in history]
+        points = [(number, value) for number, value in found if value is not None]
+        last = f" {readable_measure(points[-1][1], measure.unit)}" if points else ""
+        _plot_line(axes, points, colour, f"{measure.label}{last}")
     _label_lines(axes)
-    axes.set_ylim(bottom=0.0)
-    axes.set_ylabel("loss")
+    first = measures[0]
+    better = "↑" if first.higher_is_better else "↓"
+    if first.unit == SHARE:
+        axes.set_ylim(-0.025, 1.025)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylabel(f"{first.label} {better}")
+        return
+    values = [entry.value(each.name) for entry in history for each in measures]
+    if all(value is None or value >= 0 for value in values):
+        axes.set_ylim(bottom=0.0)
+    unit = f" in {first.unit}" if first.unit else ""
+    axes.set_ylabel(f"{first.label}{unit} {better}")
 
 
 def _plot_line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:

@@ -7,7 +7,7 @@ is measured twice, as it was planned and as it was realised (ALGORITHMS §1.19).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,15 @@ class RunReport:
     """A run's committed rounds.
 
     planned: clients that the selector chose; realised: those included; both as rows of the
-    population, by round. accuracies: shares in [0, 1], by name and round.
+    population, by round. accuracies: shares in [0, 1], by name and round. measures: of a task with
+    its own trainer: what was measured, by name and round.
     """
 
     population: Population
     planned: Mapping[int, Rows]
     realised: Mapping[int, Rows]
     accuracies: Mapping[str, Mapping[int, float]]
+    measures: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 
 def run_report(
@@ -54,6 +56,7 @@ def run_report(
     planned: dict[int, Rows] = {}
     realised: dict[int, Rows] = {}
     accuracies: dict[str, dict[int, float]] = {}
+    measures: dict[str, dict[int, float]] = {}
     for one in rounds:
         rows = [row_of[member.client_id] for member in one.members]
         included = [each.state == operator_pb2.MEMBER_STATE_INCLUDED for each in one.members]
@@ -64,8 +67,14 @@ def run_report(
             value = metrics[key]
             if value is not None:
                 accuracies.setdefault(name, {})[one.round] = value
+        for name, value in one.metrics.others.items():
+            measures.setdefault(name, {})[one.round] = value
     return RunReport(
-        population=population, planned=planned, realised=realised, accuracies=accuracies
+        population=population,
+        planned=planned,
+        realised=realised,
+        accuracies=accuracies,
+        measures=measures,
     )
 
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
-from potluck.deploy.operator.run_view import RunView, metric_values
+from potluck.deploy.operator.run_view import RunView, metric_values, shown_measures
 from potluck.rpc.v1.operator_pb2 import CommittedRound
+
+
+class MeasureSummary(BaseModel):
+    """A measure that people are shown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    label: str
+    unit: str = Field(description='Of its mean; "share" for one in [0, 1].')
+    higher_is_better: bool
 
 
 class RoundSummary(BaseModel):
@@ -19,9 +30,19 @@ class RoundSummary(BaseModel):
     accuracy: float | None
     worst_group_accuracy: float | None
     loss: float | None
+    others: dict[str, float] = Field(default={}, description="Other measures, by name.")
     seconds: float = Field(description="From selection to commit.")
     bytes_down: int = Field(description="Model bytes sent to hosts.")
     bytes_up: int = Field(description="Update bytes received from hosts.")
+
+    def value(self, measure: str) -> float | None:
+        """A measure of the round; None where it was not measured."""
+        known = {
+            "accuracy": self.accuracy,
+            "worst_group_accuracy": self.worst_group_accuracy,
+            "loss": self.loss,
+        }
+        return known[measure] if measure in known else self.others.get(measure)
 
 
 class RunSummary(BaseModel):
@@ -42,6 +63,9 @@ class RunSummary(BaseModel):
     seconds: float
     bytes_down: int
     bytes_up: int
+    measures: list[MeasureSummary] = Field(
+        default=[], description="What the rounds may have, the most important first."
+    )
     history: list[RoundSummary]
 
 
@@ -69,6 +93,15 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
         seconds=sum(entry.seconds for entry in history),
         bytes_down=sum(entry.bytes_down for entry in history),
         bytes_up=sum(entry.bytes_up for entry in history),
+        measures=[
+            MeasureSummary(
+                name=name,
+                label=each.label,
+                unit=each.unit,
+                higher_is_better=each.higher_is_better,
+            )
+            for name, each in shown_measures(view.status).items()
+        ],
         history=history,
     )
 
@@ -81,6 +114,7 @@ def _round_summary(committed: CommittedRound) -> RoundSummary:
         accuracy=metrics["accuracy"],
         worst_group_accuracy=metrics["worst_group_accuracy"],
         loss=metrics["loss"],
+        others=dict(committed.metrics.others),
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,

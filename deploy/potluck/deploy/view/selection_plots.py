@@ -44,6 +44,7 @@ HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
 
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13
+_MOST_MEASURES = 4
 _PANEL_INCHES = 1.5
 
 
@@ -99,18 +100,20 @@ def plot_selection(
     title: str,
     included: Mapping[int, Rows] | None = None,
     accuracies: Mapping[str, Mapping[int, float]] | None = None,
+    measures: Mapping[str, Mapping[int, float]] | None = None,
 ) -> None:
     """Write a PNG of at least one round: cohorts by round (rows of the population), in order.
 
     Of a run also: included, whose update became part of the model, by round; accuracies, shares in
-    [0, 1] by name and round.
+    [0, 1] by name and round; measures, what a task's own trainer measured, by title and round.
     """
+    measured = dict(list((measures or {}).items())[:_MOST_MEASURES])
     groups, named = client_groups(population)
     found = _triplets(population)
     height = float(np.clip(_ROW_INCHES * len(population), 1.8, 6.5))
     heights = [height]
     heights += [] if population.label_counts is None else [_PANEL_INCHES] * 2
-    heights += [_PANEL_INCHES] if accuracies else []
+    heights += [_PANEL_INCHES] * (len(measured) + bool(accuracies))
     wide, narrow = 7.8, 0.0 if found is None else 4.2
     figure = Figure(
         figsize=(wide + narrow, 1.2 + max(sum(heights), 1.2 * narrow)), layout="constrained"
@@ -131,7 +134,12 @@ def plot_selection(
     if population.label_counts is not None:
         _draw_labels(panels[1], panels[2], population.label_counts, cohorts, included)
     if accuracies:
-        _draw_accuracies(panels[-1], accuracies)
+        _draw_accuracies(panels[-1 - len(measured)], accuracies)
+    last = panels[len(panels) - len(measured) :]
+    for axes, (name, values) in zip(last, measured.items(), strict=True):
+        axes.plot(list(values), list(values.values()), color="#0072B2", marker="o", markersize=3)
+        axes.set_title(name, loc="left", fontsize=10, color=_INK)
+        _dress(axes)
     panels[-1].set_xlabel("round", color=_INK)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[-1].set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from potluck.deploy.operator.run_view import LEFT_OUT, RunView, run_state_name, waiting_text
-from potluck.deploy.view.readable import (
-    readable_bytes,
-    readable_number,
-    readable_seconds,
-    readable_share,
+from potluck.deploy.operator.run_view import (
+    LEFT_OUT,
+    RunView,
+    all_metrics,
+    run_state_name,
+    shown_measures,
+    waiting_text,
 )
+from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
@@ -35,16 +37,15 @@ def status_line(status: operator_pb2.RunStatus) -> str:
     )
 
 
-def round_line(committed: operator_pb2.CommittedRound, rounds: int) -> str:
-    """A committed round, in one line."""
-    metrics = committed.metrics
+def round_line(
+    committed: operator_pb2.CommittedRound, status: operator_pb2.RunStatus | None
+) -> str:
+    """A committed round of a run, in one line."""
+    metrics, rounds = all_metrics(committed.metrics), status.rounds if status else 0
     parts = [f"round {committed.round}/{rounds}", f"cohort {cohort_text(committed)}"]
-    if metrics.HasField("loss"):
-        parts.append(f"loss {readable_number(metrics.loss)}")
-    if metrics.HasField("accuracy"):
-        parts.append(f"accuracy {readable_share(metrics.accuracy)}")
-    if metrics.HasField("worst_group_accuracy"):
-        parts.append(f"worst group {readable_share(metrics.worst_group_accuracy)}")
+    for name, measure in shown_measures(status).items():
+        if name in metrics:
+            parts.append(f"{measure.label} {readable_measure(metrics[name], measure.unit)}")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     parts.append(f"up {readable_bytes(committed.bytes_up)}")
@@ -69,7 +70,7 @@ def event_line(view: RunView, event: operator_pb2.WatchRunResponse) -> str | Non
         case "status":
             return status_line(event.status)
         case "committed":
-            return round_line(event.committed, view.status.rounds if view.status else 0)
+            return round_line(event.committed, view.status)
         case "notice":
             return notice_line(event.notice)
         case _:

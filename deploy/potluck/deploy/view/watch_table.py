@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import cycle
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
@@ -14,17 +15,17 @@ from rich.text import Text
 from potluck.deploy.operator.run_view import (
     TROUBLED,
     RunView,
+    all_metrics,
     fraction_done,
     member_state_name,
-    metric_values,
     run_state_name,
+    shown_measures,
     waiting_text,
 )
 from potluck.deploy.view.readable import (
     readable_bytes,
-    readable_number,
+    readable_measure,
     readable_seconds,
-    readable_share,
 )
 from potluck.deploy.view.watch_lines import cohort_text
 from potluck.rpc.v1 import operator_pb2
@@ -45,6 +46,9 @@ _PHASES = {
     "commit": "committing",
 }
 _LINES_AROUND_TABLE = 8
+_ALWAYS = 2
+"""Measures that have a column before any round was measured."""
+_STYLES = ("", "green", "magenta")
 
 
 class RunScreen:
@@ -62,7 +66,7 @@ class RunScreen:
         if self.view.status is not None and self.view.status.left_out:
             yield Text(self.view.status.left_out, style="yellow")
         if self.view.committed:
-            yield rounds_table(self.view.rounds, room)
+            yield rounds_table(self.view, room)
         if self.connection:
             yield Text(self.connection, style="yellow")
         elif not self.view.ended:
@@ -106,26 +110,29 @@ def run_header(view: RunView) -> Text:
     return line
 
 
-def rounds_table(rounds: list[operator_pb2.CommittedRound], room: int) -> Table:
-    """The newest `room` rounds; metrics that no round has are left out."""
-    shown = rounds[-room:]
-    groups = any(entry.metrics.HasField("worst_group_accuracy") for entry in shown)
+def rounds_table(view: RunView, room: int) -> Table:
+    """The newest `room` rounds; measures that none of them has are left out, but for the first
+    two."""
+    shown = view.rounds[-room:]
+    metrics = [all_metrics(entry.metrics) for entry in shown]
+    measures = {
+        name: measure
+        for place, (name, measure) in enumerate(shown_measures(view.status).items())
+        if place < _ALWAYS or any(name in found for found in metrics)
+    }
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    names = ["round", "cohort", "loss", "accuracy", *(["worst group"] if groups else [])]
-    for name in (*names, "time", "down", "up"):
+    labels = [measure.label for measure in measures.values()]
+    for name in ("round", "cohort", *labels, "time", "down", "up"):
         table.add_column(name, justify="right", no_wrap=True)
-    for entry in shown:
-        metrics = metric_values(entry.metrics)
+    for entry, found in zip(shown, metrics, strict=True):
         dropped = any(member.state in TROUBLED for member in entry.members)
         cells = [
             Text(str(entry.round)),
             Text(cohort_text(entry), style="yellow" if dropped else ""),
-            Text(readable_number(metrics["loss"])),
-            Text(readable_share(metrics["accuracy"]), style="green"),
-        ]
-        if groups:
-            cells.append(Text(readable_share(metrics["worst_group_accuracy"]), style="magenta"))
-        cells += [
+            *(
+                Text(readable_measure(found.get(name), measure.unit), style=style)
+                for (name, measure), style in zip(measures.items(), cycle(_STYLES), strict=False)
+            ),
             Text(readable_seconds(entry.seconds)),
             Text(readable_bytes(entry.bytes_down)),
             Text(readable_bytes(entry.bytes_up)),

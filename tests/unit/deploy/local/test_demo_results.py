@@ -36,9 +36,11 @@ from potluck.rpc.v1.operator_pb2 import RunState
 
 SUMMARY_KEYS = (
     "run, task, selector, strategy, rounds, clients, count, accuracy, worst_group_accuracy, loss, "
-    "seconds, bytes_down, bytes_up, history"
+    "seconds, bytes_down, bytes_up, measures, history"
 )
-ROUND_KEYS = "round, cohort, accuracy, worst_group_accuracy, loss, seconds, bytes_down, bytes_up"
+ROUND_KEYS = (
+    "round, cohort, accuracy, worst_group_accuracy, loss, others, seconds, bytes_down, bytes_up"
+)
 
 
 def options(**changes: object) -> DemoOptions:
