@@ -1,0 +1,134 @@
+"""A task with a trainer of its own, on named arrays, which one client's fault spoils. No torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Task
+from potluck.common.trainer import (
+    Capability,
+    Contribution,
+    Measure,
+    Measured,
+    Measures,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
+
+FAULTS = ("raises", "exits", "hangs", "nan", "shapes", "names", "undeclared", "infinite", "nothing")
+SAMPLES = 40
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Points (x, y) of a line with noise, made while they are used."""
+
+    client: str
+    seed: int
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        generator = np.random.default_rng(self.seed)
+        for _ in range(SAMPLES):
+            x = generator.normal()
+            yield x, 2.0 * x - 1.0 + 0.1 * generator.normal()
+
+
+class Descent(Trainer):
+    """Stochastic gradient descent on the squared error."""
+
+    measures: ClassVar = {
+        "squared_error": Measure(label="squared error", lowest=0, highest=1e6),
+        "near": Measure(label="near", unit="share", higher_is_better=True, lowest=0, highest=1),
+        "loss": Measure(label="loss", lowest=0),
+    }
+    capabilities = frozenset({Capability.LOSS, "utility"})
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
+        """One pass, a step for each point."""
+        faulty = self._fault if data.client == "client-1" else ""
+        self._fail(faulty, model)
+        count, total = 0, 0.0
+        for x, y in data:
+            error = float(model["slope"][0] * x + model["offset"]) - y
+            model["slope"] -= np.float32(settings.learning_rate * error * x)
+            model["offset"] -= np.float32(settings.learning_rate * error)
+            total, count = total + error**2, count + 1
+            report(count / SAMPLES)
+        if faulty == "nan":
+            model["slope"][0] = np.nan
+        if faulty == "shapes":
+            model["slope"] = np.zeros(3, np.float32)
+        if faulty == "names":
+            model["spare"] = np.zeros(3, np.float32)
+        if faulty == "nothing":
+            return None  # type: ignore[return-value]  # as somebody may forget
+        name = "accuracy" if faulty == "undeclared" else "squared_error"
+        total = float("inf") if faulty == "infinite" else total
+        trainings = settings.folder() / "trainings"
+        with trainings.open("a") as file:
+            file.write(f"{settings.round}\n")
+        reports = {"utility": total} if "utility" in settings.reports else {}
+        return Contribution(
+            samples=count, steps=count, measures={name: Measured(total, count)}, reports=reports
+        )
+
+    def _fail(self, fault: str, model: Any) -> None:
+        if fault == "raises":
+            raise ValueError("the scanner's\nfile is empty")
+        if fault == "exits":
+            model.clear()
+            sys.exit(3)
+        while fault == "hangs":
+            time.sleep(0.01)
+
+    def evaluate(self, model: Any, data: Any) -> Measures:
+        """Over the points."""
+        points = np.array(list(data))
+        errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
+        squares = Measured(float((errors**2).sum()), len(points))
+        if self._fault == "evaluation" and data.client == "client-1":
+            return {"squared_error": Measured(-5.0, 3)}
+        near = Measured(float((abs(errors) < 1).sum()), len(points))
+        return {"squared_error": squares, "near": near, "loss": squares}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Task):
+    """`fault`: of client-1; one of FAULTS, or evaluation."""
+
+    fault: str = ""
+
+    training: ClassVar = {"learning_rate": 0.05}
+
+    def model(self) -> Any:
+        """A slope and an offset."""
+        return {
+            "slope": np.random.normal(size=1).astype(np.float32),
+            "offset": np.zeros((), np.float32),
+        }
+
+    def trainer(self) -> Trainer:
+        """Stochastic gradient descent."""
+        return Descent(self.fault)
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData[Stream]:
+        """Streams."""
+        number = int(client.rpartition("-")[2])
+        return ClientData(train=Stream(client, number), held_out=Stream(client, 1000 + number))
+
+    def evaluation_data(self, data: Path | None) -> None:
+        """The clients evaluate."""
