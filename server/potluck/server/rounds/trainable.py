@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.step_by_step import LABEL_DISTANCE
+from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Trainer
 from potluck.server.selection import Selector, Signal
@@ -17,8 +17,8 @@ def check_trainable(
     and the remedy."""
     task, name = run_file.task.name, run_file.selector.name
     wanted = {*selector.needs, *selector.asks, *selector.reports}
-    if selector.wants_label_totals or LABEL_DISTANCE in wanted:
-        wanted = {*wanted, Signal.LABEL_COUNTS} - {LABEL_DISTANCE}  # it is made of them
+    if selector.wants_label_totals or run_file.profiles.disclosure == PROTOCOL:
+        wanted.add(Signal.LABEL_COUNTS)
     missing = sorted(str(each) for each in wanted - trainer.capabilities)
     if missing:
         raise ConfigurationError(

@@ -47,8 +47,6 @@ class StepByStep(Selector):
     stop_early: bool
     wants_label_totals: bool
 
-    asks = frozenset({LABEL_DISTANCE})
-
     def select(
         self, state: State, context: SelectionContext
     ) -> Generator[Ask | AskSum, Any, Selection]:
