@@ -1,0 +1,53 @@
+"""What goes together with a task that trains by itself, before anybody is asked to train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.rounds.plan import draw_up
+
+PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
+TASK = '[task]\nname = "line"\n'
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGINS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[selector]\nname = "fedentopt"\n',
+            "selector fedentopt asks clients for label_counts, which the trainer of task 'line' "
+            "does not give; choose a selector that does not ask for it",
+        ),
+        ('[selector]\nname = "feddiverse"\n', "selector feddiverse asks clients for"),
+        ('[selector]\nname = "flash"\n', "selector flash asks clients for context, which"),
+        (
+            'count = 12\n[selector]\nname = "dc-balanced"\n[profiles]\ndisclosure = "protocol"\n',
+            "selector dc-balanced asks clients for label_counts",
+        ),
+        (
+            '[strategy]\nname = "scaffold"\n',
+            "strategy scaffold corrects the single steps of the built-in loop, and task 'line' "
+            "trains by itself; choose another strategy",
+        ),
+        ('[strategy]\nname = "fednova"\n', "strategy fednova counts the single steps"),
+        ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
+    ],
+)
+def test_what_its_trainer_can_not_do_is_refused(text: str, message: str) -> None:
+    head, _, tables = text.partition("[")
+    with pytest.raises(ConfigurationError, match=message):
+        draw_up(f"{head}{TASK}[{tables}", source="run file")
+
+
+@pytest.mark.parametrize("selector", ["uniform", "round-robin", "pow-d", "oort"])
+def test_what_it_can_do_is_not(selector: str) -> None:
+    plan = draw_up(f'{TASK}[selector]\nname = "{selector}"\n', source="run file")
+    assert list(plan.measures) == ["squared_error", "near", "loss"]
