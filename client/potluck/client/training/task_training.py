@@ -58,8 +58,8 @@ class Outcome:
     samples: that it trained on, not yet disclosed. paced_samples: those that a virtual clock counts
     seconds for. seen: samples that went through the model, with repetitions. seconds: of wall-clock
     time. loss: NaN where there is none. report: what is said of the training where the number of
-    samples is told so exactly. kept: whether something was written to be kept. sent: tensors to be sent beside
-    the model.
+    samples is told so exactly. kept: whether something was written to be kept. sent: tensors to be
+    sent beside the model.
     """
 
     samples: int

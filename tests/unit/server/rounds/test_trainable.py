@@ -23,7 +23,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             '[selector]\nname = "fedentopt"\n',
-            "selector fedentopt asks clients for label_counts, which the trainer of task 'line' does",
+            "selector fedentopt asks clients for label_counts, which the trainer of task",
         ),
         ('[selector]\nname = "feddiverse"\n', "selector feddiverse asks clients for"),
         ('[selector]\nname = "flash"\n', "selector flash asks clients for context, which"),
@@ -33,7 +33,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             '[strategy]\nname = "scaffold"\n',
-            "strategy scaffold corrects the single steps of the built-in loop, and task 'line' tra",
+            "strategy scaffold corrects the single steps of the built-in loop, and task",
         ),
         ('[strategy]\nname = "fednova"\n', "strategy fednova counts the single steps"),
         ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
