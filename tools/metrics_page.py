@@ -22,8 +22,9 @@ in their configuration, or `--metrics-address`; off unless set), beside
 - `/readyz`: 200 once it does its work: the coordinator serves and has its database, a host attends
   its coordinator; else 503, and why.
 
-It is plain HTTP for whoever can reach the address: a port alone means 127.0.0.1. On another
-interface let only Prometheus reach it.
+A port alone means 127.0.0.1, and HTTP there is plain, for whoever is on the machine. For another
+interface set `[metrics_tls]`: then only the scrapers it names are answered, over mutual TLS
+([how](operations.md#metrics-across-machines)).
 
 How many series there are does not depend on how many clients or hosts take part: what concerns one
 client is shown by `potluck clients` and `potluck watch`. Series with a `run` are kept for the

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
+from support.pki import TestFederation, make_federation
 
-from potluck.common.errors import ConfigurationError, UnreachableError
+from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.monitoring.metrics_server import monitoring, parse_address
+from potluck.common.monitoring.metrics_tls import MetricsTls
+from potluck.common.net.tls import TlsFiles
 
 INSTRUMENTS = Instruments(MeasuredParty.HOST)
 
@@ -103,3 +108,78 @@ async def test_a_port_in_use_is_named() -> None:
         with pytest.raises(UnreachableError, match=address):
             async with monitoring(address, INSTRUMENTS):
                 pass
+
+
+# Mutual TLS -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    """Those of metrics' own authority: the coordinator serves, the operator scrapes."""
+    return make_federation(tmp_path_factory.mktemp("metrics"))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("federation"))
+
+
+def serving(files: TlsFiles, *scrapers: str) -> MetricsTls:
+    return MetricsTls(**files.model_dump(), scrapers=scrapers)
+
+
+def asking(authority: Path, files: TlsFiles | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority)
+    if files is not None:
+        context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+async def scraped(address: str, tls: ssl.SSLContext) -> bytes:
+    """The answer to a scraper; raises OSError where it gets none."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
+    try:
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        if not answer:
+            raise ConnectionError("it hung up")
+        return answer
+    finally:
+        writer.close()
+
+
+async def test_scrapers_with_a_certificate_are_served(parties: TestFederation) -> None:
+    tls = serving(parties.coordinator, "operator")
+    async with monitoring("0", INSTRUMENTS, tls=tls) as address:
+        answer = await scraped(address, asking(tls.authority, parties.operator))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"potluck_build_info" in answer
+
+
+async def test_others_are_not(parties: TestFederation, federation: TestFederation) -> None:
+    tls = serving(parties.coordinator, "operator")
+    async with monitoring("0", INSTRUMENTS, tls=tls) as address:
+        for files in (None, federation.operator, federation.hosts["host-0"]):
+            with pytest.raises(OSError):  # noqa: PT011  # a reset or an alert, as it comes
+                await scraped(address, asking(tls.authority, files))
+        plain = await asyncio.open_connection(*address.split(":"))
+        plain[1].write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert b"potluck" not in await plain[0].read()
+        plain[1].close()
+        unnamed = await scraped(address, asking(tls.authority, parties.hosts["host-0"]))
+        assert unnamed.startswith(b"HTTP/1.1 403 ")
+        assert b"potluck_" not in unnamed
+    async with monitoring("0", INSTRUMENTS, tls=serving(parties.coordinator, "another")) as address:
+        unnamed = await scraped(address, asking(tls.authority, parties.operator))
+        assert unnamed.startswith(b"HTTP/1.1 403 ")
+
+
+def test_certificates_that_could_pose_as_the_coordinator_are_refused(
+    parties: TestFederation, federation: TestFederation
+) -> None:
+    serving(parties.coordinator, "operator").check(federation.hosts["host-0"])
+    with pytest.raises(ConfigurationError, match="could pose as the coordinator"):
+        serving(federation.coordinator, "operator").check(federation.hosts["host-0"])
+    with pytest.raises(IdentityError, match="is for the role host"):
+        serving(parties.hosts["host-0"], "operator").check(federation.hosts["host-0"])

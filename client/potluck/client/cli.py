@@ -183,7 +183,11 @@ async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -
     stop = asyncio.Event()
     ending.tell(stop.set)
     metrics = HostMetrics()
-    async with monitoring(config.metrics_address, metrics.instruments, metrics.ready):
+    if config.metrics_tls is not None:
+        config.metrics_tls.check(config.tls)
+    async with monitoring(
+        config.metrics_address, metrics.instruments, metrics.ready, config.metrics_tls
+    ):
         device, generator = _device(config.device), random.Random()
         agent = Agent(config, state, device=device, generator=generator, metrics=metrics)
         await attend_until(agent, stop)

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from potluck.client.base.worker import PATIENCE_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.monitoring.metrics_server import MetricsAddress
+from potluck.common.monitoring.metrics_tls import MetricsTls
 from potluck.common.names import ClientId
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.tls import TlsFiles
@@ -101,8 +102,8 @@ class ClientConfig(Settings):
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Where /metrics, /healthz and /readyz are served over plain HTTP: a port\n"
-        "(on 127.0.0.1) or HOST:PORT; empty: nowhere.",
+        description="Where /metrics, /healthz and /readyz are served: a port (on 127.0.0.1) or\n"
+        "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
@@ -130,6 +131,12 @@ class ClientConfig(Settings):
         description="Whether whoever keeps the federation root is somebody else than who runs the\n"
         "coordinator. Nothing depends on it but what is said: secure sums hold against a lying\n"
         "coordinator only where it is so.",
+    )
+    metrics_tls: MetricsTls | None = Field(
+        default=None,
+        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
+        "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
+        "one, in which each metrics address is a coordinator and each scraper an operator.",
     )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),

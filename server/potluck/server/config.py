@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from potluck.common.monitoring.metrics_server import MetricsAddress
+from potluck.common.monitoring.metrics_tls import MetricsTls
 from potluck.common.net.tls import TlsFiles
 from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example
@@ -84,8 +85,14 @@ class CoordinatorConfig(Settings):
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Where /metrics, /healthz and /readyz are served over plain HTTP: a port\n"
-        "(on 127.0.0.1) or HOST:PORT; empty: nowhere.",
+        description="Where /metrics, /healthz and /readyz are served: a port (on 127.0.0.1) or\n"
+        "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
+    )
+    metrics_tls: MetricsTls | None = Field(
+        default=None,
+        description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
+        "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
+        "one, in which each metrics address is a coordinator and each scraper an operator.",
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,

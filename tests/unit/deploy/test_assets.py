@@ -79,7 +79,17 @@ def test_configurations_in_manifests_are_what_the_programs_read() -> None:
     }
     server = parse(CoordinatorConfig, found["coordinator"], source="coordinator")
     client = parse(ClientConfig, found["host-0"], source="host-0")
-    assert server.metrics_address == client.metrics_address == "0.0.0.0:9464"
+    assert server.metrics_address == client.metrics_address == "", "the containers set it"
+    told = {
+        each["name"]: each["value"]
+        for found in objects()
+        if found["kind"] in ("StatefulSet", "Deployment")
+        for container in found["spec"]["template"]["spec"]["containers"]
+        for each in container["env"]
+    }
+    assert told == {
+        f"POTLUCK_{party}_METRICS_ADDRESS": "0.0.0.0:9464" for party in ("SERVER", "CLIENT")
+    }
     services = [each for each in objects() if each["kind"] == "Service"]
     assert [f"{each['metadata']['name']}.potluck.svc:7443" for each in services] == [
         client.coordinator

@@ -1,7 +1,8 @@
 """The metrics address of a process: /metrics, /healthz and /readyz over HTTP.
 
 Plain HTTP without authentication, as Prometheus and container engines expect it, hence on the
-loopback interface unless told otherwise. Nothing but GET and HEAD of three paths is understood.
+loopback interface unless told otherwise; or HTTPS for scrapers with a certificate. Nothing but GET
+and HEAD of three paths is understood.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import AfterValidator
 
 from potluck.common.errors import ConfigurationError, UnreachableError
 from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metrics_tls import MetricsTls
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -79,10 +81,14 @@ MetricsAddress = Annotated[str, AfterValidator(_checked)]
 
 @contextlib.asynccontextmanager
 async def monitoring(
-    address: str, instruments: Instruments, ready: Ready = lambda: ""
+    address: str,
+    instruments: Instruments,
+    ready: Ready = lambda: "",
+    tls: MetricsTls | None = None,
 ) -> AsyncIterator[str]:
     """Serve the metrics address while the context lasts; where it is, HOST:PORT.
 
+    tls: for HTTPS, to those that it admits; None: plain HTTP to everybody who reaches the address.
     Nothing is served where `address` is empty. Raises ConfigurationError for a malformed address,
     UnreachableError for one that can't be listened on.
     """
@@ -90,10 +96,15 @@ async def monitoring(
         yield ""
         return
     host, port = parse_address(address)
-    server = _Server(instruments, ready)
+    server = _Server(instruments, ready, tls)
     try:
         listener = await asyncio.start_server(
-            server.serve, host, port, limit=_LARGEST_REQUEST, reuse_address=True
+            server.serve,
+            host,
+            port,
+            limit=_LARGEST_REQUEST,
+            reuse_address=True,
+            ssl=None if tls is None else tls.context(),
         )
     except OSError as error:
         raise UnreachableError(
@@ -112,9 +123,10 @@ async def monitoring(
 class _Server:
     """Answers one request per connection."""
 
-    def __init__(self, instruments: Instruments, ready: Ready) -> None:
+    def __init__(self, instruments: Instruments, ready: Ready, tls: MetricsTls | None) -> None:
         self._instruments = instruments
         self._ready = ready
+        self._tls = tls
         self._connections: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -140,6 +152,10 @@ class _Server:
         match = _REQUEST.match(head)
         if match is None:
             status, kind, body = _text(HTTPStatus.BAD_REQUEST, "not a request")
+        elif not self._admits(writer):
+            status, kind, body = _text(
+                HTTPStatus.FORBIDDEN, "this certificate is not among metrics_tls.scrapers"
+            )
         elif match["method"] not in (b"GET", b"HEAD"):
             status, kind, body = _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         else:
@@ -151,6 +167,12 @@ class _Server:
         if match is None or match["method"] != b"HEAD":
             writer.write(body)
         await writer.drain()
+
+    def _admits(self, writer: asyncio.StreamWriter) -> bool:
+        if self._tls is None:
+            return True
+        channel = writer.get_extra_info("ssl_object")
+        return channel is not None and self._tls.admits(channel.getpeercert(binary_form=True))
 
     async def _page(self, path: bytes) -> tuple[HTTPStatus, str, bytes]:
         if path == b"/metrics":

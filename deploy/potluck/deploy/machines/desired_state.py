@@ -27,6 +27,7 @@ DATA = "/data"
 PORT = 7443
 """The coordinator's port inside its container."""
 
+_LOOPBACK = "127.0.0.1"
 METRICS_PORT = 9464
 """The port of a container's metrics."""
 
@@ -249,20 +250,22 @@ def _options(
 def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
     """Environment, health check and port of a container's metrics.
 
-    Images serve them, for their health check, at a port of the container's own. Where containers
-    share the machine's ports, none is taken unless the inventory names it.
+    Images serve them, for their health check, at a port of the container's own, on its loopback
+    interface. A port that the inventory names is on the machine's: what other machines are to reach
+    is for a tunnel, or for metrics_tls.
     """
     variable = f"{prefix}_METRICS_ADDRESS"
     if machine.network == "host":
-        address = "" if port is None else f"0.0.0.0:{port}"  # asked for
+        address = "" if port is None else f"{_LOOPBACK}:{port}"
         return {
             "environment": {"HOME": STATE_DIRECTORY, variable: address},
             "healthcheck": {"test": ["NONE"]},
         }
-    address = f"0.0.0.0:{METRICS_PORT}"  # inside the container
+    inside = _LOOPBACK if port is None else "0.0.0.0"  # noqa: S104  # what is published is not its loopback
+    address = f"{inside}:{METRICS_PORT}"
     watched: dict[str, Any] = {"environment": {"HOME": STATE_DIRECTORY, variable: address}}
     if port is not None:
-        watched["ports"] = {f"{METRICS_PORT}/tcp": port}
+        watched["ports"] = {f"{METRICS_PORT}/tcp": (_LOOPBACK, port)}
     return watched
 
 

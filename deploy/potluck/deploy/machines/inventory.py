@@ -82,7 +82,10 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Cpus = Annotated[float | None, Field(gt=0, description="CPUs it may use; all by default.")]
 MetricsPort = Annotated[
     Port | None,
-    Field(description="The machine's port for its metrics, over plain HTTP; none by default."),
+    Field(
+        description="The machine's port for its metrics, on 127.0.0.1 and over plain HTTP; none\n"
+        "by default."
+    ),
 ]
 
 

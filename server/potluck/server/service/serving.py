@@ -43,9 +43,13 @@ async def serving(
     for a state directory that can't, UnreachableError for an address that can't be listened on.
     """
     certificate = ServerCertificate(settings.tls)
+    if settings.metrics_tls is not None:
+        settings.metrics_tls.check(settings.tls)
     instruments, readiness = Instruments(MeasuredParty.COORDINATOR), Readiness("starting")
     async with (
-        monitoring(settings.metrics_address, instruments, readiness) as metrics_address,
+        monitoring(
+            settings.metrics_address, instruments, readiness, settings.metrics_tls
+        ) as metrics_address,
         Coordinator.opened(settings, instruments) as coordinator,
     ):
         coordinator.metrics.watch_certificate(lambda: certificate.expires)

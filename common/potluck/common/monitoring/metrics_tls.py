@@ -1,0 +1,66 @@
+"""Metrics over mutual TLS: the certificate they are served with, and who may scrape them.
+
+Hosts' own certificates are not good for serving, and one of the federation's authority that is
+could pose as the coordinator. So metrics have an authority of their own, made by `potluck pki init`
+in another folder: each address has a certificate with the role coordinator there, and each scraper
+one with the role operator.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from pydantic import Field
+
+from potluck.common.errors import ConfigurationError, IdentityError
+from potluck.common.net.identity import Role, identity_from_certificate, parse_certificates
+from potluck.common.net.tls import TlsFiles
+
+
+class MetricsTls(TlsFiles):
+    """The files that metrics are served with, and the names of those who may scrape."""
+
+    scrapers: tuple[str, ...] = Field(
+        min_length=1,
+        description="names of the operators, in certificates of that authority, who may scrape",
+    )
+
+    def check(self, own: TlsFiles) -> None:
+        """Raise ConfigurationError where the authority is also that of the process's own files, or
+        a file can't be used; IdentityError for a certificate that is not good for serving."""
+        if _read(self.authority) == _read(own.authority):
+            raise ConfigurationError(
+                f"metrics_tls.authority {self.authority} is the federation's, of which a "
+                "certificate that serves could pose as the coordinator; make another with `potluck "
+                "pki init`",
+                path=self.authority,
+            )
+        self.load(Role.COORDINATOR)
+
+    def context(self) -> ssl.SSLContext:
+        """For a server: TLS 1.3, and nobody without a certificate of the authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self.authority)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def admits(self, certificate: bytes | None) -> bool:
+        """Whether the owner of a certificate, in DER form, may scrape."""
+        if certificate is None:
+            return False
+        try:
+            pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+            identity = identity_from_certificate(parse_certificates(pem)[0])
+        except (IdentityError, ValueError):
+            return False
+        return identity.role is Role.OPERATOR and identity.name in self.scrapers
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}", path=path) from error
