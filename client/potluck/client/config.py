@@ -113,13 +113,13 @@ class ClientConfig(Settings):
     member_key: Path | None = Field(
         default=None,
         description="The clients' Ed25519 key, or a folder with CLIENT.key for each: what they\n"
-        "disclose is signed with it. Made by `potluck pki member`; not needed where the\n"
-        "federation has no root.",
+        "disclose is signed with it. A key that is to replace it lies in `next` beside it. Made\n"
+        "by `potluck pki member`; not needed where the federation has no root.",
     )
     members: Path | None = Field(
         default=None,
-        description="The members' records, members.json; others know a client by its record when\n"
-        "they sum securely. Goes with federation_root.",
+        description="members.json as the operator gives it; one that is put in its place is\n"
+        "followed. Without it, and where theirs are newer, members come from the coordinator.",
     )
     federation_root: Path | None = Field(
         default=None,

@@ -109,7 +109,8 @@ class CoordinatorConfig(Settings):
     )
     members: Path | None = Field(
         default=None,
-        description="The members' records, members.json; made by `potluck pki member`.",
+        description="The members, members.json; made by `potluck pki member`. It is followed when\n"
+        "it changes, and hosts get it from here; `potluck pki publish` sends a newer one.",
     )
     independent_root: bool = Field(
         default=False,

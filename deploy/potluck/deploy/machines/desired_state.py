@@ -46,8 +46,9 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyFiles:
-    """Files of a party. tls: certificate.pem, key.pem and so on; they may change without a restart.
-    others: by path below CONFIGURATION."""
+    """Files of a party. tls: by path below CONFIGURATION/tls, certificate.pem, key.pem and so on,
+    members and their keys among them; they may change without a restart. others: by path below
+    CONFIGURATION."""
 
     tls: Files
     others: Files = field(default_factory=dict)

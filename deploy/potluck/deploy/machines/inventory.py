@@ -312,9 +312,12 @@ class Inventory(Settings):
         """
         values = {}
         if self.federation_root is not None:
-            values = {"federation_root": f"{folder}/root.pub", "members": f"{folder}/members.json"}
+            values = {
+                "federation_root": f"{folder}/root.pub",
+                "members": f"{folder}/tls/members.json",
+            }
         if host is not None and self.member_keys_of(host) is not None:
-            values["member_key"] = f"{folder}/members"
+            values["member_key"] = f"{folder}/tls/members"
         return values
 
     def hosts(self) -> Iterator[tuple[MachineSettings, HostSettings]]:

@@ -94,7 +94,11 @@ def read_files(party: Party, inventory: Inventory) -> PartyFiles:
     }
     if party.role is Role.COORDINATOR:
         tls["revoked.pem"] = _read(folder / pki.REVOKED)
-    return PartyFiles(tls=tls, others={**_root_files(party, inventory), **_member_keys(party)})
+    others: dict[str, bytes] = {}
+    if inventory.federation_root is not None:
+        tls["members.json"] = _members(party, inventory, inventory.federation_root)
+        others["root.pub"] = _read(inventory.federation_root / "root.pub")
+    return PartyFiles(tls={**tls, **_member_keys(party)}, others=others)
 
 
 def _check_coverage(party: Party, files: TlsFiles) -> None:
@@ -113,11 +117,8 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
         )
 
 
-def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
-    """The root's public key and the members' records, which must have those of the party."""
-    folder = inventory.federation_root
-    if folder is None:
-        return {}
+def _members(party: Party, inventory: Inventory, folder: Path) -> bytes:
+    """The members, which must have those of the party."""
     path = folder / "members.json"
     document = read_membership(path)
     if document.federation != inventory.federation:
@@ -132,7 +133,7 @@ def _root_files(party: Party, inventory: Inventory) -> dict[str, bytes]:
                 f"{path} has no record of client {client} on host {party.name}; make it with "
                 f"`potluck pki member {folder} {client} --host {party.name}`"
             )
-    return {"root.pub": _read(folder / "root.pub"), "members.json": _read(path)}
+    return _read(path)
 
 
 def _member_keys(party: Party) -> dict[str, bytes]:

@@ -273,30 +273,51 @@ def test_a_federation_root_gives_everybody_what_secure_sums_need(tmp_path: Path)
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
     create_root(tmp_path / "root", found.federation)
-    [host] = found.machines[0].hosts
+    [settings] = found.machines[0].hosts
     with pytest.raises(ConfigurationError, match=r"potluck pki member .* client-0 --host gpu-1-a"):
         read_files(parties[1], found)
-    keys = add_members(tmp_path / "root", host.clients, host.name).keys
+    keys = add_members(tmp_path / "root", settings.clients, settings.name).keys
     files = {party.name: read_files(party, found) for party in parties}
     public = (tmp_path / "root" / "root.pub").read_bytes()
     assert {each.others["root.pub"] for each in files.values()} == {public}
     assert not any("root.key" in each.others for each in files.values())
-    assert files["coordinator"].others.keys() == {"root.pub", "members.json"}
-    names = {f"members/{key.name}" for key in keys}
-    assert files["gpu-1-a"].others.keys() == {"root.pub", "members.json"} | names
+    assert {tuple(each.others) for each in files.values()} == {("root.pub",)}
+    names = {"members.json", *(f"members/{key.name}" for key in keys)}
+    host, coordinator = files["gpu-1-a"].tls.keys(), files["coordinator"].tls.keys()
+    assert {each for each in host if each.startswith("members")} == names
+    assert {each for each in coordinator if each.startswith("members")} == {"members.json"}
     make_next_keys(tmp_path / "root", ["client-0"])
-    following = read_files(parties[1], found).others.keys() - files["gpu-1-a"].others.keys()
-    assert following == {"members/next/client-0.key"}
+    assert read_files(parties[1], found).tls.keys() - host == {"members/next/client-0.key"}
     texts = [
         one.files.others["potluck.toml"].decode()
         for one in desired_on(found.machines[0], found, files)
     ]
-    coordinator = parse(CoordinatorConfig, texts[0], source="potluck.toml")
+    served = parse(CoordinatorConfig, texts[0], source="potluck.toml")
     client = parse(ClientConfig, texts[1], source="potluck.toml")
-    for config in (coordinator, client):
+    for config in (served, client):
         assert config.federation_root == Path(CONFIGURATION, "root.pub")
-        assert config.members == Path(CONFIGURATION, "members.json")
-    assert client.member_key == Path(CONFIGURATION, "members")
+        assert config.members == Path(CONFIGURATION, "tls", "members.json")
+    assert client.member_key == Path(CONFIGURATION, "tls", "members")
+
+
+def test_a_change_of_members_restarts_nobody(tmp_path: Path) -> None:
+    found = with_root(tmp_path)
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    create_root(tmp_path / "root", found.federation)
+    [settings] = found.machines[0].hosts
+    add_members(tmp_path / "root", settings.clients, settings.name)
+
+    def desired() -> list[DesiredContainer]:
+        files = {party.name: read_files(party, found) for party in parties}
+        return desired_on(found.machines[0], found, files)
+
+    before = desired()
+    make_next_keys(tmp_path / "root", ["client-0"])
+    add_members(tmp_path / "root", ["client-9"], "elsewhere")
+    for old, new in zip(before, desired(), strict=True):
+        assert new.configuration_digest == old.configuration_digest
+        assert new.tls_digest != old.tls_digest
 
 
 def test_a_root_of_another_federation_is_refused(tmp_path: Path) -> None:

@@ -74,8 +74,9 @@ def test_a_job_is_submitted_once_and_found_by_its_id(tmp_path: Path) -> None:
 def test_hosts_get_their_member_files_where_there_is_a_root(tmp_path: Path) -> None:
     cluster = Cluster()
     found = inventory(tmp_path).model_copy(update={"federation_root": Path("root")})
-    others = {"root.pub": b"p", "members.json": b"m", "members/client-0.key": b"k"}
-    files = {"lab-a": PartyFiles(tls=FILES["lab-a"].tls, others=others)}
+    members = {"members.json": b"m", "members/client-0.key": b"k"}
+    tls = {**FILES["lab-a"].tls, **members}
+    files = {"lab-a": PartyFiles(tls=tls, others={"root.pub": b"p"})}
     SlurmMachine(found.machines[0], found, cluster).up(files)
     [submitted] = cluster.said
     config = load_config(Path(submitted[-1]), {})
