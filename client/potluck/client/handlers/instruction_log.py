@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from potluck.common.tensors.digest import digest_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -40,13 +41,10 @@ class InstructionStage(StrEnum):
     @property
     def over(self) -> bool:
         """True where nothing more will be done for it."""
-        return self in (
-            InstructionStage.FINISHED,
-            InstructionStage.DROPPED,
-            InstructionStage.OVERTAKEN,
-        )
+        return self in _OVER
 
 
+_OVER = (InstructionStage.FINISHED, InstructionStage.DROPPED, InstructionStage.OVERTAKEN)
 _STAGES = {
     InstructionStage.QUEUED: rpc.Progress.STAGE_QUEUED,
     InstructionStage.DOWNLOADING: rpc.Progress.STAGE_DOWNLOADING,
@@ -176,7 +174,8 @@ class InstructionLog:
             [
                 entry.id
                 for entry in self._entries.values()
-                if entry.trains
+                if entry.stage is not InstructionStage.DROPPED
+                and entry.trains
                 and (entry.run_id, entry.client_id) == (run_id, client_id)
                 and entry.round <= round
             ]
@@ -204,8 +203,8 @@ class InstructionLog:
     def _shrink(self) -> None:
         excess = len(self._entries) - self.remembered
         if excess > 0:
-            over = [entry.id for entry in self._entries.values() if entry.stage.over]
-            for instruction_id in over[:excess]:
+            over = (entry.id for entry in self._entries.values() if entry.stage.over)
+            for instruction_id in list(islice(over, excess)):
                 del self._entries[instruction_id]
 
 
