@@ -19,7 +19,7 @@ from support.federation import until
 from support.sum_federation import EXACT, Members, host_of
 
 from potluck.common.disclosure import SumKind
-from potluck.common.secagg import Envelope, MessageType, Rule, decode, encode
+from potluck.common.secagg import Envelope, Rule, decode, encode
 from potluck.common.secagg.wire.messages import Survivors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
@@ -53,7 +53,7 @@ def told(scene: Scene, client: str) -> list[str]:
         for host, message in scene.liar.said
         if host == host_of(client)
         for each in message.answer.secure.envelopes
-        if each.type == MessageType.REFUSAL
+        if each.type == wire.SECURE_MESSAGE_TYPE_REFUSAL
     ]
     return [envelope.payload.decode(errors="replace") for envelope in envelopes]
 
@@ -95,7 +95,10 @@ class Silenced(Script):
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         kind = message.instruction.secure.envelope.type
-        late = kind in (MessageType.SURVIVORS, MessageType.CERTIFICATE)
+        late = kind in (
+            wire.SECURE_MESSAGE_TYPE_SURVIVORS,
+            wire.SECURE_MESSAGE_TYPE_CERTIFICATE,
+        )
         return [] if host == self._host and late else [message]
 
 
@@ -132,7 +135,7 @@ class TwoSets(Script):
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         step = message.instruction.secure
-        if step.envelope.type == MessageType.SURVIVORS and host > host_of(NAMES[5]):
+        if step.envelope.type == wire.SECURE_MESSAGE_TYPE_SURVIVORS and host > host_of(NAMES[5]):
             envelope = decode(Envelope, step.envelope.SerializeToString(deterministic=True))
             shown = decode(Survivors, envelope.payload)
             fewer = replace(shown, clients=tuple(c for c in shown.clients if c != NAMES[0]))

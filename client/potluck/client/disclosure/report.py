@@ -109,11 +109,20 @@ class Records:
                 f"with {others} other clients, {hosts} hosts in all, for run {each.run} of "
                 f"federation {each.federation}"
             )
+        settled = ledger.settled
         for upload in ledger.uploads:
             if upload.session_id not in released:
+                known = settled.get(upload.session_id)
+                outcome = (
+                    "which others may have completed"
+                    if known is None
+                    else f"which is over {len(known)} clients if others completed it"
+                    if known
+                    else "and it is in no sum"
+                )
                 yield (
                     f"  {_moment(upload.at)} a masked input ({upload.input_id}) was sent; no "
-                    "shares were given for its sum, which others may have completed"
+                    f"shares were given for its sum, {outcome}"
                 )
 
     def _disclosed(self, client: str) -> Iterator[str]:

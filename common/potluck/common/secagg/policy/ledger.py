@@ -128,6 +128,11 @@ class Ledger(_Entry):
         charged = (each.epsilon for each in self.uploads if each.epsilon is not None)
         return sum((Fraction(repr(epsilon)) for epsilon in charged), Fraction(0))
 
+    @property
+    def settled(self) -> dict[str, tuple[str, ...]]:
+        """By session, the sets that uploads without shares can have gone into; empty for none."""
+        return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
+
     def open_uploads(self, input_id: str) -> list[Upload]:
         """Where an input went without noise and may be in a sum that this client does not know."""
         known = {each.session_id for each in self.entries if not isinstance(each, Upload)}

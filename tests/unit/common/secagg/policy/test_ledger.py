@@ -76,6 +76,9 @@ def test_what_a_client_disclosed_and_the_coordinator_learned_agree() -> None:
     assert isinstance(release, SumRelease)
     assert (record.outcome, record.clients, record.hosts) == ("released", release.clients, 6)
     assert (record.session_id, record.disclosure) == (release.session_id, "cells")
+    assert record.certificate is not None
+    assert record.certificate.clients == tuple(release.clients)
+    assert len(record.certificate.signatures) == record.quorum
     failed = Federation(clients=6).run().until(Stage.CONSENT)
     with pytest.raises(ValueError, match="not over"):
         session_record(failed.session, NOW)
