@@ -92,6 +92,9 @@ class Discloser:
             fresh = release is None
             if release is None:
                 release = await self._make(client, key, parameters, measure)
+            else:  # by the key in force, which may be another than when it was made
+                signature = self._sign(client, key, release.payload_json).hex()
+                release = release.model_copy(update={"signature": signature})
             if not any(recipient.same(each) for each in release.recipients):
                 recipients = (*release.recipients, recipient)
                 release = release.model_copy(update={"recipients": recipients})
