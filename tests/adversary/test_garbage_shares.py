@@ -107,7 +107,7 @@ class Damaging(Script):
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         secure = message.instruction.secure
-        if host == "host-0" and MessageType(secure.envelope.type) is MessageType.DELIVERY:
+        if host == "host-0" and secure.envelope.type == int(MessageType.DELIVERY):
             rewritten(secure.envelope, self.edit)
         return [message]
 
