@@ -1,6 +1,8 @@
 """Samples per second of a client's training, side by side with a bare PyTorch loop.
 
-Both take the same steps on the same batches, in turns, in one process; the medians are compared. On
+The built-in loop, and the bare loop as a task's own trainer. All take the same steps on the same
+batches, in turns, in one process; the medians are compared. The trainer's time is that of all that
+a host does for it: the weights are read from a file, and what it returns is checked. On
 a CPU it is the process's own time that counts, so that others on the machine don't matter.
 
     python benchmarks/training.py [--device cuda:0] [--threads 1] [--repeats 9] [--json]
@@ -11,19 +13,37 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.own_training import OwnTraining
 from potluck.client.training.steps.loop import TrainingContext, train
+from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
+from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
-from potluck.common.task import Examples
+from potluck.common.task import ClientData, Examples, Task
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.trainer import (
+    Contribution,
+    Measure,
+    Measures,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 SEED = 1
 
@@ -31,7 +51,9 @@ SEED = 1
 SETTINGS = LocalTraining(learning_rate=0.01, momentum=0.9, batch_size=64, epochs=2)
 
 
-def bare_loop(model: nn.Module, data: Examples) -> None:
+def bare_loop(
+    model: nn.Module, data: Examples, report: Callable[[float], None] = lambda _: None
+) -> None:
     """The least that PyTorch needs for the same steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     order = torch.Generator().manual_seed(SEED)
@@ -45,6 +67,7 @@ def bare_loop(model: nn.Module, data: Examples) -> None:
             loss = functional.cross_entropy(model(data.inputs[indices]), data.labels[indices])
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
             optimizer.step()
+            report(start / len(data))
 
 
 def potluck_loop(model: nn.Module, data: Examples) -> None:
@@ -58,6 +81,53 @@ def potluck_loop(model: nn.Module, data: Examples) -> None:
             classes=int(data.labels.max()) + 1, seed=SEED, round=1, device=data.labels.device
         ),
     )
+
+
+class Bare(Trainer):
+    """The bare loop, which reports at every step."""
+
+    measures: ClassVar = {"loss": Measure(label="loss")}
+
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
+        bare_loop(model, data, report)
+        return Contribution(samples=len(data))
+
+    def evaluate(self, model: Any, data: Any) -> Measures:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Task):
+    """A task with that trainer, of a model and samples that are there."""
+
+    network: nn.Module
+    samples: Examples
+
+    def model(self) -> nn.Module:
+        return self.network
+
+    def trainer(self) -> Trainer:
+        return Bare()
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        return ClientData(train=self.samples)
+
+    def evaluation_data(self, data: Path | None) -> None:
+        return None
+
+
+def own_loop(model: nn.Module, data: Examples) -> None:
+    """What a client does for a task that trains by itself."""
+    device = "cpu" if data.labels.device.type == "cpu" else str(data.labels.device)
+    loaded = LoadedTask("own", Own(network=model, samples=data), device, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        write_tensors(path, state_arrays(model))
+        instruction = rpc.Instruction(client_id="client-0", round=1, train=rpc.Train(seed=SEED))
+        files = TrainingFiles(model=path, update=path.with_name("update"))
+        OwnTraining(loaded, Bare()).train(instruction, files, TrainingProgress())
 
 
 def seconds(
@@ -76,20 +146,28 @@ def seconds(
 
 
 def compare(make: Callable[[], nn.Module], data: Examples, repeats: int) -> dict[str, float]:
-    for loop in (bare_loop, potluck_loop):
+    for loop in (bare_loop, potluck_loop, own_loop):
         seconds(loop, make, data)  # warm up
     bare: list[float] = []
     ours: list[float] = []
+    own: list[float] = []
     for repeat in range(repeats):
-        turns = [(bare_loop, bare), (potluck_loop, ours)]
+        turns = [(bare_loop, bare), (potluck_loop, ours), (own_loop, own)]
         for loop, times in turns if repeat % 2 else reversed(turns):
             times.append(seconds(loop, make, data))
     samples = len(data) * SETTINGS.epochs
     return {
         "bare_samples_per_second": samples / statistics.median(bare),
         "potluck_samples_per_second": samples / statistics.median(ours),
-        "overhead": statistics.median(a / b for a, b in zip(ours, bare, strict=True)) - 1,
+        "own_trainer_samples_per_second": samples / statistics.median(own),
+        "overhead": overhead(ours, bare),
+        "own_trainer_overhead": overhead(own, bare),
     }
+
+
+def overhead(times: Sequence[float], bare: Sequence[float]) -> float:
+    """The median of the ratios, each of a turn."""
+    return statistics.median(a / b for a, b in zip(times, bare, strict=True)) - 1
 
 
 def main() -> None:
@@ -117,7 +195,9 @@ def main() -> None:
     for name, result in results.items():
         print(
             f"{name:30} bare {result['bare_samples_per_second']:10,.0f}/s   potluck "
-            f"{result['potluck_samples_per_second']:10,.0f}/s   overhead {result['overhead']:+.1%}"
+            f"{result['potluck_samples_per_second']:10,.0f}/s   overhead {result['overhead']:+.1%} "
+            f"  own trainer {result['own_trainer_samples_per_second']:10,.0f}/s   overhead "
+            f"{result['own_trainer_overhead']:+.1%}"
         )
 
 

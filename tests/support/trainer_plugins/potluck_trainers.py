@@ -24,7 +24,6 @@ from potluck.common.trainer import (
     TrainingProgress,
 )
 
-FAULTS = ("raises", "exits", "hangs", "nan", "shapes", "names", "undeclared", "infinite", "nothing")
 SAMPLES = 40
 
 
@@ -68,7 +67,7 @@ class Descent(Trainer):
             model["offset"] -= np.float32(settings.learning_rate * error)
             total, count = total + error**2, count + 1
             report(count / SAMPLES)
-        if faulty == "nan":
+        if faulty == "not-a-number":
             model["slope"][0] = np.nan
         if faulty == "shapes":
             model["slope"] = np.zeros(3, np.float32)
@@ -108,7 +107,7 @@ class Descent(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):
-    """`fault`: of client-1; one of FAULTS, or evaluation."""
+    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation."""
 
     fault: str = ""
 

@@ -157,7 +157,7 @@ class OwnTraining(TaskTraining):
         loaded, whose = self.loaded, f"the trainer of task '{self.loaded.name}'"
         try:
             arrays = state_arrays(loaded.model)
-            Layout.of(arrays).check_matches(loaded.layout, what="trained model", whose="task's")
+            Layout.of(arrays).check_matches(loaded.layout, what="trained model", whose="task")
         except LayoutError as error:
             raise TrainerError(
                 f"{whose} left another model than it was given: {error.message}"

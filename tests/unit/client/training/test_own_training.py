@@ -1,0 +1,100 @@
+"""Tasks with trainers of their own: what comes of them, and what of their faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.trainer_plugins.potluck_trainers import SAMPLES, Line
+
+from potluck.client.training.own_training import OwnTraining
+from potluck.client.training.task_training import LoadedTask, TrainingFiles
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import RoundClosedError, TrainerError
+from potluck.common.learning.measures import own_trainer
+from potluck.common.names import ClientId
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.trainer import Measured, TrainingProgress
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+def training(fault: str = "") -> OwnTraining:
+    task = Line(fault=fault)
+    trainer = own_trainer(task, "line")
+    assert trainer is not None
+    return OwnTraining(LoadedTask("line", task, "cpu", None), trainer)
+
+
+def files(folder: Path) -> TrainingFiles:
+    model = folder / "model"
+    write_tensors(model, {"slope": np.zeros(1, np.float32), "offset": np.zeros((), np.float32)})
+    return TrainingFiles(model=model, update=folder / "update", own=folder / "own")
+
+
+def instruction(client: str = "client-1", round_number: int = 1) -> rpc.Instruction:
+    work = rpc.Train(seed=7, training_json="{}")
+    return rpc.Instruction(client_id=client, round=round_number, train=work)
+
+
+def test_it_trains_and_says_what_it_measured(tmp_path: Path) -> None:
+    found = training()
+    outcome = found.train(instruction(), files(tmp_path), TrainingProgress())
+    assert outcome.samples == SAMPLES
+    assert abs(found.loaded.model["slope"][0] - 2.0) < 0.5
+    report = outcome.report(Weighting.EXACT)
+    assert (report.samples, report.steps) == (SAMPLES, SAMPLES)
+    assert report.measures["squared_error"].count == SAMPLES
+    less = outcome.report(Weighting.EQUAL)
+    assert (less.samples, less.steps, dict(less.measures)) == (1, 0, {}), "a count tells samples"
+
+
+def test_the_same_training_gives_the_same_bits_and_its_folder_lasts(tmp_path: Path) -> None:
+    models = []
+    for round_number in (1, 2):
+        found = training()  # as after a kill
+        found.train(instruction(round_number=round_number), files(tmp_path), TrainingProgress())
+        models.append({n: a.copy() for n, a in state_arrays(found.loaded.model).items()})
+    assert models[0] == models[1]
+    assert (tmp_path / "own" / "trainings").read_text() == "1\n2\n"
+
+
+FAULTS = {
+    "raises": "failed at client 'client-1': ValueError: the scanner's file is empty (potluck_trai",
+    "exits": "failed at client 'client-1': SystemExit: 3 (potluck_trainers.py:",
+    "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'; lower",
+    "shapes": "left another model than it was given: trained model tensor 'slope' has shape",
+    "names": "left another model than it was given: ",
+    "undeclared": "has measure 'accuracy', which the task's trainer does not declare; dec",
+    "infinite": "has inf as the sum of measure 'squared_error' over 40; it must be finite",
+    "nothing": "returned a NoneType from `train`; return a Contribution",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line_and_the_next_client_trains(fault: str, tmp_path: Path) -> None:
+    found = training(fault)
+    with pytest.raises(TrainerError) as caught:
+        found.train(instruction(), files(tmp_path), TrainingProgress())
+    assert caught.value.message.startswith(f"the trainer of task 'line' {FAULTS[fault]}")
+    assert "\n" not in caught.value.message
+    outcome = found.train(instruction("client-2"), files(tmp_path), TrainingProgress())
+    assert outcome.samples == SAMPLES
+
+
+def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:
+    asked = iter([False, False, True])
+    progress = TrainingProgress(cancelled=lambda: next(asked))
+    with pytest.raises(RoundClosedError):
+        training().train(instruction(), files(tmp_path), progress)
+
+
+def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
+    client = ClientId("client-1")
+    sums = training().evaluate(client, files(tmp_path).model)
+    assert sums.measures["near"].count == SAMPLES
+    with pytest.raises(TrainerError, match="which is declared to be from 0 to 1e\\+06"):
+        training("evaluation").evaluate(client, files(tmp_path).model)
+    assert (sums + sums).means() == pytest.approx(sums.means())
+    assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)
