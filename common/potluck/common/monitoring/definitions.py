@@ -239,7 +239,7 @@ MEASURE = _gauge(
     "potluck_model_measure",
     "Mean of a measure over the newest round that has it, as the task's trainer declares it.",
     RUN,
-    Label(name="measure", about="its name"),
+    Label(name="measure", about="its name; a trainer declares 16 at most"),
     condition=_EVALUATED,
 )
 UPDATE_NORM = _gauge(
