@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.client.training.own_training import OwnTraining
-from potluck.client.training.plugin_options import json_object, options_of
+from potluck.client.training.plugin_options import model_table_of, options_of
 from potluck.client.training.task_training import LoadedTask, TaskTraining
 from potluck.common.learning.measures import own_trainer
 from potluck.common.learning.task_loading import make_task
@@ -43,14 +43,15 @@ class LoadedTasks:
         return loaded
 
     def _load(self, plugin: rpc.Plugin) -> TaskTraining:
+        table = model_table_of(plugin)
         task = make_task(
             plugin.name,
             options_of(plugin),
-            model=json_object(plugin.model_json, f"model of '{plugin.name}'"),
+            model=None if table is None else table.maker,
             model_modules=self._model_modules,
         )
         trainer = own_trainer(task, plugin.name)
-        loaded = LoadedTask(plugin.name, task, self._device, self._data_directory)
+        loaded = LoadedTask(plugin.name, task, self._device, self._data_directory, table)
         if trainer is not None:
             return OwnTraining(loaded, trainer)
         from potluck.client.training.classification import Classification  # imports torch

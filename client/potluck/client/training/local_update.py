@@ -20,7 +20,7 @@ from potluck.client.training.task_training import (
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
 from potluck.common.tensors.encoding import Encoding
-from potluck.common.tensors.model_arrays import buffer_names, state_arrays
+from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.common.updates.update_report import UpdateReport
@@ -100,7 +100,7 @@ def _written(
         return None
     return write_update(
         files.update,
-        state_arrays(loaded.model),
+        loaded.weights(),
         encoding=encoding,
         base=files.model if work.delta else None,
         compressed=work.compressed,
@@ -113,4 +113,4 @@ def _written(
 def _differences(model: Path, loaded: LoadedTask, sent: _Sent) -> Differences:
     trained: Any = loaded.model
     with open_tensors(model) as file:
-        return differences(state_arrays(trained), file, buffer_names(trained), sent or {})
+        return differences(loaded.weights(), file, buffer_names(trained), sent or {})

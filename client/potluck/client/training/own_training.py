@@ -38,7 +38,6 @@ from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import block_is_within_bounds
 from potluck.common.trainer import (
     Capability,
@@ -156,8 +155,9 @@ class OwnTraining(TaskTraining):
         """Raise TrainerError unless the model has the tensors it had, and they are numbers."""
         loaded, whose = self.loaded, f"the trainer of task '{self.loaded.name}'"
         try:
-            arrays = state_arrays(loaded.model)
+            arrays = loaded.weights()
             Layout.of(arrays).check_matches(loaded.layout, what="trained model", whose="task")
+            loaded.check_base()
         except LayoutError as error:
             raise TrainerError(
                 f"{whose} left another model than it was given: {error.message}"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+from pydantic import ValidationError
+
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings import plugins
+from potluck.common.settings.model_table import ModelTable
 from potluck.common.settings.plugins import PluginType
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -21,6 +24,18 @@ def created(kind: type[PluginType], plugin: rpc.Plugin) -> PluginType:
 def options_of(plugin: rpc.Plugin) -> dict[str, object]:
     """A plug-in's options. Raises ConfigurationError where they are not a JSON object."""
     return json_object(plugin.options_json, f"options of '{plugin.name}'")
+
+
+def model_table_of(plugin: rpc.Plugin) -> ModelTable | None:
+    """The table `[model]` of a task's run; None where there is none. Raises ConfigurationError."""
+    what = f"model of '{plugin.name}'"
+    values = json_object(plugin.model_json, what)
+    try:
+        return ModelTable.model_validate(values) if values else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{what}: {where}: {first['msg']}"[:300]) from None
 
 
 def json_object(text: str, what: str) -> dict[str, object]:

@@ -21,9 +21,10 @@ from potluck.common.errors import TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
+from potluck.common.settings.model_table import ModelTable
 from potluck.common.task import ClientData, Task
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.model_arrays import load_arrays, state_arrays
+from potluck.common.tensors.model_parts import divided
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.common.updates.update_report import UpdateReport
@@ -78,21 +79,47 @@ class LoadedTask:
     device: "cpu" or "cuda:N".
     """
 
-    def __init__(self, name: str, task: Task, device: str, data_directory: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        device: str,
+        data_directory: Path | None,
+        model_table: ModelTable | None = None,
+    ) -> None:
+        """model_table: says which tensors of the model travel; by default all do. Raises
+        ConfigurationError where the others are not those of the run."""
         self.name, self.task, self.device = name, task, device
-        self.model: Any = task.model()
-        self.layout = Layout.of(state_arrays(self.model))
-        self._data_directory = data_directory
+        self._model_table, self._data_directory = model_table, data_directory
+        self._parts = divided(task.model(), model_table, data_directory)
         self._data: OrderedDict[ClientId, ClientData[Any]] = OrderedDict()
 
     def set_weights(self, file: Path) -> None:
         """Give the model the weights in a file. Raises LayoutError, StorageError."""
         with open_tensors(file) as tensors:
-            load_arrays(self.model, tensors.arrays)
+            self._parts.load(tensors.arrays)
+
+    @property
+    def model(self) -> Any:
+        """The model, whole."""
+        return self._parts.network
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the tensors that travel."""
+        return self._parts.layout
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The tensors that travel, as `state_arrays` gives them."""
+        return self._parts.arrays()
+
+    def check_base(self) -> None:
+        """Raise LayoutError where a training has changed tensors that are not trained."""
+        self._parts.check_base()
 
     def renew(self) -> None:
         """Make the model anew: nothing is known of the one there."""
-        self.model = self.task.model()
+        self._parts = divided(self.task.model(), self._model_table, self._data_directory)
 
     def client_data(
         self, client_id: ClientId, check: Callable[[ClientData[Any]], None] = lambda _: None

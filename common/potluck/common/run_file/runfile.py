@@ -21,6 +21,7 @@ from potluck.common.run_file.run_settings import (
 from potluck.common.settings.configuration import Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.model_table import ModelTable
 from potluck.common.updates.masked_lanes import MaskingSettings
 
 _EXAMPLES = {"task.name": '"colored-digits"'}
@@ -52,10 +53,11 @@ class RunFile(Settings):
         default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
     )
     task: PluginTable = Field(description="What is learned; other keys are the task's options.")
-    model: PluginTable | None = Field(
+    model: ModelTable | None = Field(
         default=None,
         description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
-        "anything that makes one; other keys are its options.",
+        "anything that makes one; other keys are its options. `trainable` says which tensors of a\n"
+        "model are trained and travel, by patterns; `base` names a file with the others.",
     )
     initial_model: str | None = Field(
         default=None,

@@ -5,7 +5,7 @@ A model is a `torch.nn.Module`, or a dict of named arrays. Torch is imported for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,22 +15,23 @@ from potluck.common.errors import LayoutError
 from potluck.common.tensors.layout import Layout, quoted
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Model = Any
 """A `torch.nn.Module`, or a `dict[str, NDArray[Any]]`."""
 
 
-def state_arrays(model: Model) -> dict[str, NDArray[Any]]:
+def state_arrays(model: Model, *, only: Container[str] | None = None) -> dict[str, NDArray[Any]]:
     """Parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
-    For a model on the CPU they are views: whoever goes on training must copy them first.
+    `only`: names of those that are wanted, of a module; by default all are. For a model on
+    the CPU they are views: whoever goes on training must copy them first.
     Raises LayoutError for a tensor that numpy can't hold (bfloat16, quantized, sparse).
     """
     if isinstance(model, Mapping):
         return {name: _contiguous(array) for name, array in model.items()}
     arrays: dict[str, NDArray[Any]] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _wanted(model, only):
         try:
             array = tensor.detach().cpu().numpy()
         except (TypeError, RuntimeError):
@@ -54,25 +55,36 @@ def buffer_names(model: Model) -> frozenset[str]:
     return frozenset(name for name, tensor in model.named_buffers() if tensor.is_floating_point())
 
 
-def load_arrays(model: Model, arrays: Mapping[str, NDArray[Any]]) -> None:
+def load_arrays(
+    model: Model, arrays: Mapping[str, NDArray[Any]], *, only: Container[str] | None = None
+) -> None:
     """Overwrites parameters and buffers in place; `arrays` may be read-only.
 
-    Raises LayoutError, and leaves the model as it was, unless names, shapes and types are its own.
+    `only`: names of those to be overwritten, of a module; by default all are. Raises
+    LayoutError, and leaves the model as it was, unless names, shapes and types are its own.
     """
-    layout = Layout.of(state_arrays(model))
+    layout = Layout.of(state_arrays(model, only=only))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
     if isinstance(model, dict):
         model.update({name: np.array(arrays[name]) for name in model})
     else:
-        _load_module(model, arrays)
+        _load_module(model, arrays, only)
 
 
-def _load_module(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _load_module(
+    model: nn.Module, arrays: Mapping[str, NDArray[Any]], only: Container[str] | None
+) -> None:
     import torch
 
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
+        for name, tensor in _wanted(model, only):
             if tensor.device.type == "cpu":
                 np.copyto(tensor.numpy(), arrays[name])  # straight from the mapped file
             else:  # torch warns of read-only memory, so one tensor at a time is copied first
                 tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+def _wanted(model: nn.Module, only: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in model.state_dict().items():
+        if only is None or name in only:
+            yield name, tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from torch import nn
@@ -11,8 +12,12 @@ from potluck.common.tensors.model_arrays import load_arrays
 from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
 
 
-def load_weights(network: nn.Module, name: str, data: Path | None) -> None:
+def load_weights(
+    network: nn.Module, name: str, data: Path | None, *, only: Container[str] | None = None
+) -> None:
     """Overwrite a network's weights by those of a file, or of shards, in the data directory.
+
+    only: names of the tensors that are there and are wanted; by default all are.
 
     Raises ConfigurationError if there is none, or the name leads out of the directory, and
     LayoutError, naming the tensor, if it holds those of another model.
@@ -37,6 +42,6 @@ def load_weights(network: nn.Module, name: str, data: Path | None) -> None:
         )
     try:
         with opened_weights(path) as file:
-            load_arrays(network, file.arrays)
+            load_arrays(network, file.arrays, only=only)
     except (LayoutError, StorageError) as error:
         raise LayoutError(f"initial_model: {path}: {error.message}", path=path) from None

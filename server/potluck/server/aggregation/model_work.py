@@ -23,7 +23,8 @@ from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.model_arrays import buffer_names, load_arrays, state_arrays
+from potluck.common.tensors.model_arrays import buffer_names
+from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import TensorFile
 from potluck.common.trainer import Trainer
@@ -61,7 +62,7 @@ class ModelWork:
         self._threads = threads
         self._bias_records = bias_records
         self._layout: Layout | None = None
-        self._network: Any = None
+        self._made: DividedModel | None = None
         self._measuring = threading.Lock()  # held while the task's own trainer measures
         self._buffer_names: frozenset[str] | None = None
 
@@ -77,21 +78,34 @@ class ModelWork:
     def initial_model(self) -> ModelVersion:
         """Make the model before round 1: its weights follow from the run's seed, or are those of
         the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
-        network = self._made_model()
-        name = self._plan.run_file.initial_model
-        if name is not None:
-            load_weights(network, name, self._data_directory)
-        arrays = state_arrays(network)
-        self._layout, self._buffer_names = Layout.of(arrays), buffer_names(network)
-        return self._publish(arrays, None, 0)
+        made = self._made_model()
+        self._start_from_file(made)
+        self._layout, self._buffer_names = made.layout, buffer_names(made.network)
+        return self._publish(made.arrays(), None, 0)
 
     def check_start(self) -> None:
         """Check that the weights that the run starts from are there and fit.
 
         Raises ConfigurationError or LayoutError."""
+        run_file = self._plan.run_file
+        divides = run_file.model is not None and bool(run_file.model.trainable)
+        if run_file.initial_model is not None or divides:
+            self._start_from_file(self._new_model())
+
+    def base_blake3(self) -> str:
+        """Digest of the part of the model that does not travel; empty where all of it does.
+
+        Raises ConfigurationError, LayoutError."""
+        table = self._plan.run_file.model
+        if table is None or not table.trainable:
+            return ""
+        self._made = self._new_model()
+        return self._made.base_blake3
+
+    def _start_from_file(self, made: DividedModel) -> None:
         name = self._plan.run_file.initial_model
         if name is not None:
-            load_weights(self._new_model(), name, self._data_directory)
+            load_weights(made.network, name, self._data_directory, only=made.layout.by_name)
 
     def load(self, blake3: str) -> ModelVersion:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
@@ -100,15 +114,14 @@ class ModelWork:
             self._layout = file.layout
         return self._files.published(blake3)
 
-    def _made_model(self) -> Any:
+    def _made_model(self) -> DividedModel:
         """A model of the task. Kept for evaluation, where there is one: its memory costs more
         than its values."""
-        network = self._network or self._new_model()
-        if self._plan.run_file.evaluation.every:
-            self._network = network
-        return network
+        made = self._made or self._new_model()
+        self._made = made if self._plan.run_file.evaluation.every else None
+        return made
 
-    def _new_model(self) -> Any:
+    def _new_model(self) -> DividedModel:
         task, seed = self._plan.run_file.task.name, self._plan.run_file.seed
         with _TORCH, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -117,7 +130,8 @@ class ModelWork:
                 NetworksInFiles(self._files.folder),
                 blamed_on_task(task, "its model"),
             ):
-                return self._plan.task.model()
+                network = self._plan.task.model()
+        return divided(network, self._plan.run_file.model, self._data_directory)
 
     def _publish(
         self,
@@ -217,7 +231,7 @@ class ModelWork:
     def _buffers(self) -> frozenset[str]:
         """The model's floating-point tensors that are no parameters."""
         if self._buffer_names is None:
-            self._buffer_names = buffer_names(self._made_model())
+            self._buffer_names = buffer_names(self._made_model().network)
         return self._buffer_names
 
     # Auxiliaries ------------------------------------------------------------------------------
@@ -275,19 +289,19 @@ class ModelWork:
         task, name = self._plan.task, self._plan.run_file.task.name
         examples = self._own_samples()
         if examples is None:
-            self._network = None
+            self._made = None
             return None
         if self._plan.trainer is not None:
             return self._measure(self._plan.trainer, model, examples)
         check_lengths(examples, name, _EVALUATION_DATA)
-        network = self._made_model()
+        made = self._made_model()
         with _TORCH:
             torch.set_num_threads(self._threads)
             with self._files.opened(model.blake3, self.layout) as file:
-                load_arrays(network, file.arrays)
+                made.load(file.arrays)
             with blamed_on_task(name, _EVALUATION_DATA):
                 return evaluate(
-                    network,
+                    made.network,
                     examples,
                     classes=task.classes,
                     groups=task.groups,
@@ -302,13 +316,13 @@ class ModelWork:
                 f"the trainer of task '{name}' still measures an earlier model; see why it hangs"
             )
         try:
-            network = self._made_model()
+            made = self._made_model()
             with _TORCH:
                 torch.set_num_threads(self._threads)
             with self._files.opened(model.blake3, self.layout) as file:
-                load_arrays(network, file.arrays)
+                made.load(file.arrays)
             with blamed_on_task(name, _EVALUATION_DATA), blamed_on_trainer(name, _EVALUATION_DATA):
-                found = trainer.evaluate(network, data)
+                found = trainer.evaluate(made.network, data)
             whose = f"the trainer of task '{name}', at {_EVALUATION_DATA},"
             return MeasureSums(measures=checked_measures(found, trainer.measures, whose))
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.measures import own_trainer
@@ -22,7 +22,7 @@ from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.trainable import check_trainable
-from potluck.server.selection import Selector
+from potluck.server.selection import Selector, Signal
 from potluck.server.strategy import Strategy
 
 
@@ -74,6 +74,15 @@ class RunPlan:
         disclosure = self.run_file.profiles.disclosure
         return self.selector.wants_label_totals and disclosure in ("noisy", PROTOCOL)
 
+    def with_base(self, blake3: str) -> RunPlan:
+        """The same run with the base of its model named by its digest; nothing new where all of
+        the model travels."""
+        table = self.run_file.model
+        if table is None or not blake3:
+            return self
+        named = table.model_copy(update={"base_blake3": blake3})
+        return replace(self, run_file=self.run_file.model_copy(update={"model": named}))
+
     def client_pace(self, round_number: int, client: str) -> float:
         """Simulated seconds per sample of a client in a round; 0 on a real clock."""
         clock = self.run_file.virtual_clock
@@ -100,7 +109,7 @@ def draw_up(
     task = make_task(
         run_file.task.name,
         run_file.task.options,
-        model=None if run_file.model is None else run_file.model.model_dump(),
+        model=None if run_file.model is None else run_file.model.maker,
         model_modules=model_modules,
     )
     trainer = own_trainer(task, run_file.task.name)
@@ -109,6 +118,7 @@ def draw_up(
     choosing = plugins.create(Selector, selector.name, selector.options)
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
+    _check_triplets(run_file, choosing, source)
     chosen = {**choosing.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
@@ -136,6 +146,18 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
             f"for {task.clients} clients; lower `roster`, or raise `clients` of [task]",
             parts=task.clients,
             roster=run_file.roster,
+        )
+
+
+def _check_triplets(run_file: RunFile, selector: Selector, source: str) -> None:
+    """Raise ConfigurationError where triplets would be estimated with a part of a model."""
+    table = run_file.model
+    if table is not None and table.trainable and Signal.TRIPLET in selector.needs:
+        raise ConfigurationError(
+            f"{source}: selector '{run_file.selector.name}' needs triplets, which clients estimate "
+            "by training all of the model; leave out `trainable` of [model], or choose another "
+            "selector",
+            selector=run_file.selector.name,
         )
 
 

@@ -50,6 +50,7 @@ async def resume(
     Finds or makes the model, and reads what selector and strategy remember.
     """
     run_id, in_store = record.row.run_id, services.in_store
+    plan = plan.with_base(await in_thread(work.base_blake3))
     roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     last: RoundRow | None = await in_store(lambda store: store.last_round(run_id))
     profiling = Profiling(run_id, plan, roster, services.attendance, in_store, services.trust)

@@ -1,0 +1,59 @@
+"""The table `[model]` of a run file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_PATTERN = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ModelTable(BaseModel):
+    """A model in place of the task's own, and which of a model's tensors travel.
+
+    Keys that are none of these are options of the model that is named.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str | None = Field(
+        default=None,
+        description="One that is installed, or MODULE:NAME of anything that makes one; unset, the\n"
+        "task's own.",
+    )
+    trainable: tuple[_PATTERN, ...] = Field(
+        default=(),
+        description="Tensors that are trained and travel, by patterns such as 'head.*'; the\n"
+        "others are the base, which every machine has. Empty: all of them.",
+    )
+    base: str | None = Field(
+        default=None,
+        description="Weights of the base: a .safetensors file, or the folder of a model in\n"
+        "shards, in the data directory of each machine; unset, those that the task's model has.",
+    )
+    base_blake3: str = Field(
+        default="",
+        pattern="^([0-9a-f]{64})?$",
+        description="The base's digest, if it is to be that one; unset, the coordinator's is.",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the model that is named."""
+        return dict(self.model_extra or {})
+
+    @property
+    def maker(self) -> dict[str, Any] | None:
+        """The model's name and options; None for the task's own."""
+        return None if self.name is None else {"name": self.name, **self.options}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name is None and self.options:
+            raise ValueError(
+                f"'{next(iter(self.options))}' is an option of a model, and no `name` says of which"
+            )
+        if not self.trainable and (self.base is not None or self.base_blake3):
+            raise ValueError("`base` is of use only where `trainable` says what is not in it")
+        return self

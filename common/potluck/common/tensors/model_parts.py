@@ -1,0 +1,199 @@
+"""The part of a model that travels, and the base that does not.
+
+A run file's `[model] trainable = [patterns]` says which tensors go up and down. The others are the
+base: every machine has them already, from a file or because the task's model brings them, they stay
+as they are, and a digest over them shows that all have the same. Used on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError, LayoutError, StorageError
+from potluck.common.settings.model_table import ModelTable
+from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.layout import Layout, TensorSpec, quoted
+from potluck.common.tensors.model_arrays import load_arrays, state_arrays
+from potluck.common.tensors.shards import opened_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividedModel:
+    """A model of which some tensors travel.
+
+    network: all of it; a `torch.nn.Module`, or arrays by name, which all travel. layout: of those
+    that travel. base_blake3: digest of the others; empty where all travel. buffers: copies of the
+    base's buffers, which a network writes over while it trains.
+    """
+
+    network: Any
+    layout: Layout
+    base_blake3: str = ""
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def _travelling(self) -> Mapping[str, TensorSpec] | None:
+        """None where all of it travels."""
+        return self.layout.by_name if self.base_blake3 else None
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The tensors that travel, as `state_arrays` gives them."""
+        return state_arrays(self.network, only=self._travelling)
+
+    def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Overwrite the tensors that travel, and put the base's buffers right.
+
+        Raises LayoutError unless `arrays` are just these.
+        """
+        load_arrays(self.network, arrays, only=self._travelling)
+        if not self.buffers:
+            return
+        import torch
+
+        state = self.network.state_dict()
+        with torch.no_grad():
+            for name, values in self.buffers.items():
+                state[name].copy_(values)
+
+    def check_base(self) -> None:
+        """Raise LayoutError where the base's parameters are not what they were."""
+        if self.base_blake3:
+            state = {**self.network.state_dict(), **self.buffers}
+            base = {name: state[name] for name in state if name not in self.layout.by_name}
+            if _digest(base) != self.base_blake3:
+                raise LayoutError("tensors that `trainable` of [model] does not name have changed")
+
+
+def divided(network: Any, table: ModelTable | None, data: Path | None) -> DividedModel:
+    """Divide a network as a run's `[model]` table says, and give it the base that this names.
+
+    data: the folder that the base is found in. The base's parameters are not trained from then on.
+    Raises ConfigurationError where patterns, base and digest don't fit the network, LayoutError
+    for a tensor that can't travel.
+    """
+    if table is None or not table.trainable:
+        return DividedModel(network=network, layout=Layout.of(state_arrays(network)))
+    if isinstance(network, Mapping):
+        raise ConfigurationError(
+            "[model]: `trainable` names parts of torch modules; this task's model is arrays by "
+            "name, which all travel"
+        )
+    state = network.state_dict()
+    travelling = _matching(table.trainable, list(state))
+    base = {name: tensor for name, tensor in state.items() if name not in travelling}
+    _check_ties(state, travelling)
+    if table.base is not None:
+        _load_base(base, table.base, data)
+    blake3 = _digest(base)
+    if table.base_blake3 not in ("", blake3):
+        found = f"is {table.base!r}" if table.base is not None else "is what the task's model has"
+        raise ConfigurationError(
+            f"the base of the model is {blake3[:12]}… on this machine, where it {found}; the run's "
+            f"is {table.base_blake3[:12]}…: name a file with the same weights on all machines as "
+            "`base` of [model]",
+            base_blake3=blake3,
+        )
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if name in base:
+            parameter.requires_grad_(False)
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    return DividedModel(
+        network=network,
+        layout=Layout.of(state_arrays(network, only=travelling)),
+        base_blake3=blake3,
+        buffers={name: base[name].clone() for name in base if name not in parameters},
+    )
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ConfigurationError(
+                f"[model]: no tensor's name matches '{pattern}' of `trainable`; the model has "
+                f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
+                pattern=pattern,
+            )
+        found.update(matching)
+    return frozenset(found)
+
+
+def _check_ties(state: Mapping[str, Tensor], travelling: frozenset[str]) -> None:
+    """Tensors that are one must be on one side."""
+    owners: dict[int, str] = {}
+    for name, tensor in state.items():
+        if not tensor.numel():
+            continue
+        first = owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if (first in travelling) != (name in travelling):
+            raise ConfigurationError(
+                f"[model]: tensors {quoted(first)} and {quoted(name)} share their memory, and only "
+                "one of them matches `trainable`; let both match, or neither",
+                tensor=quoted(name),
+            )
+
+
+def _load_base(base: Mapping[str, Tensor], name: str, data: Path | None) -> None:
+    """Overwrite the base's tensors by those of a file in the data directory."""
+    path = None if data is None else (data / name).resolve()
+    if data is None or path is None or not path.is_relative_to(data.resolve()):
+        raise ConfigurationError(
+            f"[model]: base is '{name}'; it must be a .safetensors file, or a folder of them, in "
+            "the data_directory of the configuration file",
+            base=name,
+        )
+    import torch
+
+    try:
+        with opened_weights(path) as weights, torch.no_grad():
+            for tensor_name, tensor in base.items():
+                found = weights.layout.by_name.get(tensor_name)
+                if found is None or found.shape != tuple(tensor.shape):
+                    what = "is missing" if found is None else f"has shape {found.shape}"
+                    raise ConfigurationError(
+                        f"[model]: {path} does not fit: tensor {quoted(tensor_name)} {what}, "
+                        f"expected {tuple(tensor.shape)}",
+                        tensor=quoted(tensor_name),
+                    )
+                tensor.copy_(_tensor(weights.arrays[tensor_name], found))
+    except (LayoutError, StorageError) as error:
+        raise ConfigurationError(f"[model]: base: {error.message}", path=path) from None
+
+
+def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:
+    """A copy in torch's types."""
+    import torch
+
+    copied = torch.from_numpy(np.array(array))
+    if specification.dtype == "BF16":
+        return copied.view(torch.bfloat16)
+    return copied
+
+
+def _digest(base: Mapping[str, Tensor]) -> str:
+    """BLAKE3 over names, types, shapes and values, in the order of the names."""
+    import torch
+
+    digest = hasher()
+    for name in sorted(base):
+        tensor = base[name].detach()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        flat = tensor.cpu().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        for begin in range(0, content.size, _PIECE_BYTES):
+            digest.update(content[begin : begin + _PIECE_BYTES].data)
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""A part of a model travels; its base is on all machines already, and those with another are left
+out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, set_values
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.deploy.operator.model_download import download_model
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PARAMETERS = 100_000
+CANARY = np.float32(0.123456789)
+"""The value of the whole base: a row of them is found in whatever holds the base."""
+ODD = 2
+"""The host with another base."""
+PART = ('model.trainable=["classifier.*"]', 'model.base="base.safetensors"')
+
+
+def write_base(folder: Path, value: np.float32) -> None:
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / "base.safetensors", {"ballast": np.full(PARAMETERS, value, np.float32)})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("part")
+    write_base(folder / "data", CANARY)
+    write_base(folder / "other", np.float32(1))
+    async with crash_federation(
+        folder,
+        clients=6,
+        hosts=3,
+        count=4,
+        rounds=2,
+        assignments=[f"task.parameters={PARAMETERS}", *PART],
+        coordinator={"data_directory": str(folder / "data")},
+        start_hosts=False,
+    ) as federation:
+        for number, path in enumerate(federation.files.hosts):
+            data = folder / ("other" if number == ODD else "data")
+            set_values(path, {"data_directory": str(data)})
+        await federation.start_hosts()
+        await federation.until_attending()
+        yield federation
+
+
+async def test_the_base_is_neither_sent_nor_kept(federation: Federation, tmp_path: Path) -> None:
+    run_id = await federation.start_run()
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    assert len(history) == 2
+    for each in history:
+        clients = len(each.members)
+        assert 0 < each.bytes_down < 1000 * clients
+        assert 0 < each.bytes_up < 1000 * clients
+        hosts = {member.host_id for member in each.members}
+        assert f"host-{ODD}" not in hosts
+    path = tmp_path / "model.safetensors"
+    await download_model(federation.operator, run_id, path)
+    with open_tensors(path) as model:
+        assert set(model.layout.by_name) == {"classifier.weight", "classifier.bias"}
+    trace = np.full(16, CANARY).tobytes()
+    folder = federation.files.folder
+    held = [path for path in folder.rglob("*") if path.is_file() and trace in path.read_bytes()]
+    assert held == []
+
+
+async def test_a_host_with_another_base_is_left_out(federation: Federation) -> None:
+    run_id = await federation.start_run()
+    status = await federation.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
+    assert "base of the model is" in federation.files.log("coordinator").read_text()
+
+
+async def test_a_killed_coordinator_ends_with_the_same_model(federation: Federation) -> None:
+    whole = await federation.finished(await federation.start_run())
+    run_id = await federation.start_run()
+    await federation.until_committed(run_id, 1)
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == whole
+
+
+async def test_a_base_that_the_coordinator_lacks_is_refused_at_the_start(
+    federation: Federation,
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"can't read .*none\.safetensors"):
+        await federation.start_run('model.base="none.safetensors"')
+    with pytest.raises(ConfigurationError, match="the run's is 000000000000"):
+        await federation.start_run(f'model.base_blake3="{"0" * 64}"')

@@ -1,0 +1,192 @@
+"""A model is divided into what travels and a base that all machines have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from potluck.common.errors import ConfigurationError, LayoutError
+from potluck.common.settings.model_table import ModelTable
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.model_parts import DividedModel, divided
+from potluck.common.tensors.shards import write_shards
+from potluck.common.tensors.tensor_files import NamedTensors, write_tensors
+
+
+class Network(nn.Module):
+    """A body with running statistics, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.norm(self.body(inputs)))
+        return outputs
+
+
+def made(seed: int = 1) -> Network:
+    torch.manual_seed(seed)
+    return Network()
+
+
+def table(**values: object) -> ModelTable:
+    return ModelTable.model_validate({"trainable": ["head.*"], **values})
+
+
+def written(folder: Path, network: nn.Module, name: str = "base.safetensors") -> str:
+    write_tensors(folder / name, state_arrays(network))
+    return name
+
+
+def head(parts: DividedModel, value: float) -> dict[str, np.ndarray]:
+    return {name: np.full_like(array, value) for name, array in parts.arrays().items()}
+
+
+def test_without_patterns_all_of_it_travels() -> None:
+    for whole in (None, ModelTable(name="lenet5")):
+        parts = divided(made(), whole, None)
+        assert parts.layout == Layout.of(state_arrays(made()))
+        assert parts.base_blake3 == ""
+        assert all(parameter.requires_grad for parameter in parts.network.parameters())
+
+
+def test_what_matches_travels_and_the_rest_is_not_trained() -> None:
+    parts = divided(made(), table(trainable=["head.*", "norm.weight"]), None)
+    assert list(parts.layout.by_name) == ["norm.weight", "head.weight", "head.bias"]
+    trained = [name for name, each in parts.network.named_parameters() if each.requires_grad]
+    assert trained == ["norm.weight", "head.weight", "head.bias"]
+
+
+def test_a_training_leaves_the_base_as_it_was() -> None:
+    parts = divided(made(), table(), None)
+    before = {name: array.copy() for name, array in state_arrays(parts.network).items()}
+    parts.network.train()
+    parts.network(torch.randn(8, 3)).sum().backward()
+    with torch.no_grad():
+        for parameter in parts.network.parameters():
+            if parameter.grad is not None:
+                parameter -= parameter.grad
+    assert not np.array_equal(state_arrays(parts.network)["norm.running_mean"], np.zeros(4))
+    parts.load(head(parts, 7.0))
+    after = state_arrays(parts.network)
+    assert all(
+        (after[name] == 7).all() if name.startswith("head") else np.array_equal(after[name], array)
+        for name, array in before.items()
+    )
+
+
+def test_a_base_that_was_changed_is_found() -> None:
+    parts = divided(made(), table(), None)
+    parts.network.get_buffer("norm.running_mean").fill_(3)
+    parts.check_base()
+    with torch.no_grad():
+        parts.network.get_parameter("body.bias").add_(1)
+    with pytest.raises(LayoutError, match=r"`trainable` of .* does not name have changed"):
+        parts.check_base()
+
+
+def test_arrays_by_name_travel_whole() -> None:
+    arrays = {"a": np.zeros(3)}
+    assert list(divided(arrays, None, None).arrays()) == ["a"]
+    with pytest.raises(ConfigurationError, match="parts of torch modules"):
+        divided(arrays, table(), None)
+
+
+def test_only_what_travels_is_loaded() -> None:
+    parts = divided(made(), table(), None)
+    with pytest.raises(LayoutError, match=r"'head\.weight'"):
+        parts.load({"head.bias": np.zeros(2, np.float32)})
+    with pytest.raises(LayoutError, match=r"'body\.bias' is not in"):
+        parts.load({**head(parts, 0.0), "body.bias": np.zeros(4, np.float32)})
+
+
+@pytest.mark.parametrize("form", ["file", "half", "shards"])
+def test_the_base_is_found_in_files_of_any_form(tmp_path: Path, form: str) -> None:
+    whole = made(1)
+    if form == "half":
+        whole.half().float()
+        arrays = {name: array.astype(np.float16) for name, array in state_arrays(whole).items()}
+        arrays["norm.num_batches_tracked"] = np.array(0)
+        write_tensors(tmp_path / "base", arrays)
+        (tmp_path / "base").rename(tmp_path / "base.safetensors")
+        name = "base.safetensors"
+    elif form == "shards":
+        arrays, name = state_arrays(whole), "base"
+        (tmp_path / name).mkdir()
+        tensors = NamedTensors(layout=Layout.of(arrays), arrays=arrays)
+        write_shards(tensors, tmp_path / name, shard_bytes=32, metadata={})
+    else:
+        name = written(tmp_path, whole)
+    expected = divided(whole, table(), None)
+    other = divided(made(2), table(base=name), tmp_path)
+    assert other.base_blake3 == expected.base_blake3
+    assert torch.equal(other.network.get_parameter("body.weight"), whole.body.weight)
+    assert not torch.equal(other.network.get_parameter("head.weight"), whole.head.weight)
+    same = table(base=name, base_blake3=expected.base_blake3)
+    divided(made(3), same, tmp_path)
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    digest = divided(made(1), table(), None).base_blake3
+    with pytest.raises(ConfigurationError, match="it is what the task's model has; the run's is"):
+        divided(made(2), table(base_blake3=digest), None)
+    other = table(base=written(tmp_path, made(2)), base_blake3=digest)
+    with pytest.raises(ConfigurationError, match=r"it is 'base\.safetensors'; the run's is"):
+        divided(made(1), other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../base.safetensors", "in the data_directory"),
+        ("gone.safetensors", "can't read"),
+        ("small.safetensors", r"'body\.weight' has shape \(2, 2\), expected \(4, 3\)"),
+        ("none.safetensors", r"'body\.weight' is missing"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_named(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "data").mkdir()
+    written(tmp_path, made())
+    write_tensors(tmp_path / "data/small.safetensors", {"body.weight": np.zeros((2, 2))})
+    write_tensors(tmp_path / "data/none.safetensors", {"a": np.zeros(2)})
+    with pytest.raises(ConfigurationError, match=why):
+        divided(made(), table(base=name), tmp_path / "data")
+    with pytest.raises(ConfigurationError, match="in the data_directory"):
+        divided(made(), table(base="base.safetensors"), None)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no tensor's name matches 'heads\.\*'"):
+        divided(made(), table(trainable=["head.*", "heads.*"]), None)
+
+
+def test_tensors_that_are_one_are_on_one_side() -> None:
+    network = made()
+    network.twin = nn.Linear(4, 2)
+    network.twin.weight = network.head.weight
+    with pytest.raises(ConfigurationError, match="share their memory"):
+        divided(network, table(), None)
+    parts = divided(network, table(trainable=["head.*", "twin.*"]), None)
+    assert "twin.weight" in parts.layout.by_name
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"classes": 3}, "is an option of a model"),
+        ({"base": "a.safetensors"}, "only where `trainable`"),
+        ({"trainable": [""]}, "at least 1 character"),
+        ({"base_blake3": "xyz", "trainable": ["a"]}, "pattern"),
+    ],
+)
+def test_a_table_that_says_nothing_sensible_is_refused(values: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ModelTable.model_validate(values)
