@@ -14,6 +14,7 @@ set.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from potluck.common.secagg.policy.ledger import Ledger, SessionView, Settled, Upload
@@ -91,7 +92,7 @@ def settle(
 ) -> tuple[Settled, ...]:
     """What a new roster, and the certificates that came with its invitation, settle.
 
-    Raises BrokenRuleError (certificate, signature) for a certificate that is none.
+    Raises BrokenRuleError (certificate, malformed) for a certificate that is none.
     """
     shown = {each.session_id.hex(): each for each in certified}
     found = []
@@ -121,7 +122,10 @@ def _renouncing(upload: Upload, view: SessionView, roster: Roster) -> list[str]:
 def _certifies(
     shown: CertifiedSet, view: SessionView, roster: Roster, root: FederationRoot
 ) -> bool:
-    """Return whether a quorum signed this set; signers that are not in the roster don't count."""
+    """Return whether a quorum signed this set.
+
+    Signers that are not in the roster, or have another member key since, don't count.
+    """
     check_names(shown.clients, "a certified set's clients")
     check_names([each.client for each in shown.endorsements], "a certified set's endorsements")
     sharers = bytes.fromhex(view.sharers_sha256)
@@ -137,8 +141,9 @@ def _certifies(
         )
         if each.client in roster.participants:
             envelope = Envelope(MessageType.CONSENT, payload, each.signature)
-            root.verify(roster.participants[each.client].record, envelope)
-            valid += 1
+            with suppress(BrokenRuleError):
+                root.verify(roster.participants[each.client].record, envelope)
+                valid += 1
     return valid >= view.quorum
 
 

@@ -184,9 +184,9 @@ def test_a_certificate_of_another_set_settles_that_one_is_in_none() -> None:
 @pytest.mark.parametrize(
     ("forge", "rule"),
     [
-        ({"clients": tuple("abcde")}, Rule.SIGNATURE),
+        ({"clients": tuple("abcde")}, Rule.RELEASED),
         ({"clients": tuple("bcdef")}, Rule.CERTIFICATE),
-        ({"signatures": dict.fromkeys("abcde", "00" * 64)}, Rule.SIGNATURE),
+        ({"signatures": dict.fromkeys("abcde", "00" * 64)}, Rule.RELEASED),
         ({"clients": tuple("fedcba")}, Rule.MALFORMED),
         ({"signatures": {}}, Rule.RELEASED),
     ],
