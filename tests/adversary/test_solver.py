@@ -2,9 +2,10 @@
 
 Clients are real state machines. The coordinator lies as it likes: it shows different clients
 different sets, loses anybody at any stage, leaves sessions half done, and has colluders that sign
-everything, remember nothing and hand over all they hold. What it sees is linear: each masked vector
-is an input plus masks, of which it knows some. No combination in which the unknown masks cancel may
-be about fewer of the honest than are in a set at least.
+everything, remember nothing and hand over all they hold. In between members come, go and change
+their keys, and it goes on with sessions of an older membership. What it sees is linear: each masked
+vector is an input plus masks, of which it knows some. No combination in which the unknown masks
+cancel may be about fewer of the honest than are in a set at least.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.secure_sums import NOW, Federation, member_key
 
+from potluck.common.net.membership import public_text
 from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
@@ -92,6 +94,7 @@ class Plan:
     update: which model updates are of; None for label counts. deceived: those who are told of the
     second set of survivors. shown: whether the certificates of earlier sessions come along. held:
     whether nobody is told of a set for now. resumed: whether earlier sessions are gone on with.
+    members: which of `MEMBERSHIPS` the root has signed by then; none comes back.
     """
 
     update: int | None = None
@@ -106,6 +109,24 @@ class Plan:
     shown: bool = False
     held: bool = False
     resumed: bool = False
+    members: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A membership: whose keys were rotated since the first, and who is no member."""
+
+    rotated: Mapping[str, int] = field(default_factory=dict)
+    strangers: Set = frozenset()
+
+
+MEMBERSHIPS = (
+    Change(),
+    Change(rotated={"a": 1}),
+    Change(rotated={"a": 1}, strangers=frozenset("b")),
+    Change(rotated={"a": 2, "c": 1}, strangers=frozenset("d")),
+)
+"""By epoch: keys change, a member goes, and comes back as another does."""
 
 
 @dataclass
@@ -130,10 +151,19 @@ class World:
             disclosures=frozenset({"cells", "update"}),
         )
         self.federations = {
-            purpose: Federation(clients=self.clients, purpose=purpose, policy=policy)
+            (purpose, epoch): Federation(
+                clients=self.clients,
+                purpose=purpose,
+                policy=policy,
+                epoch=epoch + 1,
+                rotated=change.rotated,
+                strangers=change.strangers,
+            )
             for purpose in (Purpose.HISTOGRAM, Purpose.UPDATE)
+            for epoch, change in enumerate(MEMBERSHIPS)
         }
-        self.names = self.federations[Purpose.HISTOGRAM].names
+        self.members = 0
+        self.names = self.federations[Purpose.HISTOGRAM, 0].names
         self.colluding = frozenset(self.names[self.clients - self.colluders :])
         self.honest = [name for name in self.names if name not in self.colluding]
         self.begun = 0
@@ -146,7 +176,16 @@ class World:
             return hashlib.shake_256(seed + name.encode()).digest(size)
 
         ledger = Ledger() if name in self.colluding else self.ledgers.get(name, Ledger())
-        return Situation(now=NOW, random=random, ledger=ledger)
+        return Situation(now=NOW, random=random, ledger=ledger, revoked=self.revoked)
+
+    @property
+    def revoked(self) -> frozenset[tuple[str, str]]:
+        """The keys of who is no member any more; a key that was only rotated is none of them."""
+        return frozenset(
+            (name, public_text(member_key(name, generation)))
+            for name in MEMBERSHIPS[self.members].strangers
+            for generation in range(3)
+        )
 
     def forget(self, names: Iterable[str]) -> None:
         """Hosts are started anew: their sessions are gone, their ledgers are not."""
@@ -156,6 +195,7 @@ class World:
     def follow(self, plan: Plan) -> None:
         """One session, as far as clients go along."""
         self.forget(plan.restarted)
+        self.members = max(self.members, plan.members)
         attack = Attack(self, plan)
         attack.collect()
         for each in [*(self.attacks if plan.resumed else []), *([] if plan.held else [attack])]:
@@ -184,8 +224,9 @@ class Attack:
     def __init__(self, world: World, plan: Plan) -> None:
         self.world, self.plan = world, plan
         purpose = Purpose.HISTOGRAM if plan.update is None else Purpose.UPDATE
-        self.federation = world.federations[purpose]
-        self.invited = [name for name in world.names if name not in plan.away]
+        self.federation = world.federations[purpose, world.members]
+        out = plan.away | self.federation.strangers
+        self.invited = [name for name in world.names if name not in out]
         hosts = [self.federation.hosts[name] for name in self.invited]
         sizes = complete_thresholds(hosts, world.colluders)
         model = b"" if plan.update is None else bytes([plan.update]) * 32
@@ -321,7 +362,8 @@ class Attack:
         answers = self.tell_all(asked, MessageType.SURVIVORS, Survivors(session_id, survivors))
         signed = {name: answer.signature for name, answer in answers.items()}
         for name in world.colluding.intersection(survivors):
-            signed[name] = sign(member_key(name), MessageType.CONSENT, consent).signature
+            key = self.federation.parties[name].key
+            signed[name] = sign(key, MessageType.CONSENT, consent).signature
         endorsements = tuple(Endorsement(name, signed[name]) for name in sorted(signed))
         if len(endorsements) >= self.header.quorum:
             world.certified.append(CertifiedSet(session_id, survivors, endorsements))
@@ -408,6 +450,21 @@ def test_the_solver_finds_what_clients_without_a_ledger_give_away(
     assert world.found(prime=None) == world.found()
 
 
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_new_membership_makes_no_new_input(members: int) -> None:
+    """The same training, once members were lost, came or have other keys."""
+    world = played([Plan(update=1, away=frozenset("e")), Plan(update=1, members=members)], 7, 1)
+    assert world.sums == 1
+    check(world)
+
+
+def test_sums_go_on_with_new_members() -> None:
+    history = [Plan(update=members, members=members) for members in range(len(MEMBERSHIPS))]
+    world = played(history, 7, 1)
+    assert world.sums == len(history)
+    check(world)
+
+
 def test_sums_that_are_allowed_are_had() -> None:
     world = played([Plan(), Plan(), Plan(update=1, away=frozenset("a")), Plan(update=2)], 7, 1)
     assert world.sums == 4
@@ -430,6 +487,7 @@ plans = st.builds(
     shown=st.booleans(),
     held=st.sampled_from([False, False, True]),
     resumed=st.booleans(),
+    members=st.sampled_from([0, 0, 0, 1, 2, 3]),
 )
 
 

@@ -77,18 +77,25 @@ def membership(*records: MemberRecord, **changes: Any) -> Members:
     return Members(MembershipDocument(**(values | changes)))
 
 
-def member_key(name: str) -> Ed25519PrivateKey:
-    """The same key for the same name."""
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+def member_key(name: str, generation: int = 0) -> Ed25519PrivateKey:
+    """The same key for the same name, until it is rotated."""
+    seed = name + "'" * generation
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(seed.encode()).digest())
 
 
 @dataclass
 class Federation:
-    """Clients `a`, `b`, …, each on its own host unless `hosts` says otherwise."""
+    """Clients `a`, `b`, …, each on its own host unless `hosts` says otherwise.
+
+    epoch: of the membership. rotated: how often a client's key was. strangers: who is no member.
+    """
 
     clients: int = 6
     purpose: Purpose = Purpose.HISTOGRAM
     hosts_of: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 1
+    rotated: Mapping[str, int] = field(default_factory=dict)
+    strangers: frozenset[str] = frozenset()
     policy: ClientPolicy = field(
         default_factory=lambda: ClientPolicy(
             least_hosts=4, disclosures=frozenset({"cells", "update"})
@@ -106,15 +113,22 @@ class Federation:
 
     @cached_property
     def root(self) -> FederationRoot:
-        records = [member_record(name, host=self.hosts[name]) for name in self.names]
-        return FederationRoot(membership(*records))
+        records = [
+            member_record(name, host=self.hosts[name], public_key=public_text(self._key(name)))
+            for name in self.names
+            if name not in self.strangers
+        ]
+        return FederationRoot(membership(*records, epoch=self.epoch))
+
+    def _key(self, name: str) -> Ed25519PrivateKey:
+        return member_key(name, self.rotated.get(name, 0))
 
     @cached_property
     def parties(self) -> dict[str, SumParty]:
         return {
             name: SumParty(
                 client=name,
-                key=member_key(name),
+                key=self._key(name),
                 root=self.root,
                 policy=self.policy,
             )

@@ -1,4 +1,4 @@
-"""docs/architecture.md and CONTRIBUTING.md speak of the tree as it is."""
+"""docs/architecture.md, CONTRIBUTING.md and the pages on privacy speak of the tree as it is."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,10 @@ import pytest
 
 HOUSE = Path(__file__).resolve().parents[3]
 PAGES = ["docs/architecture.md", "CONTRIBUTING.md"]
+PRIVACY = [
+    f"docs/{page}.md"
+    for page in ("threat-model", "profiles", "masked-updates", "secure-aggregation")
+]
 
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 LABELLED = re.compile(r"\[`([^`]+)`\]\(([^)\s]+)\)")
@@ -21,7 +25,7 @@ def linked(name: str) -> Iterator[Path]:
         yield (HOUSE / name).parent / target
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *PRIVACY])
 def test_every_link_leads_somewhere(name: str) -> None:
     targets = list(linked(name))
     assert targets
