@@ -1,8 +1,8 @@
 """The coordinator's side of a session: a pure state machine, the unmasking, the session's record.
 
 The room imports the messages and the primitives. Envelopes, losses and closed stages come in; a
-`CoordinatorStep` goes out: the next session, messages, and the entry for the query log. Clients'
-policies are not consulted here: each client enforces its own.
+`CoordinatorStep` goes out: the next session, and messages. Clients' policies are not consulted
+here: each client enforces its own.
 """
 
 from potluck.common.secagg.coordinator.coordinator_side import (
