@@ -50,7 +50,7 @@ class UpdateReport:
 
     def message(self) -> transfer_pb2.TrainingReport:
         """The message of the record."""
-        sums = {
+        sums: Any = {
             name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
             for name, each in self.measures.items()
         }
