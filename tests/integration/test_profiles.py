@@ -97,7 +97,10 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
         task="colored-digits",
         clients=6,
         count=3,
-        disclosure={"signals": ["label_counts", "triplet", "interaction_matrix"]},
+        disclosure={
+            "signals": ["label_counts", "triplet", "interaction_matrix"],
+            "questions": ["loss", "context"],
+        },
     ) as federation:
         selectors = [f'selector.name="{name}"' for name in installed(SELECTORS)]
         assert len(selectors) >= 10

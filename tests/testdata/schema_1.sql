@@ -56,13 +56,16 @@ CREATE TABLE profiles (
     PRIMARY KEY (signal, client_id, data_epoch, parameters_json)
 );
 
-CREATE TABLE query_log (
+CREATE TABLE sum_certificates (
     number BIGINT NOT NULL,
     session_id TEXT NOT NULL,
-    entry TEXT NOT NULL,
+    inputs TEXT NOT NULL,
+    certificate TEXT NOT NULL,
     PRIMARY KEY (number),
     UNIQUE (session_id)
 );
+
+CREATE INDEX sum_certificates_by_inputs ON sum_certificates (inputs);
 
 CREATE TABLE secure_sums (
     number BIGINT NOT NULL,
