@@ -56,6 +56,8 @@ state_directory = "state/host-0"
 certificate = "pki/host-0.pem"
 key = "pki/host-0.key"
 authority = "pki/authority.pem"
+[disclosure]
+questions = ["context"]
 """
 
 
