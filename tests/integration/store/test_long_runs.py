@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, create_engine, event, update
 from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
 
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.server.service.retention import Tidying
 from potluck.server.store import AttemptKey, RunState, Store
 from potluck.server.store.model_files import ModelFiles
+from potluck.server.store.sql import schema
 
 RUN_FILE = """
 rounds = 100000
@@ -203,3 +205,36 @@ async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path
                 committed(store, AttemptKey(run_id, number, 1))
                 await tidying.after_commit(run_id, retention, number)
         assert digest(0) not in there(folder)
+
+
+async def test_a_file_written_anew_outlives_the_runs_that_are_done_with_it(
+    url: str, tmp_path: Path
+) -> None:
+    """A coordinator looks at what it found while a resumed run makes one of these files again."""
+    with Store.open(url) as store:
+        store.add_run(replace(RUN, run_file=RUN_FILE))
+        store.append_to_roster(RUN.run_id, ["a", "b", "c"])
+        store.set_initial_model(RUN.run_id, digest(0), AT)
+        for number in range(1, 6):
+            committed(store, AttemptKey(RUN.run_id, number, 1))
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        folder = tmp_path / "models"
+        folder.mkdir()
+        files = ModelFiles(folder)
+        model = files.write({"weight": np.ones(3, np.float32)}).blake3
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            first = schema.rounds.c.round == 1
+            connection.execute(update(schema.rounds).where(first).values(model_blake3=model))
+        engine.dispose()
+        found = files.clear_leftovers()
+        assert found == {model}
+        tidying = Tidying(files, in_store, set)
+        await tidying.look_at(found)
+        assert files.path(model).is_file()  # a run that has yet to name it wrote it
+        files.let_go([model])
+        await tidying.look_at(found)
+        assert not files.path(model).is_file()

@@ -47,7 +47,7 @@ class Tidying:
             out = partial(_out_of_retention, run_id=run_id, keep=retention.keep_last)
             references = await self._in_store(partial(out, done=done, committed=committed))
             self._files.reconsider(references)
-            await self._tidy(self._files.unsettled())
+            await self._tidy(self._files.unsettled(), run_id=run_id, done=done)
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
@@ -59,14 +59,21 @@ class Tidying:
                 self._files.reconsider(some)
                 await self._tidy(some)
 
-    async def _tidy(self, candidates: set[str]) -> None:
+    async def _tidy(self, candidates: set[str], run_id: str = "", done: int = 0) -> None:
+        """Delete those of some files that are not needed.
+
+        run_id: of the run whose rounds from `done` on have named the files written for them. Rounds
+        of other runs say nothing: a file may be written anew for one that has yet to name it.
+        """
         in_use = self._in_use()
         self._files.needed(in_use)
         unused = candidates - in_use
         if not unused:
             return
         holders: list[FileHolder] = await self._in_store(lambda store: store.holders(unused))
-        named = {holder.blake3 for holder in holders}
+        named = {
+            holder.blake3 for holder in holders if holder.run_id == run_id and holder.round >= done
+        }
         kept = {holder.blake3 for holder in holders if is_kept(holder)}
         self._files.needed(named)
         self._files.settle(kept)
