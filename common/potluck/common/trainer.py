@@ -182,4 +182,6 @@ class Trainer(ABC):
 
     def label_counts(self, data: Any) -> list[int]:
         """A client's training samples by class, for the capability `label_counts`."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} declares label_counts; give it a method of that name"
+        )

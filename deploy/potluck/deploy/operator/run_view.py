@@ -136,7 +136,7 @@ def metric_values(metrics: operator_pb2.Metrics) -> dict[str, float | None]:
 
 def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
     """The metrics that are defined, by name."""
-    named = [name for name in METRICS if metrics.HasField(name)]  # type: ignore[arg-type]
+    named = [name for name in METRICS if metrics.HasField(name)]  # type: ignore[arg-type]  # literals
     return {**{name: float(getattr(metrics, name)) for name in named}, **metrics.others}
 
 
