@@ -19,6 +19,8 @@ from potluck.deploy.local.processes import LocalProcess
 
 _TRIES = 5
 """A change that comes only sometimes (two updates may be recorded at once) is tried so often."""
+_FAILURES_ENOUGH = 3
+"""After so many there is no need for more: each may wait long for what never comes."""
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,8 @@ class Kills:
                 await self._kill_at(point, undisturbed)
             except (AssertionError, TimeoutError) as error:
                 self.failures[point] = str(error)
+                if len(self.failures) == _FAILURES_ENOUGH:
+                    return
 
     async def _one_run(self) -> list[Evidence]:
         self.federation.points.clear()

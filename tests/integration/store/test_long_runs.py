@@ -238,3 +238,34 @@ async def test_a_file_written_anew_outlives_the_runs_that_are_done_with_it(
         files.let_go([model])
         await tidying.look_at(found)
         assert not files.path(model).is_file()
+
+
+async def test_a_resumed_run_lets_go_of_the_model_that_it_went_on_from(
+    url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    retention = parse_run_file(RUN_FILE, source="test").retention
+    with Store.open(url) as store:
+        for run_id in (RUN.run_id, "other"):
+            store.add_run(replace(RUN, run_id=run_id, run_file=RUN_FILE))
+            store.append_to_roster(run_id, ["a", "b", "c"])
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        files = ModelFiles(folder)
+        model = files.write({"weight": np.ones(3, np.float32)}).blake3
+        for run_id in (RUN.run_id, "other"):
+            store.set_initial_model(run_id, model, AT)
+        again = ModelFiles(folder)
+        tidying = Tidying(again, in_store, set)
+        tidying.begin(RUN.run_id, 0)
+        assert again.published(model).blake3 == model
+        await tidying.look_at(again.clear_leftovers())
+        for run_id in (RUN.run_id, "other"):
+            for number in range(1, 4):
+                assert again.path(model).is_file()
+                committed(store, AttemptKey(run_id, number, 1))
+                await tidying.after_commit(run_id, retention, number)
+        assert not again.path(model).is_file()

@@ -197,6 +197,7 @@ class ModelFiles:
         with self._lock:
             found = self._published(blake3)
             self._fresh |= found.digests
+            self._unsettled |= found.digests
         return found
 
     def _published(self, blake3: str) -> ModelVersion:
@@ -255,9 +256,10 @@ class ModelFiles:
             self._unsettled |= set(digests)
 
     def settle(self, digests: Iterable[str]) -> None:
-        """These stay until they are reconsidered."""
+        """These stay until they are reconsidered; those written for a run that has yet to say that
+        it needs them are looked at again, whoever else keeps them."""
         with self._lock:
-            self._unsettled -= set(digests)
+            self._unsettled -= set(digests) - self._fresh
 
     def needed(self, digests: Iterable[str]) -> None:
         """The runs that these were written for have said that they need them."""
