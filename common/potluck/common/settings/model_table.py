@@ -29,8 +29,9 @@ class ModelTable(BaseModel):
     )
     base: str | None = Field(
         default=None,
-        description="Weights of the base: a .safetensors file, or the folder of a model in\n"
-        "shards, in the data directory of each machine; unset, those that the task's model has.",
+        description="Weights of the base: a .safetensors file, or the folder of a model as\n"
+        "transformers saves it, in the data directory of each machine; unset, those that the\n"
+        "task's model has.",
     )
     base_blake3: str = Field(
         default="",

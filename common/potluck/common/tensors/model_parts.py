@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PIECE_BYTES = 1 << 20
+_PEFT_PREFIX = "base_model.model."
+_PEFT_LAYER = ".base_layer."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
     base = {name: tensor for name, tensor in state.items() if name not in travelling}
     _check_ties(state, travelling)
     if table.base is not None:
-        _load_base(base, table.base, data)
+        _load_base(state, travelling, table.base, data)
     blake3 = _digest(base)
     if table.base_blake3 not in ("", blake3):
         found = f"is {table.base!r}" if table.base is not None else "is what the task's model has"
@@ -147,8 +149,14 @@ def _check_ties(state: Mapping[str, Tensor], travelling: frozenset[str]) -> None
             )
 
 
-def _load_base(base: Mapping[str, Tensor], name: str, data: Path | None) -> None:
-    """Overwrite the base's tensors by those of a file in the data directory."""
+def _load_base(
+    state: Mapping[str, Tensor], travelling: frozenset[str], name: str, data: Path | None
+) -> None:
+    """Overwrite a network's tensors by those of a file in the data directory.
+
+    Those of the base must all be there. Those that travel begin with the file's values where it
+    has such a tensor.
+    """
     path = None if data is None else (data / name).resolve()
     if data is None or path is None or not path.is_relative_to(data.resolve()):
         raise ConfigurationError(
@@ -160,18 +168,42 @@ def _load_base(base: Mapping[str, Tensor], name: str, data: Path | None) -> None
 
     try:
         with opened_weights(path) as weights, torch.no_grad():
-            for tensor_name, tensor in base.items():
-                found = weights.layout.by_name.get(tensor_name)
-                if found is None or found.shape != tuple(tensor.shape):
-                    what = "is missing" if found is None else f"has shape {found.shape}"
+            found = _in_file(state, weights.layout)
+            for tensor_name, tensor in state.items():
+                specification = found.get(tensor_name)
+                if specification is not None and specification.shape == tuple(tensor.shape):
+                    array = weights.arrays[specification.name]
+                    tensor.copy_(_tensor(array, specification))
+                elif tensor_name not in travelling:
+                    shape = None if specification is None else specification.shape
+                    what = "is missing" if shape is None else f"has shape {shape}"
                     raise ConfigurationError(
                         f"[model]: {path} does not fit: tensor {quoted(tensor_name)} {what}, "
                         f"expected {tuple(tensor.shape)}",
                         tensor=quoted(tensor_name),
                     )
-                tensor.copy_(_tensor(weights.arrays[tensor_name], found))
     except (LayoutError, StorageError) as error:
         raise ConfigurationError(f"[model]: base: {error.message}", path=path) from None
+
+
+def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]:
+    """The tensors of a file by the network's names for them.
+
+    Files of pretrained models know nothing of adapters that `peft` puts around a model's layers,
+    and have of tensors that share their memory only one.
+    """
+    found: dict[str, TensorSpec] = {}
+    shared: dict[int, TensorSpec] = {}
+    for name, tensor in state.items():
+        plain = name.removeprefix(_PEFT_PREFIX).replace(_PEFT_LAYER, ".")
+        specification = file.by_name.get(name) or file.by_name.get(plain)
+        if specification is not None:
+            found[name] = specification
+            shared[tensor.data_ptr()] = specification
+    for name, tensor in state.items():
+        if name not in found and tensor.numel() and tensor.data_ptr() in shared:
+            found[name] = shared[tensor.data_ptr()]
+    return found
 
 
 def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:

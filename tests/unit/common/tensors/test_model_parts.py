@@ -129,9 +129,50 @@ def test_the_base_is_found_in_files_of_any_form(tmp_path: Path, form: str) -> No
     other = divided(made(2), table(base=name), tmp_path)
     assert other.base_blake3 == expected.base_blake3
     assert torch.equal(other.network.get_parameter("body.weight"), whole.body.weight)
-    assert not torch.equal(other.network.get_parameter("head.weight"), whole.head.weight)
+    assert torch.equal(other.network.get_parameter("head.weight"), whole.head.weight)
     same = table(base=name, base_blake3=expected.base_blake3)
     divided(made(3), same, tmp_path)
+
+
+def test_what_travels_and_is_not_in_the_base_is_what_the_task_makes(tmp_path: Path) -> None:
+    arrays = state_arrays(made(1))
+    arrays["head.weight"] = np.zeros((9, 4), np.float32)  # for other classes
+    del arrays["head.bias"]
+    write_tensors(tmp_path / "base.safetensors", arrays)
+    parts = divided(made(2), table(base="base.safetensors"), tmp_path)
+    expected = state_arrays(made(2))
+    for name in ("head.weight", "head.bias"):
+        assert np.array_equal(parts.arrays()[name], expected[name])
+
+
+def adapted(seed: int) -> nn.Module:
+    """A network as `peft` leaves one: its own layers are inside of others, under longer names."""
+    network = made(seed)
+    body = nn.Module()
+    body.base_layer, body.lora_A = network.body, nn.Linear(3, 2, bias=False)
+    network.body = body  # type: ignore[assignment]
+    inner, outer = nn.Module(), nn.Module()
+    inner.model, outer.base_model = network, inner
+    return outer
+
+
+def test_adapters_lie_around_the_base_of_a_file(tmp_path: Path) -> None:
+    name = written(tmp_path, made(1))
+    parts = divided(adapted(2), table(trainable=["*lora_A*"], base=name), tmp_path)
+    body = parts.network.get_parameter("base_model.model.body.base_layer.weight")
+    assert torch.equal(body, made(1).body.weight)
+    assert list(parts.layout.by_name) == ["base_model.model.body.lora_A.weight"]
+
+
+def test_of_tensors_that_are_one_a_file_has_one(tmp_path: Path) -> None:
+    network = made(2)
+    network.twin = nn.Linear(4, 4)
+    network.twin.weight = network.tied = nn.Parameter(torch.zeros(4, 4))
+    arrays = {**state_arrays(network), "tied": np.ones((4, 4), np.float32)}
+    del arrays["twin.weight"]
+    write_tensors(tmp_path / "base.safetensors", arrays)
+    parts = divided(network, table(base="base.safetensors"), tmp_path)
+    assert (parts.network.get_parameter("twin.weight") == 1).all()
 
 
 def test_another_base_is_refused(tmp_path: Path) -> None:
