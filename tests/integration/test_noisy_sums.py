@@ -69,8 +69,11 @@ def texts(said: list[Any]) -> str:
 async def test_a_total_has_noise_and_is_paid_for_once(members: Members, tmp_path: Path) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=AS_IT_COMES)
-        for _ in range(3):
-            row = await played(federation)
+        exhaustive = '"dc-exhaustive", added = 1, target'
+        row = await played(federation, selector=f'{exhaustive} = "balanced"')
+        assert (row.state, await federation.stored()) == (RunState.FINISHED, []), row.reason
+        for selector in (f'{exhaustive} = "real"', '"dc-real", added = 1', '"dc-real", added = 1'):
+            row = await played(federation, selector=selector)
             assert row.state is RunState.FINISHED, row.reason
         [stored] = await federation.stored()
         assert stored.record["epsilon"] == 0.5

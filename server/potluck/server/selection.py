@@ -191,6 +191,11 @@ class Selector(Plugin):
     added: int = 0
     """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
 
+    def everybody(self, round_number: int) -> bool:  # noqa: ARG002  part of the seam
+        """Whether all available clients may train in a round, however many the run asks for: the
+        `count` of its context is then how many there are. Not in masked rounds."""
+        return False
+
     def by_protocol(self) -> Selector | None:
         """The selector that does the same from sums and questions (`disclosure = "protocol"`);
         None where there is none."""

@@ -43,7 +43,11 @@ def select_offline(
     everybody = np.arange(len(population))
     for number in range(1, rounds + 1):
         context = SelectionContext(
-            round=number, seed=seed, count=count, population=population, available=everybody
+            round=number,
+            seed=seed,
+            count=max(count, len(everybody)) if selector.everybody(number) else count,
+            population=population,
+            available=everybody,
         )
         selection = selector.select(state, context)
         if not isinstance(selection, Selection):

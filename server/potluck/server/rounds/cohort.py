@@ -68,8 +68,11 @@ class RoundCohort:
 
     @property
     def wanted(self) -> int:
-        """The number of updates that the round is to have."""
-        return min(self._rules.count, len(self.members))
+        """The number of updates that the round is to have: of those beyond `count` none is needed,
+        unless the selector had more chosen than it was asked for."""
+        rules, chosen = self._rules, len(self.members)
+        everybody = chosen > rules.count + rules.policy.over_selection
+        return chosen if everybody else min(rules.count, chosen)
 
     @property
     def needed(self) -> int:

@@ -78,6 +78,13 @@ def _check_selector(name: str, selector: Selector) -> None:
             "coordinator learns only sums; choose another selector, or unmasked updates",
             selector=name,
         )
+    if selector.everybody(1):
+        raise ConfigurationError(
+            f"selector {name} and secure aggregation don't go together: {name} has all clients "
+            "train in a round, and the sum of a masked round is over as many as the run asks for; "
+            "choose another selector or option, or unmasked updates",
+            selector=name,
+        )
 
 
 def _check_form(run_file: RunFile) -> None:

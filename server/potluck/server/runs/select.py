@@ -52,7 +52,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
         )
     cohort = run.roster.clients(selection.rows)
     if selection.quotas is not None:
-        _check_quotas(run)
+        _check_unmasked(run, "limits the samples that each client trains on")
     quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
     members = {
         client: CohortMember(
@@ -68,13 +68,14 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     run.post(rounds.Selected(cohort))
 
 
-def _check_quotas(run: Run) -> None:
-    """Raise RunError where all clients of a round must train alike."""
+def _check_unmasked(run: Run, does: str) -> None:
+    """Raise RunError for what a selector does in a masked round, whose clients all train alike, and
+    whose sum has room for `count` of them."""
     run_file = run.plan.run_file
     if run_file.secure_aggregation:
         raise RunError(
-            f"selector {run_file.selector.name} limits the samples that each client trains on, "
-            "and all clients of a masked round train alike; choose another selector or "
+            f"selector {run_file.selector.name} {does}, which masked rounds don't allow: their "
+            "clients train alike, and as many as the run asks for; choose another selector or "
             "option, or unmasked updates",
             selector=run_file.selector.name,
         )
@@ -95,10 +96,13 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         run.stored_attempt = key
     else:
         await _check_resumable(run, rows)
+    everybody = run.plan.selector.everybody(action.round)
+    if everybody:
+        _check_unmasked(run, "has all clients train in a round")
     return SelectionContext(
         round=action.round,
         seed=run.plan.run_file.seed,
-        count=action.count,
+        count=max(len(rows), action.count) if everybody else action.count,
         population=run.population(),
         available=rows,
     )

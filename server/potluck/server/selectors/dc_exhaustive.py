@@ -28,7 +28,7 @@ _LARGEST_TABLE = 5 * 10**5
 _TARGETS = {"balanced": balanced, "real": federation_total}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class DcExhaustive(Selector):
     """Uniform clients, then the `added` ones that together bring them nearest to a target.
 
@@ -40,6 +40,9 @@ class DcExhaustive(Selector):
     target: Literal["balanced", "real"] = "balanced"
 
     needs = frozenset({Signal.LABEL_COUNTS})
+
+    def __post_init__(self) -> None:
+        self.wants_label_totals = self.target == "real"  # as dc-real does
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """`count` clients; raises ConfigurationError where there are too many subsets."""

@@ -26,7 +26,7 @@ from potluck.server.selection import (
     Selector,
 )
 from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
-from potluck.server.selectors.parts.flash_memory import FEATURES, Memory, Rules
+from potluck.server.selectors.parts.flash_memory import FEATURES, Feature, Memory, Rules
 from potluck.server.selectors.parts.linear_thompson import exploration_width
 from potluck.server.state import State
 
@@ -45,6 +45,10 @@ class Flash(Selector):
     durations and changes by their running means, `raw` takes seconds and nats as they are. reward:
     `absolute`, as in the paper, also rewards damage; `signed` counts falling losses only as gain.
     refresh: which clients are asked: `all`, or those just `selected` and those that never answered.
+    start: `count` clients train in round 1, or `everybody`, as in the paper. crediting: a cohort is
+    credited with the change that it caused (`delayed`), or with the one before it, as Algorithm 1
+    prints it (`literal`); the context then has the reward before that. without: features that the
+    bandit does not see, of robust, validation, seconds and reward; not all of them.
 
     A client that gives no finite losses keeps its last context; one that never gave any comes last.
     O(K).
@@ -57,13 +61,29 @@ class Flash(Selector):
     scale: Literal["standardised", "raw"] = "standardised"
     reward: Literal["absolute", "signed"] = "absolute"
     refresh: Literal["all", "selected"] = "all"
+    start: Literal["count", "everybody"] = "count"
+    crediting: Literal["delayed", "literal"] = "delayed"
+    without: tuple[Feature, ...] | None = None
 
     asks = frozenset({"context"})
     training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
 
+    def __post_init__(self) -> None:
+        if len(self._rules.dropped) == len(FEATURES):
+            raise ValueError("option 'without' leaves no feature; name three at most")
+
     @property
     def _rules(self) -> Rules:
-        return Rules(standardised=self.scale == "standardised", signed=self.reward == "signed")
+        return Rules(
+            standardised=self.scale == "standardised",
+            signed=self.reward == "signed",
+            literal=self.crediting == "literal",
+            dropped=frozenset(self.without or ()),
+        )
+
+    def everybody(self, round_number: int) -> bool:
+        """In round 1, with `start = "everybody"`."""
+        return round_number == 1 and self.start == "everybody"
 
     def init(self, population: Population) -> State:
         """An empty memory."""
@@ -89,11 +109,11 @@ class Flash(Selector):
         width = exploration_width(
             context.round - 1,
             len(context.population),
-            dimension=FEATURES,
+            dimension=len(FEATURES) - len(self._rules.dropped),
             regularization=self.regularization,
             delta=self.delta,
         )
-        coefficients = memory.posterior.sample(width, generator.standard_normal(FEATURES))
+        coefficients = memory.posterior.sample(width, generator.standard_normal(len(FEATURES)))
         scores = memory.contexts(self._rules)[known] @ coefficients
         rank = np.lexsort((generator.random(len(known)), np.round(-scores, TIE_DECIMALS)))
         best = rank[: cohort.size]

@@ -34,6 +34,7 @@ MASKED = "secure_aggregation = true\n"
         ("count = 9\n", "[masking]\nhosts = 10\n", "a round of 9 clients can't be on 10 hosts"),
         ("count = 129\n", "", "too large for secure aggregation, which is made for 128"),
         ("count = 6\n", "[round]\nover_selection = 6\n", "of 12 clients 8 must stay"),
+        ("", '[selector]\nname = "everyone"\n', "everyone has all clients train in a round"),
         ("", "[masking]\ncolluding_hosts = 9\n", "lower round.over_selection or masking.colluding"),
         (
             "",

@@ -122,6 +122,38 @@ def test_a_reward_is_credited_one_round_late_to_the_context_it_was_chosen_by() -
     assert again.response.tolist() == credited.response.tolist()
 
 
+def test_literally_a_cohort_is_credited_with_the_change_before_it() -> None:
+    """S_2 = {0}: its reward is L(w_2) − L(w_1), its context has the reward before that."""
+    rules = replace(RAW, literal=True)
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 4.0], None, [10.0, 20.0]), 1, rules)
+    first = memory.trained(replace(outcome(1, of([1])), seconds=np.array([20.0])), rules)
+    assert first.response.tolist() == [0, 0, 0, 0], "there is no change before the first question"
+    second = first.heard(told([1.0, 4.0]), 2, rules)
+    assert second.response.tolist() == [0, 0, 0, 0]
+    assert second.contexts(rules)[0] == pytest.approx([0.5, 0.5, 10, 0])
+    assert second.contexts(RAW)[0, 3] == pytest.approx(0.1)
+    ended = second.trained(replace(outcome(2, of([0])), seconds=np.array([10.0])), rules)
+    assert ended.response == pytest.approx(0.1 * np.array([0.5, 0.5, 10, 0]))
+    third = ended.heard(told([0.5, 4.0]), 3, rules)
+    assert third.response.tolist() == ended.response.tolist(), "nothing is credited twice"
+    assert third.contexts(rules)[0, 3] == pytest.approx(0.1)
+
+
+def test_a_dropped_feature_leaves_the_bandit_of_the_others() -> None:
+    """Its column is 0, and what is drawn for the others is what a smaller bandit would draw."""
+    rules = replace(RAW, dropped=frozenset({"seconds"}))
+    generator, others = np.random.default_rng(0), [0, 1, 3]
+    contexts, rewards = generator.random((30, 4)), generator.random(30)
+    contexts[:, 2] = 0.0
+    whole = Posterior.prior(4, 1.0).given(contexts, rewards)
+    smaller = Posterior.prior(3, 1.0).given(contexts[:, others], rewards)
+    normal = generator.standard_normal(4)
+    drawn = whole.sample(2.0, normal)[others]
+    assert drawn == pytest.approx(smaller.sample(2.0, normal[others]), rel=1e-9)
+    memory = Memory.empty(2, 1.0).heard(told([2.0, 4.0], None, [10.0, 30.0]), 1, rules)
+    assert memory.contexts(rules).tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+
+
 @pytest.mark.parametrize("first", [0.0, 5e-324, 1e308])
 @pytest.mark.parametrize("second", [0.0, 5e-324, 1e308])
 def test_losses_of_any_size_stay_numbers(first: float, second: float) -> None:
@@ -208,6 +240,49 @@ def test_all_are_asked_or_those_just_selected() -> None:
         assert ask.rows.tolist() == (expected or sorted(selection.rows.tolist()))
 
 
+def test_everybody_may_train_in_the_first_round() -> None:
+    """As in the paper: then all have a reward when the second cohort is chosen."""
+    federation, selector = population(6), Flash(start="everybody")
+    assert [selector.everybody(number) for number in (1, 2)] == [True, False]
+    assert not Flash().everybody(1)
+    state = selector.init(federation)
+    selection, answers = played(selector, state, context(federation, 6))
+    state = selector.observe(state, outcome(1, selection, answers))
+    assert state.arrays["awaiting"].all()
+    later, answers = played(selector, state, context(federation, 2, number=2))
+    assert len(later.rows) == 2
+    state = selector.observe(state, outcome(2, later, answers))
+    assert state.arrays["precision"][0, 0] == 1.0 + 6
+
+
+def cohorts(selector: Selector, number_of_rounds: int) -> list[list[int]]:
+    """Of five of 30 clients, whose losses fall each at a pace of its own."""
+    federation, chosen = population(30), []
+    state, paces = selector.init(federation), np.linspace(0.8, 0.99, 30)
+    for number in range(1, number_of_rounds + 1):
+
+        def answering(ask: Ask, number: int = number) -> Answers:
+            return told(2.0 * paces**number, None, 1.0 + np.arange(30) % 4)
+
+        selection, answers = played(
+            selector, state, context(federation, 5, number=number), answering
+        )
+        chosen.append(selection.rows.tolist())
+        state = selector.observe(state, outcome(number, selection, answers))
+    return chosen
+
+
+def test_the_options_of_the_paper_choose_other_cohorts() -> None:
+    options: list[dict[str, object]] = [
+        {},
+        {"crediting": "literal"},
+        {"without": ["reward"]},
+        {"without": ["robust", "validation", "seconds"]},
+    ]
+    chosen = [cohorts(create(Selector, "flash", each), 8) for each in options]
+    assert all(a != b for i, a in enumerate(chosen) for b in chosen[:i])
+
+
 def test_nobody_is_asked_where_nobody_is_due() -> None:
     """With `refresh = selected`, and those just selected away."""
     federation, selector = population(4), Flash(refresh="selected")
@@ -279,6 +354,10 @@ def test_clients_with_larger_rewards_are_found() -> None:
         {"scale": "none"},
         {"reward": "squared"},
         {"refresh": "none"},
+        {"start": "none"},
+        {"crediting": "none"},
+        {"without": ["colour"]},
+        {"without": ["robust", "validation", "seconds", "reward"]},
     ],
 )
 def test_options_are_checked(options: dict[str, object]) -> None:

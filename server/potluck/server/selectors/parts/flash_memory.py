@@ -7,6 +7,7 @@ last training, last reward).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ from potluck.server.selectors.parts.linear_thompson import Posterior
 from potluck.server.selectors.parts.reported import LARGEST, column, plausible
 from potluck.server.state import State
 
-FEATURES = 4
-"""Numbers in a context."""
+Feature = Literal["robust", "validation", "seconds", "reward"]
+FEATURES: Final[tuple[Feature, ...]] = get_args(Feature)
+"""The numbers in a context, in their order."""
 
 _FACTOR = 10.0
 """Ratios, durations and rewards this many times the median count as no more than that."""
@@ -28,10 +30,13 @@ _LEAST_LOSS = 1e-6
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """standardised: durations and rewards are divided by their running means. signed: a reward is
-    how far the loss fell, not how far it moved."""
+    how far the loss fell, not how far it moved. literal: a cohort is credited with the change that
+    was known when it was chosen. dropped: features that are 0 in all contexts."""
 
     standardised: bool
     signed: bool
+    literal: bool = False
+    dropped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,8 @@ class Memory:
 
     first: K × 2, the first robust and validation loss told; NaN before. losses: K × 2, the last
     ones. seconds: K, of the last training; NaN if unknown. rewards: K, raw, of the last change;
-    0 before. last_heard: K, int64, the round of `losses`; 0 never. awaiting: K, bool, whether its
+    0 before. earlier: K, the rewards before those. last_heard: K, int64, the round of `losses`; 0
+    never. fresh: K, bool, whether the last question gave a reward. awaiting: K, bool, whether its
     reward of the round before is still to be credited, to the context in `credited` (K × 4).
     totals: Σ seconds, how many, Σ |reward|, how many: of the running means.
     """
@@ -49,7 +55,9 @@ class Memory:
     losses: Floats
     seconds: Floats
     rewards: Floats
+    earlier: Floats
     last_heard: NDArray[np.int64]
+    fresh: NDArray[np.bool_]
     awaiting: NDArray[np.bool_]
     credited: Floats
     totals: Floats
@@ -59,15 +67,17 @@ class Memory:
     @classmethod
     def empty(cls, clients: int, regularization: float) -> Memory:
         """The memory before the first answer."""
-        prior = Posterior.prior(FEATURES, regularization)
+        prior = Posterior.prior(len(FEATURES), regularization)
         return cls(
             first=np.full((clients, 2), np.nan),
             losses=np.full((clients, 2), np.nan),
             seconds=np.full(clients, np.nan),
             rewards=np.zeros(clients),
+            earlier=np.zeros(clients),
             last_heard=np.zeros(clients, dtype=np.int64),
+            fresh=np.zeros(clients, dtype=np.bool_),
             awaiting=np.zeros(clients, dtype=np.bool_),
-            credited=np.zeros((clients, FEATURES)),
+            credited=np.zeros((clients, len(FEATURES))),
             totals=np.zeros(4),
             precision=prior.precision,
             response=prior.response,
@@ -118,10 +128,12 @@ class Memory:
             losses=np.where(heard[:, None], told, self.losses),
             seconds=seconds,
             rewards=np.where(changed, rewards, self.rewards),
+            earlier=np.where(changed, self.rewards, self.earlier),
+            fresh=changed,
             last_heard=np.where(heard, round_number, self.last_heard),
             awaiting=np.zeros_like(self.awaiting),
         )._counted(heard, changed)
-        return updated._credit(self.awaiting & changed, rules)
+        return updated if rules.literal else updated._credit(self.awaiting & changed, rules)
 
     def trained(self, outcome: RoundOutcome, rules: Rules) -> Memory:
         """After a round: durations (a failed client's is the deadline), and who is due a reward."""
@@ -133,7 +145,9 @@ class Memory:
             seconds[failed] = outcome.deadline_seconds
         awaiting = np.zeros_like(self.awaiting)
         awaiting[outcome.included] = self.last_heard[outcome.included] > 0
-        return replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
+        after = replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
+        # Only now is it known which of those chosen trained.
+        return after._credit(awaiting & self.fresh, rules) if rules.literal else after
 
     # Numbers ----------------------------------------------------------------------------------
 
@@ -149,10 +163,12 @@ class Memory:
         seconds = _seconds(self.seconds)
         mean_seconds, mean_reward = self._means()
         seconds = np.where(np.isnan(seconds), mean_seconds, seconds)
-        rewards = _limited(self.rewards)
+        rewards = _limited(self.earlier if rules.literal else self.rewards)
         if rules.standardised:
             seconds, rewards = seconds / mean_seconds, rewards / mean_reward
-        return np.column_stack([np.where(np.isnan(ratios), 1.0, ratios), seconds, rewards])
+        found = np.column_stack([np.where(np.isnan(ratios), 1.0, ratios), seconds, rewards])
+        found[:, [feature in rules.dropped for feature in FEATURES]] = 0.0
+        return found
 
     def _rewards(self, robust: Floats, seconds: Floats, rules: Rules) -> Floats:
         """The change of each robust loss per second of training; NaN where one is unknown."""
