@@ -37,6 +37,7 @@ from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.common.trainer import (
     Contribution,
+    EvaluationSettings,
     Measure,
     Measures,
     Trainer,
@@ -94,7 +95,7 @@ class Bare(Trainer):
         bare_loop(model, data, report)
         return Contribution(samples=len(data))
 
-    def evaluate(self, model: Any, data: Any) -> Measures:
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         return {}
 
 
@@ -126,7 +127,7 @@ def own_loop(model: nn.Module, data: Examples) -> None:
         path = Path(folder) / "model"
         write_tensors(path, state_arrays(model))
         instruction = rpc.Instruction(client_id="client-0", round=1, train=rpc.Train(seed=SEED))
-        files = TrainingFiles(model=path, update=path.with_name("update"))
+        files = TrainingFiles(model=path, update=path.with_name("update"), keep_at=path.with_name)
         OwnTraining(loaded, Bare()).train(instruction, files, TrainingProgress())
 
 

@@ -113,7 +113,8 @@ def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray
         record = json.loads(path.read_text())
         if record["run_id"] == run_id and record["committed"]:
             name = hashlib.sha256(record["committed"].encode()).hexdigest()[:40]
-            with open_tensors(path.with_name(f"{name}.safetensors")) as file:
+            [states] = path.parent.glob(f"{name}.*.safetensors")
+            with open_tensors(states) as file:
                 found[record["client_id"]] = {
                     n.removeprefix("auxiliary/control/"): a.copy() for n, a in file.arrays.items()
                 }

@@ -92,7 +92,39 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
+class _Place:
+    """A place for files of a trainer's own."""
+
+    place: Path | None = field(default=None, repr=False)
+
+    def folder(self) -> Path:
+        """A folder for files of the trainer's own, one for each client and run.
+
+        What lies there is there again in the client's next training or evaluation, whatever was
+        killed in between, and also where a round was given up. A run that does not train for 90
+        days is forgotten. Raises RuntimeError outside a host.
+        """
+        if self.place is None:
+            raise RuntimeError("there is no folder outside a host; give the settings a place")
+        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.place
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings(_Place):
+    """The circumstances of an evaluation.
+
+    client: whose held-out data it is on; None on the coordinator. seed: of everything random in
+    it. device: "cpu" or "cuda:N", on which the model is.
+    """
+
+    seed: int
+    client: ClientId | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings(_Place):
     """The circumstances of a training.
 
     training: the run's `[training]` table; a trainer takes of it what it has a use for. round: from
@@ -107,24 +139,11 @@ class TrainerSettings:
     client: ClientId
     device: str = "cpu"
     reports: frozenset[str] = frozenset()
-    place: Path | None = field(default=None, repr=False)
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of this round."""
         return self.training.learning_rate_in(self.round)
-
-    def folder(self) -> Path:
-        """A folder for files of the trainer's own, one for each client and run.
-
-        What lies there is there again in the client's next training, whatever was killed in
-        between, and also where a round was given up. A run that does not train for 90 days is
-        forgotten.
-        """
-        if self.place is None:
-            raise RuntimeError("there is no folder outside a host; give TrainerSettings a place")
-        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.place
 
 
 class TrainingProgress:
@@ -173,11 +192,12 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, model: Any, data: Any) -> Measures:
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Measure the model; its weights stay as they are.
 
         data: `held_out` of what `client_data` returned or, on the coordinator, what
-        `evaluation_data` returned.
+        `evaluation_data` returned. What is random follows from `settings.seed` alone: the global
+        generators are not seeded.
         """
 
     def label_counts(self, data: Any) -> list[int]:

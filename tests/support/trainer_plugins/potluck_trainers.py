@@ -16,6 +16,7 @@ from potluck.common.task import ClientData, Task
 from potluck.common.trainer import (
     Capability,
     Contribution,
+    EvaluationSettings,
     Measure,
     Measured,
     Measures,
@@ -94,8 +95,11 @@ class Descent(Trainer):
         while fault == "hangs":
             time.sleep(0.01)
 
-    def evaluate(self, model: Any, data: Any) -> Measures:
-        """Over the points."""
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
+        """Over the points. Notes the circumstances in the client's folder."""
+        if settings.client is not None:
+            note = f"{settings.client} {settings.seed} {settings.device}"
+            (settings.folder() / "evaluation").write_text(note)
         points = np.array(list(data))
         errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
         squares = Measured(float((errors**2).sum()), len(points))

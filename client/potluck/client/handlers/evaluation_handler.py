@@ -18,10 +18,9 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     client = ClientId(instruction.client_id)
     check_held_out(context.policy, client)
     async with context.model(active, work.model, work.task) as model:
+        files = context.client_files(instruction, model, work.kept)
         found = await context.compute(
-            active,
-            work.task,
-            lambda device: device.evaluate(work, client_id=client, model=model),
+            active, work.task, lambda device: device.evaluate(instruction, files)
         )
     if isinstance(found, MeasureSums):
         return _measures(context, active, found)

@@ -29,6 +29,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
     from potluck.client.training.device import TrainingDevice
+    from potluck.client.training.task_training import ClientFiles
 
 Result = TypeVar("Result")
 
@@ -85,6 +86,19 @@ class HandlerContext:
                 return function(device)
 
         return await self.worker.run(blaming)
+
+    def client_files(
+        self, instruction: rpc.Instruction, model: Path, kept: rpc.KeptState
+    ) -> ClientFiles:
+        """The files with which a model is measured at a client. Raises StateLostError."""
+        from potluck.client.training.task_training import ClientFiles
+
+        whose = (instruction.run_id, instruction.client_id)
+        return ClientFiles(
+            model=model,
+            kept=self.states.find(*whose, kept.included_update_id, kept.purposes),
+            own=self.own_files.folder(*whose),
+        )
 
     @contextlib.asynccontextmanager
     async def model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,6 +14,9 @@ from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.training.task_training import ClientFiles
 
 log = structlog.get_logger()
 
@@ -27,15 +30,16 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
     check_question(context.policy, instruction.client_id, work.kind)
     check_pace(context.policy, instruction.client_id, work.pace)
     question = await context.look_up(active, work.task, lambda device: device.question(work))
-    async with contextlib.AsyncExitStack() as files:
-        model: Path | None = None
+    async with contextlib.AsyncExitStack() as stack:
+        files: ClientFiles | None = None
         if question.needs_model:
-            model = await files.enter_async_context(context.model(active, work.model, work.task))
+            model = await stack.enter_async_context(context.model(active, work.model, work.task))
+            files = context.client_files(instruction, model, work.kept)
         values = await context.compute(
             active,
             work.task,
             lambda device: device.answer(
-                question, instruction, model=model, cancelled=active.cancelled.is_set
+                question, instruction, files, cancelled=active.cancelled.is_set
             ),
         )
     disclosed = _wanted(work, values)
@@ -44,7 +48,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
         Outgoing.ANSWER,
         question=work.kind,
         parameters=shortened(work.parameters_json),
-        model=work.model.blake3 if model is not None else "",
+        model=work.model.blake3 if files is not None else "",
         task=work.task.name,
         numbers=disclosed,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolError, ProtocolVersionError
 from potluck.common.secagg import encode
+from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -94,14 +97,17 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         model = await stack.enter_async_context(context.model(active, work.model, work.task))
         if work.encoding == MASKED:
             await context.sums.meet(instruction, model)
-        auxiliaries = await _auxiliaries(context, active, stack)
+        kept = _begin_keeping(context, instruction)
+        auxiliaries = await _auxiliaries(context, active, stack, kept.get(CORRECTION))
 
         def compute(device: TrainingDevice) -> Trained:
             from potluck.client.training.task_training import TrainingFiles
 
             files = TrainingFiles(
                 model=model,
+                kept=kept,
                 update=context.updates.path(instruction.id),
+                keep_at=partial(context.states.path, instruction.id),
                 auxiliaries=auxiliaries,
                 spare=context.updates.spare.take,
                 own=context.own_files.folder(instruction.run_id, instruction.client_id),
@@ -112,7 +118,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             )
             if cancelled():  # no record will name these files
                 files.update.unlink(missing_ok=True)
-                context.states.path(instruction.id).unlink(missing_ok=True)
+                context.states.discard(instruction.id)
             return trained
 
         trained = await context.compute(active, work.task, compute)
@@ -171,15 +177,36 @@ async def _masked(
     )
 
 
+def _begin_keeping(context: HandlerContext, instruction: rpc.Instruction) -> Mapping[str, Path]:
+    """What the client kept, by purpose. Raises StateLostError, or ProtocolVersionError for what
+    this host can't keep."""
+    work = instruction.train
+    if not work.HasField("kept"):
+        return {}
+    unknown = sorted(set(work.kept.purposes) - PURPOSES)
+    if unknown:
+        raise ProtocolVersionError(
+            f"this host's software keeps nothing for '{unknown[0][:40]}'; update it"
+        )
+    return context.states.begin(
+        instruction.run_id,
+        instruction.client_id,
+        work.kept.included_update_id,
+        work.kept.purposes,
+    )
+
+
 async def _auxiliaries(
-    context: HandlerContext, active: ActiveInstruction, stack: contextlib.AsyncExitStack
+    context: HandlerContext,
+    active: ActiveInstruction,
+    stack: contextlib.AsyncExitStack,
+    kept: Path | None,
 ) -> ReceivedAuxiliaries | None:
     """Fetch what the strategy sends beside the model; it stays until the stack is unwound."""
     instruction, sent = active.instruction, active.instruction.train.auxiliary
     task = instruction.train.task
     if not instruction.train.HasField("auxiliary"):
         return None
-    kept = context.states.begin(instruction.run_id, instruction.client_id, sent.included_update_id)
     paths: list[Path | None] = []
     for reference in (sent.shared, sent.personal):
         there = bool(reference.blake3)
@@ -198,5 +225,4 @@ async def _auxiliaries(
         shared=shared,
         personal=personal,
         kept=kept,
-        keep_at=context.states.path(instruction.id),
     )

@@ -30,15 +30,13 @@ class ReceivedAuxiliaries:
     """The auxiliaries that came with an instruction to train.
 
     names: of the auxiliaries. shared, personal: files from the coordinator; personal is None where
-    there is none. kept: what counts of earlier trainings, None for nothing yet. keep_at: where to
-    write what is to be kept of this one.
+    there is none. kept: what counts of earlier trainings, None for nothing yet.
     """
 
     names: Sequence[str]
     shared: Path
     personal: Path | None
     kept: Path | None
-    keep_at: Path
 
 
 def corrected(

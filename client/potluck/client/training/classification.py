@@ -25,6 +25,7 @@ from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimi
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.steps.squared_losses import UTILITY, utility
 from potluck.client.training.task_training import (
+    ClientFiles,
     LoadedTask,
     Outcome,
     TaskTraining,
@@ -49,6 +50,7 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
+from potluck.common.updates.kept_states import CORRECTION
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -161,11 +163,11 @@ class Classification(TaskTraining):
 
     # Evaluation and questions -----------------------------------------------------------------
 
-    def evaluate(self, client_id: ClientId, model: Path) -> EvaluationCounts:
+    def evaluate(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:
         """Exact counts."""
-        loaded = self.loaded
+        loaded, client_id = self.loaded, ClientId(instruction.client_id)
         held_out = self.held_out(client_id, self._client_data(client_id))
-        loaded.set_weights(model)
+        loaded.set_weights(files.model)
         counts = evaluate(
             loaded.model,
             held_out,
@@ -182,13 +184,12 @@ class Classification(TaskTraining):
         question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
-        *,
-        model: Path | None,
+        files: ClientFiles | None,
     ) -> Mapping[str, float]:
         """Whatever question it is."""
         work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
-        if model is not None:
-            loaded.set_weights(model)
+        if files is not None:
+            loaded.set_weights(files.model)
         return question.answer(
             QuestionContext(
                 client=ClientId(client_id),
@@ -197,7 +198,7 @@ class Classification(TaskTraining):
                 classes=loaded.task.classes,
                 groups=loaded.task.groups,
                 device=self._device,
-                model=None if model is None else loaded.model,
+                model=None if files is None else loaded.model,
                 cancelled=cancelled,
                 validation_share=min(max(work.validation_share, 0.0), 0.5),
                 pace=work.pace,
@@ -317,7 +318,7 @@ def _auxiliaries(
     if outcome is None or received is None:
         return False, None
     if outcome.keep is not None:
-        write_kept(outcome.keep, received.keep_at, loaded.layout)
+        write_kept(outcome.keep, files.keep_at(CORRECTION), loaded.layout)
     return outcome.keep is not None, sendable(outcome.send, work.auxiliary.names, loaded.layout)
 
 

@@ -17,7 +17,7 @@ from potluck.client.question import Question
 from potluck.client.training.loaded_tasks import LoadedTasks
 from potluck.client.training.local_update import Trained, check_training, train_update
 from potluck.client.training.plugin_options import json_object
-from potluck.client.training.task_training import TrainingFiles
+from potluck.client.training.task_training import ClientFiles, TrainingFiles
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.learning.measures import MeasureSums
@@ -85,13 +85,13 @@ class TrainingDevice:
         check_training(training, work)
 
     def evaluate(
-        self, work: rpc.Evaluate, *, client_id: ClientId, model: Path
+        self, instruction: rpc.Instruction, files: ClientFiles
     ) -> EvaluationCounts | MeasureSums:
-        """Counts, or measures, of the file `model` on a client's held-out samples.
+        """Counts, or measures, of a model on a client's held-out samples.
 
         Raises PluginError, ConfigurationError, LayoutError, TrainingError or StorageError.
         """
-        return self._tasks.of(work.task).evaluate(client_id, model)
+        return self._tasks.of(instruction.evaluate.task).evaluate(instruction, files)
 
     def question(self, work: rpc.Question) -> Question:
         """The question. Raises PluginError for a kind or parameters this host does not know."""
@@ -102,17 +102,17 @@ class TrainingDevice:
         self,
         question: Question,
         instruction: rpc.Instruction,
+        files: ClientFiles | None,
         *,
-        model: Path | None,
         cancelled: Callable[[], bool],
     ) -> Mapping[str, float]:
-        """A client's answer, with the file `model` where the question needs one.
+        """A client's answer, with the model's files where the question needs one.
 
         Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
         RoundClosedError when cancelled.
         """
         training = self._tasks.of(instruction.question.task)
-        values = training.answer(question, instruction, cancelled, model=model)
+        values = training.answer(question, instruction, cancelled, files)
         return {name: float(value) for name, value in values.items()}
 
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:

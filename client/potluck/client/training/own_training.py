@@ -19,6 +19,7 @@ from potluck.client.question import OwnAnswers, Question, QuestionContext
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import (
+    ClientFiles,
     LoadedTask,
     Outcome,
     TaskTraining,
@@ -42,6 +43,7 @@ from potluck.common.tensors.tensor_files import block_is_within_bounds
 from potluck.common.trainer import (
     Capability,
     Contribution,
+    EvaluationSettings,
     Measures,
     Trainer,
     TrainerSettings,
@@ -171,15 +173,20 @@ class OwnTraining(TaskTraining):
 
     # Evaluation and questions -----------------------------------------------------------------
 
-    def evaluate(self, client_id: ClientId, model: Path) -> MeasureSums:
+    def evaluate(self, instruction: rpc.Instruction, files: ClientFiles) -> MeasureSums:
         """Measures with their counts."""
+        client_id = ClientId(instruction.client_id)
         data = self.held_out(client_id, self.loaded.client_data(client_id))
-        self._set_weights(model)
-        return MeasureSums(measures=self._measured(client_id, data))
+        self._set_weights(files.model)
+        seed = instruction.evaluate.seed
+        return MeasureSums(measures=self._measured(client_id, data, seed, files.own))
 
-    def _measured(self, client_id: ClientId, data: Any) -> Measures:
+    def _measured(self, client_id: ClientId, data: Any, seed: int, own: Path | None) -> Measures:
+        circumstances = EvaluationSettings(
+            seed=seed, client=client_id, device=self.loaded.device, place=own
+        )
         with self._blamed(client_id):
-            found = self._trainer.evaluate(self.loaded.model, data)
+            found = self._trainer.evaluate(self.loaded.model, data, circumstances)
         whose = f"the trainer of task '{self.loaded.name}'"
         if not isinstance(found, Mapping):
             raise TrainerError(
@@ -193,18 +200,18 @@ class OwnTraining(TaskTraining):
         question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
-        *,
-        model: Path | None,
+        files: ClientFiles | None,
     ) -> Mapping[str, float]:
         """What the trainer's capabilities allow."""
         client_id, loaded = ClientId(instruction.client_id), self.loaded
-        if model is not None:
-            self._set_weights(model)
+        own = None if files is None else files.own
+        if files is not None:
+            self._set_weights(files.model)
         data = loaded.client_data(client_id)
 
         def mean_loss() -> float:
             self._require(Capability.LOSS)
-            measured = self._measured(client_id, data.train)
+            measured = self._measured(client_id, data.train, instruction.question.seed, own)
             if _loss(measured) is None:
                 raise TrainingError(f"client '{client_id}' has no training samples to measure")
             return measured[_LOSS].mean
@@ -217,7 +224,7 @@ class OwnTraining(TaskTraining):
                 classes=loaded.task.classes,
                 groups=loaded.task.groups,
                 device=loaded.device,
-                model=None if model is None else loaded.model,
+                model=None if files is None else loaded.model,
                 cancelled=cancelled,
                 pace=instruction.question.pace,
                 own=OwnAnswers(

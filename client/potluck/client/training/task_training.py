@@ -37,19 +37,32 @@ _CLIENTS_KEPT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingFiles:
-    """The files of a training.
+class ClientFiles:
+    """The files with which a model is measured or trained at a client.
 
-    model: to begin with. update: to be written. auxiliaries: what the strategy sent beside the
-    model, where it did. spare: gives a file to be written over, if there is one. own: the folder
-    for files of the task's own trainer; it may not be there yet.
+    model: as it came. kept: the states that the client kept of its last training that is in the
+    model, by purpose. own: the folder for files of the task's own trainer; it may not be there
+    yet.
     """
 
     model: Path
+    kept: Mapping[str, Path] = field(default_factory=dict)
+    own: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFiles(ClientFiles):
+    """The files of a training.
+
+    update: to be written. keep_at: where to write a state for the next training, by its purpose.
+    auxiliaries: what the strategy sent beside the model, where it did. spare: gives a file to be
+    written over, if there is one.
+    """
+
     update: Path
+    keep_at: Callable[[str], Path]
     auxiliaries: ReceivedAuxiliaries | None = None
     spare: Callable[[], Path | None] = lambda: None
-    own: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +170,10 @@ class TaskTraining(ABC):
         """Train the loaded model from the one in the file."""
 
     @abstractmethod
-    def evaluate(self, client_id: ClientId, model: Path) -> EvaluationCounts | MeasureSums:
-        """Measure the model in a file on a client's held-out samples."""
+    def evaluate(
+        self, instruction: rpc.Instruction, files: ClientFiles
+    ) -> EvaluationCounts | MeasureSums:
+        """Measure the model on a client's held-out samples."""
 
     @abstractmethod
     def answer(
@@ -166,10 +181,9 @@ class TaskTraining(ABC):
         question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
-        *,
-        model: Path | None,
+        files: ClientFiles | None,
     ) -> Mapping[str, float]:
-        """A client's answer, with the model in a file where the question needs one."""
+        """A client's answer, with the model where the question needs one."""
 
     @abstractmethod
     def label_counts(self, client_id: ClientId) -> list[int]:

@@ -1,18 +1,20 @@
-"""State that clients keep from one training to the next (SCAFFOLD's control variates, for example).
+"""States that clients keep from one training to the next, and never send: SCAFFOLD's control
+variates, tensors of the model that stay with their client.
 
-The state of a training is *pending* until the coordinator says that the update became part of a
-model; then it is *committed*, and the one committed before is deleted. The coordinator says so when
-it has committed a round, and again with the next training: so neither a lost message nor a kill on
-either side makes the two disagree.
+The states of a training are *pending* until the coordinator says that the update became part of a
+model; then they are *committed*, and those committed before are deleted. The coordinator says so
+when it has committed a round, and again with the next training: so neither a lost message nor a
+kill on either side makes the two disagree.
 
-A record per run and client names the files; it is replaced in one step, after its files are
-there. Files that no record names are deleted.
+A record per run and client names the updates of which states are kept; it is replaced in one step,
+after the files are there. Files of updates that no record names are deleted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -37,60 +39,88 @@ class _Record(BaseModel):
 
 
 class KeptStates:
-    """The files in a folder. Not thread-safe; `path` may be called from any thread."""
+    """The files in a folder: one for each update and purpose. Not thread-safe; `path` may be called
+    from any thread."""
 
     def __init__(self, folder: Path, *, now: float | None = None) -> None:
         """Read the records; what is broken or old is deleted. `now`: seconds since 1970."""
         self._folder = folder
         self._records: dict[tuple[str, str], _Record] = {}
         oldest = (time.time() if now is None else now) - KEPT_DAYS * 86400.0
-        wanted: set[Path] = set()
+        wanted: set[str] = set()
         for path in sorted(folder.glob("*.json")):
             record = _read(path)
             if record is None or path.stat().st_mtime < oldest:
                 continue
             self._records[record.run_id, record.client_id] = record
             ids = filter(None, (record.committed, record.pending))
-            wanted |= {path, *(self.path(update_id) for update_id in ids)}
+            wanted |= {path.stem, *(_hashed(update_id) for update_id in ids)}
         for path in folder.iterdir():
-            if path not in wanted:
+            if path.name.partition(".")[0] not in wanted:
                 path.unlink(missing_ok=True)
 
-    def path(self, update_id: str) -> Path:
-        """Path of the state saved by a training. An id may hold anything; its hash may not."""
-        return self._folder / f"{_hashed(update_id)}.safetensors"
+    def path(self, update_id: str, purpose: str) -> Path:
+        """Path of a state saved by a training. An id and a purpose may hold anything; their hashes
+        may not."""
+        return self._folder / f"{_hashed(update_id)}.{_hashed(purpose)[:16]}.safetensors"
 
-    def begin(self, run_id: str, client_id: str, included_update_id: str) -> Path | None:
-        """Begin a training: the file of the committed state, None where there is none yet.
+    def begin(
+        self, run_id: str, client_id: str, included_update_id: str, purposes: Iterable[str]
+    ) -> Mapping[str, Path]:
+        """Begin a training: the committed states by purpose; empty where there are none yet.
 
-        `included_update_id`: the client's last update that became part of the run's model, as the
+        What is pending of another training is deleted. For the rest see `find`.
+        """
+        found = self.find(run_id, client_id, included_update_id, purposes)
+        self._replace(self._record(run_id, client_id), committed=included_update_id, pending="")
+        return found
+
+    def find(
+        self, run_id: str, client_id: str, included_update_id: str, purposes: Iterable[str]
+    ) -> Mapping[str, Path]:
+        """The states of an update by purpose; empty where `included_update_id` is.
+
+        `included_update_id`: the client's last update that became part of the model, as the
         coordinator has it. Raises StateLostError where what was kept of that one is not here.
         """
-        record = self._records.get((run_id, client_id), _Record(run_id=run_id, client_id=client_id))
-        found = included_update_id in (record.committed, record.pending)
-        if included_update_id and not (found and self.path(included_update_id).is_file()):
+        if not included_update_id:
+            return {}
+        record = self._record(run_id, client_id)
+        paths = {purpose: self.path(included_update_id, purpose) for purpose in purposes}
+        known = included_update_id in (record.committed, record.pending)
+        lost = [purpose for purpose, path in paths.items() if not (known and path.is_file())]
+        if lost:
             raise StateLostError(
-                f"client '{client_id}' has lost what it kept of update '{included_update_id}': "
-                "its state directory is gone or of another time. Restore it, or start the run "
-                'anew with strategy.keeper = "coordinator", for clients that may lose their disk',
+                f"client '{client_id}' has lost what it kept of update '{included_update_id}' "
+                f"({lost[0][:40]}): its state directory is gone or of another time. Restore it, or "
+                'start the run anew (with strategy.keeper = "coordinator" where that is at hand, '
+                "for clients that may lose their disk)",
                 client=client_id,
                 update=included_update_id,
             )
-        self._replace(record, committed=included_update_id, pending="")
-        return self.path(included_update_id) if included_update_id else None
+        return paths
 
     def pend(self, run_id: str, client_id: str, update_id: str) -> None:
-        """Note that the state of a training is at `path`, pending. Raises StorageError."""
-        record = self._records.get((run_id, client_id), _Record(run_id=run_id, client_id=client_id))
+        """Note that the states of a training are at `path`, pending. Raises StorageError."""
+        record = self._record(run_id, client_id)
         self._replace(record, committed=record.committed, pending=update_id)
 
     def settle(self, run_id: str, client_id: str, update_id: str, *, included: bool) -> None:
         """Note that the round of an update is over, with it or without. Raises StorageError."""
-        record = self._records.get((run_id, client_id))
-        if record is None or record.pending != update_id:
+        record = self._record(run_id, client_id)
+        if not record.pending or record.pending != update_id:
             return
         committed = update_id if included else record.committed
         self._replace(record, committed=committed, pending="")
+
+    def discard(self, update_id: str) -> None:
+        """Delete the states of a training that was given up before it was pending."""
+        for path in self._folder.glob(f"{_hashed(update_id)}.*"):
+            path.unlink(missing_ok=True)
+
+    def _record(self, run_id: str, client_id: str) -> _Record:
+        found = self._records.get((run_id, client_id))
+        return found or _Record(run_id=run_id, client_id=client_id)
 
     def _replace(self, record: _Record, *, committed: str, pending: str) -> None:
         following = record.model_copy(update={"committed": committed, "pending": pending})
@@ -100,7 +130,7 @@ class KeptStates:
         write_atomically(self._folder / f"{name}.json", following.model_dump_json())
         self._records[record.run_id, record.client_id] = following
         for update_id in {record.committed, record.pending} - {committed, pending, ""}:
-            self.path(update_id).unlink(missing_ok=True)
+            self.discard(update_id)
 
 
 def _hashed(text: str) -> str:

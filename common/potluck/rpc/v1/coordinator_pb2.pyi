@@ -20,6 +20,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Weighting:
@@ -801,6 +806,7 @@ class Train(_message.Message):
     QUOTAS_FIELD_NUMBER: _builtins.int
     NORMALIZED_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -847,6 +853,10 @@ class Train(_message.Message):
         classes.
         """
 
+    @_builtins.property
+    def kept(self) -> Global___KeptState:
+        """What the client keeps of its trainings; absent where it keeps nothing."""
+
     def __init__(
         self,
         *,
@@ -865,14 +875,45 @@ class Train(_message.Message):
         quotas: _abc.Iterable[_builtins.float] | None = ...,
         normalized: _builtins.bool = ...,
         run_seed: _builtins.int = ...,
+        kept: Global___KeptState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class KeptState(_message.Message):
+    """Which of a client's kept states counts. They never leave the client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCLUDED_UPDATE_ID_FIELD_NUMBER: _builtins.int
+    PURPOSES_FIELD_NUMBER: _builtins.int
+    included_update_id: _builtins.str
+    """The client's last update that became part of the model; empty if none has. What the client kept
+    of that training counts; what it kept of any later one does not.
+    """
+    @_builtins.property
+    def purposes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What states are kept for: "correction", "model", …"""
+
+    def __init__(
+        self,
+        *,
+        included_update_id: _builtins.str = ...,
+        purposes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["included_update_id", b"included_update_id", "purposes", b"purposes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptState: _TypeAlias = KeptState  # noqa: Y015
 
 @_typing.final
 class Check(_message.Message):
@@ -944,10 +985,16 @@ class Auxiliary(_message.Message):
     SHARED_FIELD_NUMBER: _builtins.int
     PERSONAL_FIELD_NUMBER: _builtins.int
     INCLUDED_UPDATE_ID_FIELD_NUMBER: _builtins.int
-    included_update_id: _builtins.str
-    """This client's last update that became part of the run's model; empty if none has. What the
-    client kept of that training counts; what it kept of any later one does not.
-    """
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def included_update_id(self) -> _builtins.str:
+        """No longer set; `kept` of the training says it."""
+
+    @included_update_id.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def included_update_id(self, value: _builtins.str) -> None:
+        """No longer set; `kept` of the training says it."""
+
     @_builtins.property
     def correction(self) -> Global___Plugin:
         """What the client does with them, installed on the host."""
@@ -989,6 +1036,10 @@ class Evaluate(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    """Seed of everything random in it."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model."""
@@ -997,15 +1048,21 @@ class Evaluate(_message.Message):
     def task(self) -> Global___Plugin:
         """The task, installed on the host."""
 
+    @_builtins.property
+    def kept(self) -> Global___KeptState:
+        """What the client keeps of its trainings; absent where it keeps nothing."""
+
     def __init__(
         self,
         *,
         model: _transfer_pb2.ModelReference | None = ...,
         task: Global___Plugin | None = ...,
+        seed: _builtins.int = ...,
+        kept: Global___KeptState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "seed", b"seed", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1064,6 +1121,8 @@ class Question(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     VALIDATION_SHARE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of the question, as installed on the host."""
     parameters_json: _builtins.str
@@ -1074,6 +1133,8 @@ class Question(_message.Message):
     """
     validation_share: _builtins.float
     """The share of its samples that the client keeps back from training."""
+    seed: _builtins.int
+    """Seed of everything random in it."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the numbers wanted; the answer has these and no others."""
@@ -1086,6 +1147,10 @@ class Question(_message.Message):
     def model(self) -> _transfer_pb2.ModelReference:
         """The round's model; kinds that need none don't fetch it."""
 
+    @_builtins.property
+    def kept(self) -> Global___KeptState:
+        """What the client keeps of its trainings; absent where it keeps nothing."""
+
     def __init__(
         self,
         *,
@@ -1096,10 +1161,12 @@ class Question(_message.Message):
         model: _transfer_pb2.ModelReference | None = ...,
         pace: _builtins.float = ...,
         validation_share: _builtins.float = ...,
+        seed: _builtins.int = ...,
+        kept: Global___KeptState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "task", b"task", "validation_share", b"validation_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "seed", b"seed", "task", b"task", "validation_share", b"validation_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

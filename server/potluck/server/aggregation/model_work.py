@@ -27,7 +27,7 @@ from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import TensorFile
-from potluck.common.trainer import Trainer
+from potluck.common.trainer import EvaluationSettings, Trainer
 from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
@@ -322,7 +322,8 @@ class ModelWork:
             with self._files.opened(model.blake3, self.layout) as file:
                 made.load(file.arrays)
             with blamed_on_task(name, _EVALUATION_DATA), blamed_on_trainer(name, _EVALUATION_DATA):
-                found = trainer.evaluate(made.network, data)
+                settings = EvaluationSettings(seed=self._plan.run_file.seed)
+                found = trainer.evaluate(made.network, data, settings)
             whose = f"the trainer of task '{name}', at {_EVALUATION_DATA},"
             return MeasureSums(measures=checked_measures(found, trainer.measures, whose))
         finally:

@@ -35,12 +35,14 @@ async def evaluate_on_clients(
     *,
     seconds: float,
     present: Callable[[str], bool],
+    kept: Callable[[str], coordinator_pb2.KeptState | None],
     warn: Callable[[str], None],
 ) -> EvaluationCounts | MeasureSums | None:
     """Summed counts of the clients, in the order given; None if no client holds any out.
 
-    Counts add up exactly, so the metrics are those of all held-out samples together. `warn` is for
-    what people should know of a task's own trainer.
+    Counts add up exactly, so the metrics are those of all held-out samples together. `kept` says
+    which of the states that a client keeps goes with the model; `warn` is for what people should
+    know of a task's own trainer.
     """
     reference = model_reference(model)
     instructions = [
@@ -52,6 +54,7 @@ async def evaluate_on_clients(
             key.round,
             client,
             reference,
+            kept(client),
         )
         for client in clients
     ]

@@ -116,8 +116,9 @@ def question_instruction(
     client: str,
     ask: Ask,
     model: transfer_pb2.ModelReference,
+    kept: coordinator_pb2.KeptState | None,
 ) -> coordinator_pb2.Instruction:
-    """Asks a client something before a round's selection."""
+    """Asks a client something before a round's selection. kept: None where clients keep nothing."""
     question = coordinator_pb2.Question(
         kind=ask.kind,
         parameters_json=canonical_json(ask.parameters),
@@ -126,6 +127,8 @@ def question_instruction(
         validation_share=plan.training.validation_share,
         task=task_plugin(plan.run_file),
         model=model,
+        seed=client_seed(plan.run_file.seed, round_number, client),
+        kept=kept,
     )
     return _instruction(instruction_id, run_id, round_number, client, question=question)
 
@@ -137,9 +140,16 @@ def evaluate_instruction(
     round_number: int,
     client: str,
     model: transfer_pb2.ModelReference,
+    kept: coordinator_pb2.KeptState | None,
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to evaluate a model on its held-out samples."""
-    evaluate = coordinator_pb2.Evaluate(model=model, task=task_plugin(plan.run_file))
+    """Tells a client to evaluate a model on its held-out samples. kept: None where clients keep
+    nothing."""
+    evaluate = coordinator_pb2.Evaluate(
+        model=model,
+        task=task_plugin(plan.run_file),
+        seed=client_seed(plan.run_file.seed, round_number, client),
+        kept=kept,
+    )
     return _instruction(instruction_id, run_id, round_number, client, evaluate=evaluate)
 
 

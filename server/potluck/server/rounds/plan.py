@@ -18,6 +18,7 @@ from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
+from potluck.common.updates.kept_states import CORRECTION
 from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
@@ -67,6 +68,12 @@ class RunPlan:
     def reports(self) -> frozenset[str]:
         """Names of the numbers that the selector wants reported with updates."""
         return frozenset(self.selector.reports)
+
+    @property
+    def kept(self) -> Sequence[str]:
+        """What clients keep of a training for the next one, by purpose; see `kept_states`."""
+        correction = self.strategy.correction
+        return [CORRECTION] if correction is not None and correction.keeps else []
 
     @property
     def wants_label_totals(self) -> bool:

@@ -41,7 +41,6 @@ class AuxiliaryFiles:
             ),
             names=sorted(strategy.auxiliary),
             shared=model_reference(shared),
-            included_update_id=run.included_updates.get(client, "") if correction.keeps else "",
         )
         personal = await asyncio.to_thread(strategy.personal, run.states.strategy, client)
         if personal:

@@ -64,6 +64,7 @@ async def evaluate(run: Run) -> None:
                 run.machine.gathering.present(now()),
                 seconds=run.plan.run_file.round.deadline_seconds,
                 present=run.is_present,
+                kept=partial(run.kept_state, of_result=True),
                 warn=run.record.warn,
             )
     except TrainerError as error:  # the round's model is good all the same

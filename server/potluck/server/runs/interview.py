@@ -160,6 +160,7 @@ async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
                 client,
                 ask,
                 reference,
+                run.kept_state(client),
             )
             for client in clients
         ],

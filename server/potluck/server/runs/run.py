@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.coordinator_pb2 import KeptState
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States
@@ -152,6 +153,16 @@ class Run:
             label_totals=self.eligibility.label_sums.totals,
             cell_counts=self.eligibility.label_sums.cell_counts,
         )
+
+    def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
+        """Which of the states that a client keeps goes with the run's model; None where clients
+        keep nothing. of_result: with the result of the attempt under way instead."""
+        if not self.plan.kept:
+            return None
+        included = self.included_updates.get(client, "")
+        if of_result and client in self.machine.cohort.answered:
+            included = self.instruction_id(client)
+        return KeptState(included_update_id=included, purposes=self.plan.kept)
 
     # Committed rounds -------------------------------------------------------------------------
 

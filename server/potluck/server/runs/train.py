@@ -45,6 +45,7 @@ class Training:
             auxiliary,
             quotas=run.attempt.cohort[client].quotas,
         )
+        instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
         await self._path.begin(instruction.train)
         run.services.attendance.instruct(
             instruction,

@@ -30,7 +30,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
 ) -> None:
     """Whatever the instruction itself is called."""
     states = KeptStates(tmp_path)
-    states.path("run/1.1/client-0").write_bytes(b"variate")
+    states.path("run/1.1/client-0", "correction").write_bytes(b"variate")
     states.pend("run", "client-0", "run/1.1/client-0")
     context = HandlerContext(
         clients=frozenset(),
@@ -57,4 +57,4 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
             settle=rpc.Settle(included=included, update_id="run/1.1/client-0"),
         )
     )
-    assert states.path("run/1.1/client-0").exists() is included
+    assert states.path("run/1.1/client-0", "correction").exists() is included

@@ -113,7 +113,7 @@ def with_model(
     instruction = train("a")
     instruction.train.model.CopyFrom(reference(blake3))
     instruction.train.auxiliary.shared.CopyFrom(reference("shared"))
-    instruction.train.auxiliary.included_update_id = included
+    instruction.train.kept.included_update_id = included
     instruction.time_left.FromSeconds(seconds)
     return instruction
 

@@ -13,7 +13,6 @@ from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import RoundClosedError, TrainerError
 from potluck.common.learning.measures import own_trainer
-from potluck.common.names import ClientId
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.common.trainer import Measured, TrainingProgress
@@ -30,7 +29,9 @@ def training(fault: str = "") -> OwnTraining:
 def files(folder: Path) -> TrainingFiles:
     model = folder / "model"
     write_tensors(model, {"slope": np.zeros(1, np.float32), "offset": np.zeros((), np.float32)})
-    return TrainingFiles(model=model, update=folder / "update", own=folder / "own")
+    return TrainingFiles(
+        model=model, update=folder / "update", keep_at=folder.joinpath, own=folder / "own"
+    )
 
 
 def instruction(client: str = "client-1", round_number: int = 1) -> rpc.Instruction:
@@ -91,10 +92,11 @@ def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:
 
 
 def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
-    client = ClientId("client-1")
-    sums = training().evaluate(client, files(tmp_path).model)
+    work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate(seed=9))
+    sums = training().evaluate(work, files(tmp_path))
     assert sums.measures["near"].count == SAMPLES
+    assert (tmp_path / "own" / "evaluation").read_text() == "client-1 9 cpu"
     with pytest.raises(TrainerError, match="which is declared to be from 0 to 1e\\+06"):
-        training("evaluation").evaluate(client, files(tmp_path).model)
+        training("evaluation").evaluate(work, files(tmp_path))
     assert (sums + sums).means() == pytest.approx(sums.means())
     assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)

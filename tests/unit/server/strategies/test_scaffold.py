@@ -84,8 +84,7 @@ class Client:
             names=[CONTROL],
             shared=shared,
             personal=personal,
-            kept=self.states.begin("run", self.name, included),
-            keep_at=self.states.path(update_id),
+            kept=self._kept(included),
         )
         network = _Point()
         load_arrays(network, model)
@@ -99,15 +98,18 @@ class Client:
         )
         assert result.correction is not None
         if result.correction.keep is not None:
-            write_kept(result.correction.keep, received.keep_at, LAYOUT)
+            write_kept(result.correction.keep, self.states.path(update_id, CONTROL), LAYOUT)
             self.states.pend("run", self.name, update_id)
         auxiliaries = sendable(result.correction.send, [CONTROL], LAYOUT)
         weights = {n: a.copy() for n, a in state_arrays(network).items()}
         return Sent(weights=weights, auxiliaries=auxiliaries)
 
+    def _kept(self, included: str) -> Path | None:
+        return self.states.begin("run", self.name, included, [CONTROL]).get(CONTROL)
+
     def control(self, included: str) -> float:
         """c_k as it counts."""
-        path = self.states.begin("run", self.name, included)
+        path = self._kept(included)
         if path is None:
             return 0.0
         with open_tensors(path) as file:
@@ -239,8 +241,8 @@ def test_what_steps_amount_to(momentum: float, eta_mu: float, steps: int, amount
 def test_a_lost_state_directory_is_said(tmp_path: Path) -> None:
     states = KeptStates(tmp_path)
     with pytest.raises(StateLostError, match=r"client 'k' has lost .* strategy.keeper"):
-        states.begin("run", "k", "run/3.1/k")
-    assert states.begin("run", "k", "") is None
+        states.begin("run", "k", "run/3.1/k", [CONTROL])
+    assert states.begin("run", "k", "", [CONTROL]) == {}
 
 
 class Crashes(RuleBasedStateMachine):
