@@ -4,7 +4,8 @@
     python benchmarks/selection.py
 
 The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. Ten
-classes; making the profiles is not counted, the best of a few rounds is.
+classes; making the profiles is not counted, the best of a few rounds is, with the making of answers
+to what selectors ask.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import numpy as np
 
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext, Selector
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Interview,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+)
 
 CLASSES = 10
 ADDED = 0.9
@@ -36,6 +46,9 @@ NAMES = (
     "dc-real",
     "dc-balanced",
     "dc-random",
+    "pow-d",
+    "flash",
+    "feel",
 )
 
 
@@ -57,6 +70,23 @@ def profiles(clients: int) -> Population:
     )
 
 
+def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Sequence[Answers]]:
+    """The selection of a round, and the answers to what was asked before: everybody gives numbers
+    from 0.5 to 1.5."""
+    if isinstance(selecting, Selection):
+        return selecting, ()
+    generator, answers = np.random.default_rng(number), list[Answers]()
+    ask = next(selecting)
+    while True:
+        assert isinstance(ask, Ask)
+        values = {name: generator.uniform(0.5, 1.5, len(ask.rows)) for name in ask.wanted}
+        answers.append(Answers(rows=ask.rows, values=values))
+        try:
+            ask = selecting.send(answers[-1])
+        except StopIteration as ended:
+            return ended.value, answers
+
+
 def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:
     """The shortest time of select and observe together, of a few successive rounds."""
     everybody = np.arange(len(population))
@@ -67,13 +97,13 @@ def seconds_per_round(selector: Selector, population: Population, count: int, ro
             round=number, seed=1, count=count, population=population, available=everybody
         )
         begin = time.perf_counter()
-        selection = selector.select(state, context)
-        assert isinstance(selection, Selection)
+        selection, answers = played(selector.select(state, context), number)
         outcome = RoundOutcome(
             round=number,
             selected=selection.rows,
             included=selection.rows,
             seconds=np.ones(len(selection.rows)),
+            answers=answers,
         )
         state = selector.observe(state, outcome)
         times.append(time.perf_counter() - begin)

@@ -30,7 +30,7 @@ CLASSES = 10
 CERTAIN = 40.0
 """The loss of a sample that is not of the class which a model always names."""
 TASK = rpc.Plugin(name="digits", options_json=json.dumps({"clients": CLIENTS, "held_out": 0.2}))
-ALLOWED = {"questions": ["loss"], "held_out_counts": True}
+ALLOWED = {"questions": ["loss", "gradient-norm"], "held_out_counts": True}
 RUN = f"""
 rounds = 1
 count = 2
@@ -85,12 +85,12 @@ def instruction(name: str, **work: rpc.Question | rpc.Evaluate) -> rpc.Instructi
     return made
 
 
-async def asked_for_losses(scene: Scene, folder: Path) -> list[rpc.Answer]:
+async def asked_for(scene: Scene, folder: Path, kind: str) -> list[rpc.Answer]:
     """The victim's answers to ten questions, one for each class."""
     scene.liar.script = answers = Answers(CLASSES)
     for number in range(CLASSES):
         model = naming(scene, number, folder)
-        question = rpc.Question(kind="loss", names=["loss"], task=TASK, model=model)
+        question = rpc.Question(kind=kind, names=[kind], task=TASK, model=model)
         scene.liar.tell("host-0", instruction(str(number), question=question))
     return await answers.all()
 
@@ -118,12 +118,13 @@ def labels(*, held_out: bool = False) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("kind", ["loss", "gradient-norm"])
 async def test_ten_questions_give_a_histogram_away_so_none_is_answered(
-    scene: Scene, tmp_path: Path
+    scene: Scene, tmp_path: Path, kind: str
 ) -> None:
-    answers = await asked_for_losses(scene, tmp_path)
+    answers = await asked_for(scene, tmp_path, kind)
     assert {answer.failure.reason for answer in answers} == {"DISCLOSURE_REFUSED"}
-    assert all("does not answer 'loss'" in answer.failure.message for answer in answers)
+    assert all(f"does not answer '{kind}'" in answer.failure.message for answer in answers)
     assert len(sent(scene, Outgoing.FAILURE)) == CLASSES
     assert not sent(scene, Outgoing.ANSWER)
 
@@ -133,12 +134,23 @@ async def test_who_allows_questions_gives_the_histogram_away(
 ) -> None:
     """So that the test above refuses what matters; the threat model says it."""
     async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
-        answers = await asked_for_losses(scene, tmp_path)
+        answers = await asked_for(scene, tmp_path, "loss")
         logged = sent(scene, Outgoing.ANSWER)
     told = sorted(each.scalars.values["loss"] for each in answers)
     assert sorted(each["numbers"]["loss"] for each in logged) == told
     assert len({each["model"] for each in logged}) == CLASSES
     shares = 1 - np.array([each.scalars.values["loss"] for each in answers]) / CERTAIN
+    truth = labels()
+    assert np.rint(shares * sum(truth)).tolist() == truth
+
+
+async def test_gradient_norms_give_it_away_as_well(members: Members, tmp_path: Path) -> None:
+    """Only the last bias has a gradient, which is the class named less the shares s of the classes:
+    ‖e − s‖² = 1 − 2 s_c + ‖s‖², and these add up to 8 + 10 ‖s‖²."""
+    async with attacked(members, tmp_path, disclosure=ALLOWED) as scene:
+        answers = await asked_for(scene, tmp_path, "gradient-norm")
+    squares = np.array([each.scalars.values["gradient-norm"] for each in answers]) ** 2
+    shares = (1 + (squares.sum() - 8) / CLASSES - squares) / 2
     truth = labels()
     assert np.rint(shares * sum(truth)).tolist() == truth
 
@@ -165,6 +177,7 @@ async def test_who_allows_counts_of_held_out_samples_gives_them_away(
     [
         pytest.param('selector = {name = "pow-d"}', "`questions`", id="questions"),
         pytest.param('selector = {name = "flash"}', "`questions`", id="contexts"),
+        pytest.param('selector = {name = "feel"}', "`questions`", id="gradients"),
         pytest.param("held_out = 0.2", "`held_out_counts` is false", id="held-out counts"),
     ],
 )

@@ -58,7 +58,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         ],
         disclosure={
             "signals": ["label_counts", "triplet", "interaction_matrix"],
-            "questions": ["loss", "context"],
+            "questions": ["loss", "context", "gradient-norm"],
         },
     ) as found:
         await found.until_attending()

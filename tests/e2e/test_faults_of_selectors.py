@@ -42,9 +42,9 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
     return [[(member.client_id, member.reason) for member in row.members] for row in history]
 
 
-@pytest.mark.parametrize("name", ["pow-d", "flash", "oort"])
+@pytest.mark.parametrize("name", ["pow-d", "flash", "oort", "feel"])
 async def test_a_coordinator_killed_changes_nothing(federation: Federation, name: str) -> None:
-    """pow-d and flash wait for answers, which are computed with the model; oort evaluates it."""
+    """Most wait for answers, which are computed with the model; oort evaluates it."""
     chosen = f'selector.name="{name}"'
     undisturbed = await federation.start_run(chosen)
     digest = await federation.finished(undisturbed)

@@ -77,7 +77,11 @@ def context(
 Respond = Callable[[Ask], Answers]
 """What clients answer to a question."""
 
-QUESTIONS = {"loss": ("loss",), "context": ("robust", "validation", "seconds")}
+QUESTIONS = {
+    "loss": ("loss",),
+    "context": ("robust", "validation", "seconds"),
+    "gradient-norm": ("gradient-norm", "seconds"),
+}
 """The values asked for by each kind of question."""
 
 

@@ -27,10 +27,12 @@ class OwnAnswers:
     """What the trainer of a task can say of a client; each raises TrainingError where it can't.
 
     mean_loss: of the round's model over the training samples. label_counts: of these.
+    gradient_norm: of the mean loss over them, at the round's model.
     """
 
     mean_loss: Callable[[], float]
     label_counts: Callable[[], list[int]]
+    gradient_norm: Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)

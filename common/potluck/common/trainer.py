@@ -67,12 +67,13 @@ class Capability(StrEnum):
 
     LABEL_COUNTS: `Trainer.label_counts`, for profiles, secure sums and steps by protocol; the task
     says how many classes there are. LOSS: its measure `loss`, over a client's training samples, for
-    selectors that ask for it before they choose (pow-d). Others have the names that a selector
-    has in its `reports`.
+    selectors that ask for it before they choose (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
+    (feel). Others have the names that a selector has in its `reports`.
     """
 
     LABEL_COUNTS = "label_counts"
     LOSS = "loss"
+    GRADIENT_NORM = "gradient-norm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,4 +205,13 @@ class Trainer(ABC):
         """A client's training samples by class, for the capability `label_counts`."""
         raise NotImplementedError(
             f"{type(self).__name__} declares label_counts; give it a method of that name"
+        )
+
+    def gradient_norm(self, model: Any, data: Any) -> float:
+        """The Euclidean norm of the gradient of the mean loss over a client's training data, at
+        the weights that the model holds and that stay as they are; for the capability
+        `gradient-norm`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} declares gradient-norm; give it a method gradient_norm"
         )

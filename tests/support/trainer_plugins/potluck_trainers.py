@@ -50,7 +50,7 @@ class Descent(Trainer):
         "near": Measure(label="near", unit="share", higher_is_better=True, lowest=0, highest=1),
         "loss": Measure(label="loss", lowest=0),
     }
-    capabilities = frozenset({Capability.LOSS, "utility"})
+    capabilities = frozenset({Capability.LOSS, Capability.GRADIENT_NORM, "utility"})
 
     def __init__(self, fault: str) -> None:
         self._fault = fault
@@ -107,6 +107,12 @@ class Descent(Trainer):
             return {"squared_error": Measured(-5.0, 3)}
         near = Measured(float((abs(errors) < 1).sum()), len(points))
         return {"squared_error": squares, "near": near, "loss": squares}
+
+    def gradient_norm(self, model: Any, data: Any) -> float:
+        """Of half the mean squared error."""
+        points = np.array(list(data))
+        errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
+        return float(np.hypot((errors * points[:, 0]).mean(), errors.mean()))
 
 
 @dataclass(frozen=True, kw_only=True)

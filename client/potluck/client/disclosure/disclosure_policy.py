@@ -94,9 +94,10 @@ class DisclosurePolicy(Settings):
     questions: tuple[str, ...] = Field(
         default=(),
         description='Questions answered before a selection: "loss" (the mean loss of a model\n'
-        'that the coordinator sends; pow-d asks for it), "context" (flash), others that are\n'
-        "installed. Answers have no noise: from ten of them whoever chooses the model can learn\n"
-        "how many samples of each class there are.",
+        'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
+        "length of the model's gradient; feel), others that are installed. Answers have no noise:\n"
+        "from ten of them whoever chooses the model can learn how many samples of each class\n"
+        "there are.",
     )
     sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
         default=("total", "cells"),

@@ -228,7 +228,9 @@ class OwnTraining(TaskTraining):
                 cancelled=cancelled,
                 pace=instruction.question.pace,
                 own=OwnAnswers(
-                    mean_loss=mean_loss, label_counts=lambda: self.label_counts(client_id)
+                    mean_loss=mean_loss,
+                    label_counts=lambda: self.label_counts(client_id),
+                    gradient_norm=lambda: self._gradient_norm(client_id, data.train),
                 ),
             )
         )
@@ -246,6 +248,12 @@ class OwnTraining(TaskTraining):
                 f"{whose} samples of {len(whole)} classes; the task has {self.loaded.task.classes}"
             )
         return whole
+
+    def _gradient_norm(self, client_id: ClientId, data: Any) -> float:
+        """As the trainer computes it; any number that it may be."""
+        self._require(Capability.GRADIENT_NORM)
+        with self._blamed(client_id):
+            return float(self._trainer.gradient_norm(self.loaded.model, data))
 
     def _require(self, capability: Capability) -> None:
         if capability not in self._trainer.capabilities:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.trainer_plugins.potluck_trainers import SAMPLES, Line
+from support.trainer_plugins.potluck_trainers import SAMPLES, Descent, Line, Stream
 
 from potluck.client.training.own_training import OwnTraining
+from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import RoundClosedError, TrainerError
+from potluck.common.errors import RoundClosedError, TrainerError, TrainingError
 from potluck.common.learning.measures import own_trainer
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
@@ -100,3 +101,22 @@ def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
         training("evaluation").evaluate(work, files(tmp_path))
     assert (sums + sums).means() == pytest.approx(sums.means())
     assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)
+
+
+def test_it_answers_with_the_gradient_that_the_trainer_computes(tmp_path: Path) -> None:
+    """Of half the mean squared error at slope and offset 0."""
+    asked = rpc.Instruction(client_id="client-1", round=1)
+    told = training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))
+    x, y = np.array(list(Stream("client-1", 1))).T
+    expected = float(np.hypot((y * x).mean(), y.mean()))
+    assert told == {"gradient-norm": pytest.approx(expected), "seconds": 0.0}
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), -1.0, "long"])
+def test_a_gradient_that_is_no_length_is_no_answer(
+    nonsense: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Descent, "gradient_norm", lambda *_: nonsense)
+    asked = rpc.Instruction(client_id="client-1", round=1)
+    with pytest.raises(TrainingError):
+        training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))

@@ -33,6 +33,7 @@ NAMES = (
     "everyone",
     "feddiverse",
     "fedentopt",
+    "feel",
     "flash",
     "kl",
     "known-matrix",

@@ -1,11 +1,15 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_question
-from potluck.client.question import QuestionContext
+from potluck.client.question import Question, QuestionContext
+from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.questions.loss import Loss
-from potluck.common.errors import DisclosureRefusedError, TrainingError
+from potluck.common.errors import DisclosureRefusedError, RoundClosedError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
 
@@ -32,10 +36,45 @@ def test_the_loss_is_the_mean_not_the_sum() -> None:
     assert Loss().answer(context(2.0))["loss"] == pytest.approx(0.126928, abs=1e-6)
 
 
+@pytest.mark.parametrize("question", [Loss(), GradientNorm()])
 @pytest.mark.parametrize(("weight", "samples"), [(float("nan"), 4), (0.0, 0)])
-def test_there_may_be_no_answer(weight: float, samples: int) -> None:
+def test_there_may_be_no_answer(question: Question, weight: float, samples: int) -> None:
     with pytest.raises(TrainingError, match="'a'"):
-        Loss().answer(context(weight, samples))
+        question.answer(context(weight, samples))
+
+
+def test_the_gradient_is_that_of_the_mean_loss() -> None:
+    """Of −log softmax(w, 0)₀ by w and the other weight, each 1 − p: at w = 0 it is (−½, ½)."""
+    for samples in (4, 600):
+        found = GradientNorm().answer(context(0.0, samples))
+        assert found["gradient-norm"] == pytest.approx(0.5**0.5, rel=1e-6)
+    given = replace(context(2.0), pace=3.0)
+    probability = 1 / (1 + math.exp(-2))
+    assert GradientNorm().answer(given) == {
+        "gradient-norm": pytest.approx((1 - probability) * 2**0.5, rel=1e-5),
+        "seconds": 12.0,
+    }
+    assert all(each.grad is None for each in given.model.parameters()), "trainings start clean"
+
+
+def test_parameters_that_are_not_trained_have_no_gradient() -> None:
+    """The gradient of one batch by torch itself is the reference."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(), nn.Linear(5, 2))
+    model[0].requires_grad_(False)
+    data = Examples(inputs=torch.randn(700, 3), labels=torch.randint(2, (700,)))
+    given = replace(context(0.0), model=model, data=ClientData(train=data))
+    found = GradientNorm().answer(given)["gradient-norm"]
+    loss = nn.functional.cross_entropy(model.eval()(data.inputs), data.labels)
+    parts = torch.autograd.grad(loss, list(model[3].parameters()))
+    assert found == pytest.approx(
+        float(sum(part.square().sum() for part in parts)) ** 0.5, rel=1e-5
+    )
+
+
+def test_a_question_that_nobody_waits_for_ends() -> None:
+    with pytest.raises(RoundClosedError):
+        GradientNorm().answer(replace(context(0.0), cancelled=lambda: True))
 
 
 def test_an_owner_says_which_questions_are_answered() -> None:

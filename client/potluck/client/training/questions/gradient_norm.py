@@ -1,0 +1,61 @@
+"""The length of the gradient of the round's model over a client's training samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from potluck.client.question import Question, QuestionContext
+from potluck.common.errors import RoundClosedError, TrainingError
+
+_AT_ONCE = 256
+
+GRADIENT_NORM = "gradient-norm"
+
+
+class GradientNorm(Question):
+    """`gradient-norm` and `seconds`, as the selector `feel` asks them (ALGORITHMS §1.18).
+
+    gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
+    samples, with any objective; over the parameters that are trained, the model evaluating.
+    seconds: what a training would take on a virtual clock, before there was one; 0 on a real one,
+    and where the task has a trainer.
+    """
+
+    needs_model = True
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One pass over the samples, forwards and backwards."""
+        if context.own is not None:
+            norm, seconds = context.own.gradient_norm(), 0.0
+        else:
+            norm, seconds = _norm(context), context.pace * len(context.data.train)
+        if not (math.isfinite(norm) and norm >= 0):
+            raise TrainingError(f"the gradient on the samples of '{context.client}' is {norm}")
+        return {GRADIENT_NORM: norm, "seconds": seconds}
+
+
+def _norm(context: QuestionContext) -> float:
+    import torch
+    from torch.nn import functional
+
+    samples, device = context.data.train, torch.device(context.device)
+    if not len(samples):
+        raise TrainingError(f"client '{context.client}' has no training samples")
+    model = context.model.to(device).eval()
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    gradient = [torch.zeros_like(each) for each in parameters]
+    positions = torch.arange(len(samples), device=samples.labels.device)
+    for batch in torch.split(positions, _AT_ONCE):
+        if context.cancelled():
+            raise RoundClosedError("the question was withdrawn; nobody waits for the answer")
+        labels = samples.labels.index_select(0, batch).to(device)
+        logits = model(samples.inputs_at(batch).to(device))
+        loss = functional.cross_entropy(logits, labels, reduction="sum") / len(samples)
+        for total, part in zip(
+            gradient, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            if part is not None:
+                total += part
+    squares = sum(float(each.double().square().sum()) for each in gradient)
+    return math.sqrt(squares) if squares >= 0 else math.nan

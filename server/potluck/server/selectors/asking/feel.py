@@ -1,0 +1,130 @@
+"""FEEL: clients with much to teach and little to wait for (ALGORITHMS §1.18).
+
+Ren, He, Wen, Yu, Huang and Shi, "Scheduling for Cellular Federated Edge Learning With Importance
+and Channel Awareness". Probabilities trade the size of a client's gradient against its seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Floats,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+)
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, samples_or_mean
+from potluck.server.selectors.parts.durations import estimated, known_or_mean, noted
+from potluck.server.selectors.parts.reported import column, plausible
+from potluck.server.state import State
+
+_KIND = "gradient-norm"
+_FACTOR = 100.0
+"""A gradient this many times as long as the median counts as no longer than that."""
+_NOTHING = 1e-100
+"""A smaller share of all importance counts as none; its square is still a double."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feel(Selector):
+    """Draws the cohort one after the other, by n‖g‖ √(ρ / ((1 − ρ) T + λ)).
+
+    n: samples, g: the gradient of the client's mean loss at the model, asked of all in every round;
+    T: the seconds of its last training. λ makes the probabilities add up to 1. rho: ρ in (0, 1], 1
+    for gradients alone.
+
+    Who gives no gradient comes last. O(K).
+    """
+
+    rho: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    asks = frozenset({_KIND})
+
+    def init(self, population: Population) -> State:
+        """No duration is known."""
+        return State(arrays={"seconds": np.full(len(population), np.nan)})
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """The cohort, in the order drawn."""
+        generator = context.generator("feel")
+        cohort = Cohort(context, generator)
+        if not cohort.size:
+            return cohort.selection()
+        available, clients = context.available, len(context.population)
+        answers = yield Ask(rows=available, kind=_KIND, names=(_KIND, "seconds"))
+        norms = plausible(column(answers, _KIND, clients), factor=_FACTOR)[available]
+        told = ~np.isnan(norms)
+        known, norms = available[told], norms[told]
+        seconds = known_or_mean(self._seconds(state, clients, [answers]))[known]
+        sizes = samples_or_mean(context.population, known)
+        chances = probabilities(sizes / sizes.sum() * norms, seconds, self.rho)
+        drawn = draw_weighted(chances, min(cohort.size, len(known)), generator)
+        cohort.extend(
+            known[drawn].tolist(),
+            [
+                f"gradient {norms[each]:.3g}, {seconds[each]:.3g} s: "
+                f"probability {chances[each]:.3g} for a draw"
+                for each in drawn
+            ],
+        )
+        cohort.draw(cohort.missing, "gave no gradient norm; drawn uniformly")
+        return cohort.selection()
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """With the durations of this round."""
+        rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+        clients = 1 + max(int(each.max(initial=-1)) for each in rows)
+        clients = max(clients, len(state.arrays["seconds"]))
+        seconds = self._seconds(state, clients, outcome.answers)
+        return State(arrays={"seconds": noted(seconds, outcome)})
+
+    def _seconds(self, state: State, clients: int, heard: Sequence[Answers]) -> Floats:
+        """Of each client's last training, with rows for those that have joined."""
+        known = state.arrays["seconds"]
+        seconds = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
+        for answers in heard:
+            seconds = estimated(seconds, column(answers, "seconds", len(seconds)))
+        return seconds
+
+
+def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
+    """p = importance · √(ρ / ((1 − ρ) seconds + λ)), with the λ > −(1 − ρ) min seconds that makes
+    Σp = 1; equal ones where nothing is important.
+
+    importance: ≥ 0. seconds: > 0.
+    """
+    from scipy.optimize import brentq  # the commands that list selectors need not wait for it
+
+    total = float(importance.sum())
+    if not total > 0:
+        return np.full(len(importance), 1 / max(1, len(importance)))
+    weights = importance / total
+    weights[weights < _NOTHING] = 0.0
+    # With μ = (λ + (1 − ρ) min T) / (ρ total²) the sum is Σ weight / √(delay + μ). It falls in μ,
+    # from above 1 at the square of the largest weight among the quickest to below 1 at 1.
+    delays = seconds - seconds[weights > 0].min()
+    with np.errstate(over="ignore", under="ignore"):
+        delays = np.maximum((1 - rho) * delays / total / total / rho, 0.0)
+    kept = (weights > 0) & np.isfinite(delays)
+    shares, late = weights[kept], delays[kept]
+
+    def excess(logarithm: float) -> float:
+        return float((shares / np.sqrt(late + math.exp(logarithm))).sum()) - 1
+
+    low = 2 * math.log(shares[late == 0].max())
+    root = low if excess(low) <= 0 else brentq(excess, low, 1e-9, xtol=1e-12)
+    found = np.zeros(len(weights))
+    found[kept] = shares / np.sqrt(late + math.exp(root))
+    chances: Floats = found / found.sum()
+    return chances

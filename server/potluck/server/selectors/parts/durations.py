@@ -1,0 +1,41 @@
+"""The seconds that each client's last training took, as a selector knows them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potluck.server.selection import Floats, RoundOutcome
+from potluck.server.selectors.parts.reported import plausible
+
+_FACTOR = 10.0
+"""A duration this many times the median counts as no more than that."""
+_LEAST = 1e-6
+
+
+def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
+    """After a round. seconds: one per client, NaN where unknown. A client that failed took as long
+    as the deadline, where there is one."""
+    result = seconds.copy()
+    measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
+    result[outcome.selected[measured]] = outcome.seconds[measured]
+    failed = np.setdiff1d(outcome.selected, outcome.included)
+    if np.isfinite(outcome.deadline_seconds):
+        result[failed] = outcome.deadline_seconds
+    return result
+
+
+def within_reason(seconds: Floats) -> Floats:
+    """Durations from 10⁻⁶ s to ten times the median; NaN where unknown."""
+    return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
+
+
+def known_or_mean(seconds: Floats) -> Floats:
+    """The same, unknown ones being as long as the others on average; 1 s where none is known."""
+    found = within_reason(seconds)
+    known = ~np.isnan(found)
+    return np.where(known, found, found[known].mean() if known.any() else 1.0)
+
+
+def estimated(seconds: Floats, told: Floats) -> Floats:
+    """What clients tell of a virtual clock, until they have trained. told: 0 on a real clock."""
+    return np.where(np.isnan(seconds) & (told > 0), told, seconds)
