@@ -33,7 +33,7 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names settings trainer task models tasks learning "
+        "plain_text errors interruptible names tags settings trainer task models tasks learning "
         "disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file process monitoring"

@@ -215,6 +215,7 @@ class Agent:
             data_epoch=self._config.disclosure.data_epoch,
             versions=VERSIONS,
             process_id=secrets.token_hex(8),
+            tags=self._config.tags,
         )
         if hello.ByteSize() > MAXIMUM_MESSAGE_BYTES - _FRAME_BYTES:
             raise ConfigurationError(

@@ -20,6 +20,7 @@ from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import HOST
 from potluck.common.settings.plugins import MODEL_MODULES
+from potluck.common.tags import Tags
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
 
@@ -54,6 +55,11 @@ class ClientConfig(Settings):
     )
     data_directory: Path | None = Field(
         default=None, description="Where tasks find the clients' data; it never leaves this host."
+    )
+    tags: Tags = Field(
+        default_factory=dict,
+        description="What this host is, for runs that choose or spread by it: words such as\n"
+        'site = "north" or scanner = "3t". The coordinator learns them.',
     )
     device: str = Field(
         default="auto",

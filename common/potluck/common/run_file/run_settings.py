@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact
 from potluck.common.learning.triplet import TripletSettings
+from potluck.common.names import Name
 from potluck.common.settings.configuration import RECOMMENDED, Settings
 from potluck.common.settings.old_spelling import old_spellings
+from potluck.common.tags import TagValue
 from potluck.common.tensors.encoding import Encoding
 
 
@@ -226,6 +228,16 @@ class SelectorLimits(Settings):
         le=1,
         description="No client is in more than this share of a run's cohorts so far, rounded up;\n"
         "where too few others are available, those selected least are.",
+    )
+    eligible: dict[Name, Annotated[tuple[TagValue, ...], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Only clients of hosts with one of these values of each of these tags take\n"
+        'part, e.g. eligible = {site = ["north", "south"]}.',
+    )
+    at_most_per: dict[Name, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="A cohort holds at most so many clients of hosts with the same value of a\n"
+        "tag, e.g. at_most_per = {site = 2}; hosts without the tag share a value.",
     )
 
 

@@ -104,7 +104,7 @@ class RunFile(Settings):
         description="What clients are asked to disclose, if the selector needs it.",
     )
     selector_limits: SelectorLimits = Field(
-        default=SelectorLimits(), description="Bounds on how often a client is selected."
+        default=SelectorLimits(), description="Bounds on who is selected, and how often."
     )
     sample_limits: SampleLimits = Field(
         default=SampleLimits(),

@@ -163,6 +163,26 @@ class Hello(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLIENT_IDS_FIELD_NUMBER: _builtins.int
@@ -172,6 +192,7 @@ class Hello(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol the host speaks; 1."""
     software_version: _builtins.str
@@ -198,6 +219,10 @@ class Hello(_message.Message):
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Versions of all that both sides must do alike, by name; releases that name none are refused."""
 
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Tags that its owner gave it, values by name, such as its site."""
+
     def __init__(
         self,
         *,
@@ -210,10 +235,11 @@ class Hello(_message.Message):
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         process_id: _builtins.str = ...,
         membership_epoch: _builtins.int = ...,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "membership_epoch", b"membership_epoch", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "membership_epoch", b"membership_epoch", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tags", b"tags", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -906,6 +906,26 @@ class ClientStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     ATTENDING_FIELD_NUMBER: _builtins.int
@@ -917,6 +937,7 @@ class ClientStatus(_message.Message):
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -945,6 +966,10 @@ class ClientStatus(_message.Message):
     def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Of runs under way that it can't take part in, by id, why."""
 
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Tags of its host, while it attends."""
+
     def __init__(
         self,
         *,
@@ -959,10 +984,11 @@ class ClientStatus(_message.Message):
         quarantine_reason: _builtins.str = ...,
         certificate_expires_at: _timestamp_pb2.Timestamp | None = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,8 @@ _NARROW = 110
 """Columns of a terminal below which there is no room for all that is known of a run."""
 
 
-_CLIENT_COLUMNS = ("client", "host", "state", "heard of", "device", "selected", "included")
+_TAGS = "tags"
+_CLIENT_COLUMNS = ("client", "host", "state", "heard of", "device", _TAGS, "selected", "included")
 _CLIENT_NUMBERS = {"selected", "included"}
 
 
@@ -77,18 +78,25 @@ def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
     """All clients, by id."""
-    table = _table(_CLIENT_COLUMNS, right=_CLIENT_NUMBERS)
+    table = _table(_client_columns(clients), right=_CLIENT_NUMBERS)
     for cells in _client_rows(clients, now):
         table.add_row(*cells)
     return table
 
 
+def _client_columns(clients: Sequence[operator_pb2.ClientStatus]) -> Sequence[str]:
+    """Tags have a column only where there are any."""
+    tagged = any(client.tags for client in clients)
+    return [name for name in _CLIENT_COLUMNS if tagged or name != _TAGS]
+
+
 def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Iterator[str]:
     """The same as plain lines, for more clients than a table can show in time."""
     rows = [[cell.plain for cell in cells] for cells in _client_rows(clients, now)]
-    rows.insert(0, list(_CLIENT_COLUMNS))
+    columns = _client_columns(clients)
+    rows.insert(0, list(columns))
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    right = [name in _CLIENT_NUMBERS for name in _CLIENT_COLUMNS]
+    right = [name in _CLIENT_NUMBERS for name in columns]
     for row in rows:
         padded = [
             " " * (width - cell_len(cell)) + cell if is_right else set_cell_size(cell, width)
@@ -100,6 +108,7 @@ def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) ->
 def _client_rows(
     clients: Sequence[operator_pb2.ClientStatus], now: datetime
 ) -> Iterator[list[Text]]:
+    tagged = _TAGS in _client_columns(clients)
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
         if client.left_out:
@@ -107,15 +116,17 @@ def _client_rows(
             state = Text("; ".join(whys), style="yellow")
         if client.quarantined:
             state = Text(f"in quarantine: {client.quarantine_reason}", style="red")
-        client_id, host_id, heard, device, selected, included = _texts(
+        tags = " ".join(f"{name}={value}" for name, value in sorted(client.tags.items()))
+        client_id, host_id, heard, device, *rest = _texts(
             client.client_id,
             client.host_id,
             readable_age(client.last_seen.ToDatetime(tzinfo=UTC), now),
             client.device,
+            *([tags] if tagged else []),
             str(client.selected),
             str(client.included),
         )
-        yield [client_id, host_id, state, heard, device, selected, included]
+        yield [client_id, host_id, state, heard, device, *rest]
 
 
 def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:

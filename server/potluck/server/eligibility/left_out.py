@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from potluck.server.clock import utc
+from potluck.server.cohorts.tag_limits import ineligible
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
@@ -26,6 +27,7 @@ class LeftOutRegister:
     ) -> None:
         self._run_id = run_id
         self._task = plan.run_file.task.name
+        self._eligible = plan.run_file.selector_limits.eligible
         self._attendance = attendance
         self._in_store = in_store
         self._post = post
@@ -66,7 +68,7 @@ class LeftOutRegister:
 
     def welcome(self, clients: Sequence[str]) -> None:
         """Clients attend. Those whose host was started anew may take part again; those whose host
-        lacks the run's task may not."""
+        lacks the run's task, or a tag that the run wants, may not."""
         sessions = {client: self._attendance.session_of(client) for client in clients}
         back = [
             client
@@ -83,7 +85,10 @@ class LeftOutRegister:
             f"task '{self._task}' is not installed on its host; install it there and start the "
             "host anew"
         )
-        self.add({c: why for c, each in sessions.items() if each and not each.offers(self._task)})
+        attending = {client: session for client, session in sessions.items() if session}
+        self.add({c: why for c, each in attending.items() if not each.offers(self._task)})
+        unfit = {c: ineligible(each.tags, self._eligible) for c, each in attending.items()}
+        self.add({client: why for client, why in unfit.items() if why})
 
     async def store(self, clients: Sequence[str]) -> None:
         """Store that clients are left out."""

@@ -8,7 +8,7 @@ attends, and again after every reconnect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -53,6 +53,8 @@ class HostSession:
     certificate_expires: datetime | None = None
     membership_epoch: int = 0
     """Of the newest membership that it has, or is being sent."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """What its owner says that it is, such as its site."""
     outbox: asyncio.Queue[coordinator_pb2.AttendResponse | None] = field(
         default_factory=asyncio.Queue
     )
@@ -92,6 +94,7 @@ class Attendance:
         self._clock = clock
         self._hosts: dict[str, HostSession] = {}
         self._sessions: dict[str, HostSession] = {}  # by client
+        self._tags: dict[str, Mapping[str, str]] = {}  # by client, those told last
         self._pending: dict[str, Pending] = {}  # by instruction
         self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
         self._listeners: list[AttendanceListener] = []
@@ -116,6 +119,10 @@ class Attendance:
     def session_of(self, client_id: str) -> HostSession | None:
         """The host that answers for a client now."""
         return self._sessions.get(client_id)
+
+    def tags_of(self, client_id: str) -> Mapping[str, str]:
+        """Tags of the host that answers for a client, or did last; empty where none ever has."""
+        return self._tags.get(client_id, {})
 
     def listen(self, listener: AttendanceListener) -> Callable[[], None]:
         """Have `listener` called with those who join and leave; call the result to stop."""
@@ -144,6 +151,7 @@ class Attendance:
         self._send_membership(session)  # before what depends on it
         for client in session.client_ids:
             self._sessions[client] = session
+            self._tags[client] = session.tags
             for pending in self._pending_of.get(client, {}).values():
                 self._send(pending, session)
         self._tell(session.client_ids, joined=True)

@@ -67,6 +67,12 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
             "dc-balanced, or another disclosure",
             selector=run_file.selector.name,
         )
+    if run_file.selector_limits.at_most_per:
+        raise ConfigurationError(
+            f'{source}: selector_limits.at_most_per and profiles.disclosure = "protocol" do not go '
+            "together: a cohort beyond the limit is chosen again, and its sums can't be asked for "
+            "again; choose another disclosure, or no limit"
+        )
     first = run_file.count - found.added
     least = run_file.profiles.sum_hosts
     if first < least:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
+from potluck.server.cohorts.tag_limits import narrowed
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
@@ -29,6 +31,9 @@ from potluck.server.sums import step_sums
 MOST_QUESTIONS = 100
 """In one round; a selector that goes on asking never chooses."""
 
+_AGAIN = "again"
+"""In a stored question, how often the selector had been called again before it asked."""
+
 
 class ReplayError(RunError):
     """The stored answers of an attempt are to other questions than are asked now."""
@@ -39,45 +44,85 @@ async def choose(
 ) -> tuple[Selection, Sequence[Answers]]:
     """Let the selector ask and choose; return its choice and the answers of clients.
 
+    It chooses again, among fewer, as long as a cohort has more clients with the same tag than the
+    run allows; then the answers are those given last.
+
     Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
     restart, it does not ask what is stored.
     """
-    name, answers = run.plan.run_file.selector.name, list[Answers]()
+    stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
+    steps, answers = _Steps(key=key, stored=stored), list[Answers]()
+    limits = [
+        ([run.services.attendance.tags_of(client).get(tag, "") for client in run.roster], most)
+        for tag, most in run.plan.run_file.selector_limits.at_most_per.items()
+    ]
+    while True:
+        selection, given = await _choose_once(run, context, steps)
+        answers = given or answers
+        fewer = narrowed(selection.rows, context.available, limits)
+        if fewer is None:
+            return selection, answers
+        context = replace(context, available=fewer)
+        steps.again += 1
+
+
+async def _choose_once(
+    run: Run, context: SelectionContext, steps: _Steps
+) -> tuple[Selection, list[Answers]]:
+    name, given = run.plan.run_file.selector.name, list[Answers]()
     said = await asyncio.to_thread(
         _call, run, context, run.plan.selector.select, run.states.selector, context
     )
     if isinstance(said, Generator):
-        said = await _interview(run, said, context, key, answers)
+        said = await _interview(run, said, context, steps, given)
     if not isinstance(said, Selection):
         raise RunError(
             f"selector '{name}' answered with {_what(said)}, not with a Selection", selector=name
         )
     check_selection(said, context, name)
-    return said, answers
+    return said, given
+
+
+@dataclass(kw_only=True)
+class _Steps:
+    """The questions of one attempt. stored: those of before a restart. again: how often the
+    selector has been called again. step: number of the last question, from 1."""
+
+    key: AttemptKey
+    stored: Sequence[Exchange]
+    again: int = 0
+    step: int = 0
+
+    def next(self) -> Exchange | None:
+        """Count one up; what is stored of it."""
+        self.step += 1
+        return self.stored[self.step - 1] if self.step <= len(self.stored) else None
+
+    def record(self, question: JsonObject) -> JsonObject:
+        """A question as it is stored, with the call of the selector that it belongs to."""
+        return {**question, _AGAIN: self.again} if self.again else question
 
 
 async def _interview(
     run: Run,
     generator: Generator[Any, Any, Any],
     context: SelectionContext,
-    key: AttemptKey,
+    steps: _Steps,
     given: list[Answers],
 ) -> Any:
     """Lead the generator to what it returns. The answers of clients are added to `given`."""
     name = run.plan.run_file.selector.name
-    stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     answers: Answers | Summed | None = None
     try:
-        for step in range(1, MOST_QUESTIONS + 2):
+        for _ in range(MOST_QUESTIONS + 1):
             over, said = await asyncio.to_thread(_call, run, context, _advance, generator, answers)
             if over:
                 return said
             check_ask(said, context, name)
-            found = stored[step - 1] if step <= len(stored) else None
             if isinstance(said, AskSum):
-                answers = await _summed(run, said, step, key, found)
+                answers = await _summed(run, said, steps)
                 continue
-            answers = await _answers(run, said, step, key, found)
+            answers = await _answers(run, said, steps)
             given.append(answers)
     finally:
         generator.close()
@@ -103,11 +148,10 @@ def _call(run: Run, context: SelectionContext, function: Any, *arguments: Any) -
 # Asking -----------------------------------------------------------------------------------------
 
 
-async def _answers(
-    run: Run, ask: Ask, step: int, key: AttemptKey, found: Exchange | None
-) -> Answers:
+async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
     """The answers to a question: those that are stored, or else those clients give."""
-    question, in_store = _question(ask), run.services.in_store
+    question, in_store = steps.record(_question(ask)), run.services.in_store
+    found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
     if found is not None and found.answers is not None:
         return stored_answers(found.answers, key)
@@ -119,11 +163,10 @@ async def _answers(
     return answers
 
 
-async def _summed(
-    run: Run, ask: AskSum, step: int, key: AttemptKey, found: Exchange | None
-) -> Summed | None:
+async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
     """The sum that is asked for: the one that is stored, or else a new one."""
-    question, in_store = step_sums.question_record(ask), run.services.in_store
+    question, in_store = steps.record(step_sums.question_record(ask)), run.services.in_store
+    found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
     if found is not None and found.answers is not None:
         return step_sums.stored_sum(found.answers, key)
@@ -244,11 +287,18 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """The answers of clients among what a selector was answered; sums are of no single client."""
-    return [
-        stored_answers(each.answers, key)
+    """The answers of clients among what a selector was answered when it last asked them; sums are
+    of no single client."""
+    answered = [
+        each
         for each in exchanges
         if each.answers is not None and not step_sums.is_sum(each.question)
+    ]
+    last = answered[-1].question.get(_AGAIN) if answered else None
+    return [
+        stored_answers(each.answers, key)
+        for each in answered
+        if each.answers is not None and each.question.get(_AGAIN) == last
     ]
 
 

@@ -14,6 +14,7 @@ from potluck.common.net.identity import Identity
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
+from potluck.common.tags import check_tags
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
@@ -83,6 +84,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
             process_id=hello.process_id[:64],
             membership_epoch=hello.membership_epoch,
+            tags=check_tags(hello.tags, host_name=identity.name),
         )
 
     async def _listen(

@@ -238,6 +238,10 @@ def test_listings_show_names_as_they_are() -> None:
         "selected",
         "included",
     ]
+    clients[1].tags["site"] = "north"
+    heading, *_, tagged = client_lines(clients, now)
+    assert heading.split()[5:] == ["device", "tags", "selected", "included"]
+    assert tagged.split() == ["client-10", *lines[2].split()[1:-2], "site=north", "0", "0"]
     assert len({line.index("host") for line in plain}) == 1
 
 

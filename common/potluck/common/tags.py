@@ -1,0 +1,40 @@
+"""Tags of hosts: what an operator chooses machines by, such as their site or scanner.
+
+A host declares them in its configuration; they say nothing about single clients. The coordinator
+takes them as they are told: a host that lies about its site is counted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import Field, StringConstraints
+
+from potluck.common.errors import ProtocolError
+from potluck.common.names import Name, is_name
+
+MOST_TAGS: Final = 32
+LONGEST_VALUE: Final = 64
+
+TagValue = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_VALUE)]
+"""Value of a tag: text that can be printed."""
+
+Tags = Annotated[dict[Name, TagValue], Field(max_length=MOST_TAGS)]
+"""Values of tags by name."""
+
+
+def check_tags(tags: Mapping[str, str], *, host_name: str) -> dict[str, str]:
+    """The tags that a host tells. Raises ProtocolError where they can't be tags."""
+    if len(tags) > MOST_TAGS:
+        raise ProtocolError(
+            f"host '{host_name}' has {len(tags)} tags; {MOST_TAGS} is the most, remove some from "
+            "its configuration"
+        )
+    for name, value in tags.items():
+        if not is_name(name) or not 0 < len(value) <= LONGEST_VALUE or not value.isprintable():
+            raise ProtocolError(
+                f"host '{host_name}' has tag {name[:70]!r} = {value[:70]!r}; names are lower-case "
+                f"words, values up to {LONGEST_VALUE} printable characters"
+            )
+    return dict(tags)

@@ -1,0 +1,82 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.common.errors import ProtocolError
+from potluck.common.tags import check_tags
+from potluck.server.cohorts.tag_limits import ineligible, narrowed
+from potluck.server.selection import Rows
+
+
+def rows(*numbers: int) -> Rows:
+    return np.array(numbers, dtype=np.int64)
+
+
+def test_those_chosen_first_of_a_site_stay() -> None:
+    sites = ["a", "a", "a", "b", "b", "c"]
+    fewer = narrowed(rows(2, 0, 3, 1), rows(0, 1, 2, 3, 4, 5), [(sites, 2)])
+    assert fewer is not None
+    assert fewer.tolist() == [0, 2, 3, 4, 5]
+    assert narrowed(rows(2, 0, 3, 5), fewer, [(sites, 2)]) is None
+
+
+def test_no_limit_changes_nothing() -> None:
+    assert narrowed(rows(0, 1), rows(0, 1), []) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=30),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.integers(0, 2**32 - 1),
+)
+def test_choosing_again_ends_within_the_limits(
+    tags: list[tuple[str, str]], per_site: int, per_scanner: int, count: int, seed: int
+) -> None:
+    limits = [([site for site, _ in tags], per_site), ([kind for _, kind in tags], per_scanner)]
+    draw = np.random.default_rng(seed)
+    choose: Callable[[Rows], Rows] = lambda among: draw.permutation(among)[:count]  # noqa: E731  # as selectors are, another each time
+    available = np.arange(len(tags))
+    for _ in range(len(tags) + 1):
+        chosen = choose(available)
+        fewer = narrowed(chosen, available, limits)
+        if fewer is None:
+            break
+        assert set(fewer) < set(available)
+        available = fewer
+    else:
+        raise AssertionError("did not end")
+    assert len(chosen)
+    for values, most in limits:
+        shared = [values[row] for row in chosen]
+        assert max(map(shared.count, shared)) <= most
+
+
+def test_a_client_is_eligible_with_one_value_of_each_tag() -> None:
+    eligible = {"site": ("north", "south"), "scanner": ("3t",)}
+    assert not ineligible({"site": "south", "scanner": "3t", "floor": "2"}, eligible)
+    assert not ineligible({}, {})
+    assert "tag scanner of its host is '7t'" in ineligible(
+        {"site": "north", "scanner": "7t"}, eligible
+    )
+    assert "tag site of its host is not given" in ineligible({"scanner": "3t"}, eligible)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"Site": "a"},
+        {"site": ""},
+        {"site": "a" * 65},
+        {"site": "a\n"},
+        {f"t{number}": "a" for number in range(33)},
+    ],
+)
+def test_what_hosts_tell_is_checked(tags: dict[str, str]) -> None:
+    with pytest.raises(ProtocolError, match="host 'h'"):
+        check_tags(tags, host_name="h")
+    assert check_tags({"site": "Köln 2"}, host_name="h") == {"site": "Köln 2"}
