@@ -17,8 +17,9 @@ from support.profile_federation import profile_federation
 
 from compatibility_table import built_in
 from potluck.common.errors import ConfigurationError
-from potluck.common.settings.plugins import OBJECTIVES, SELECTORS, STRATEGIES
+from potluck.common.settings.plugins import OBJECTIVES, SELECTORS, STRATEGIES, create
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.strategy import Strategy
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -74,7 +75,9 @@ async def test_a_selector_with_every_strategy_and_two_objectives(
     federation: Federation, selector: str
 ) -> None:
     models = set()
-    combinations = list(itertools.product(built_in(STRATEGIES), two_of(built_in(OBJECTIVES))))
+    # Those that move some tensors by themselves want a model that has such tensors.
+    strategies = [name for name in built_in(STRATEGIES) if not create(Strategy, name, {}).one_way]
+    combinations = list(itertools.product(strategies, two_of(built_in(OBJECTIVES))))
     assert len(combinations) >= 22
     for strategy, objective in combinations:
         run_id = await federation.start_run(

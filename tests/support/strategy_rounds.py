@@ -53,6 +53,7 @@ class Rounds:
         """One round with these updates, in the order of the mapping; the model it makes."""
         self.number += 1
         layout = Layout.of(self.model)
+        layout = layout.without(self.strategy.one_way)
         files = UpdateFiles(layout, DirectionSettings(), self.strategy.auxiliary)
         updates = [self._spool(layout, client, each) for client, each in sent.items()]
         path = self._folder / "model"

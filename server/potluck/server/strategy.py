@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from potluck.common.disclosure import Weighting
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, Plugin
+from potluck.common.tensors.layout import Layout
 from potluck.server.state import State
 
 Weights = Mapping[str, NDArray[Any]]
@@ -110,6 +111,10 @@ class ReadableUpdate(Protocol):
         """Who sent it."""
         ...
 
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One of the floating-point tensors, decoded: a copy in memory."""
+        ...
+
     def weights(self) -> Weights:
         """All tensors of the client's model, decoded: a copy of the model in memory."""
         ...
@@ -124,14 +129,16 @@ class RoundContext:
     """What a strategy may look at when it moves the model.
 
     round: from 1. clients: the run's clients so far, selected or not (K). included: whose updates
-    were reduced, in client order. buffers: floating-point tensors that are no parameters.
-    auxiliary: the reduced auxiliaries by name. updates: each of the included ones by itself, to be
-    read one after another; empty unless the strategy is `individual`.
+    were reduced, in client order. weights: what `weigh` gave them. buffers: floating-point tensors
+    that are no parameters. auxiliary: the reduced auxiliaries by name. updates: each of the
+    included ones by itself, to be read one after another; empty unless the strategy is
+    `individual`.
     """
 
     round: int
     clients: int
     included: Sequence[str]
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     buffers: frozenset[str] = frozenset()
     auxiliary: Mapping[str, Weights] = field(default_factory=dict)
     updates: Sequence[ReadableUpdate] = ()
@@ -168,6 +175,10 @@ class Strategy(Plugin):
     than a mean, norms, or `RoundContext.updates`."""
     summation: Summation = Summation.BY_SAMPLES
     """What masked updates are summed to, where no single one is seen."""
+    one_way: tuple[str, ...] = ()
+    """Patterns of names of tensors that only `apply` moves: they go down, and clients neither train
+    them nor send them back. Updates, and so what `combined` holds, leave them out. Not for masked
+    rounds, nor beside auxiliaries."""
 
     def review(
         self,
@@ -180,6 +191,14 @@ class Strategy(Plugin):
         ConfigurationError, naming both parts and the reason, where they don't go together.
         """
         return ()
+
+    def check_model(self, layout: Layout) -> None:
+        """Called before a run starts, where the model is made then: where a part of it travels, or
+        it has tensors that go `one_way`.
+
+        layout: of the tensors that travel. Raises ConfigurationError, naming the tensor, where the
+        strategy can't move such a model.
+        """
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
         """The state before round 1."""

@@ -19,7 +19,9 @@ from potluck.client.training.task_training import (
 )
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
+from potluck.common.errors import TrainingError
 from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.layout import quoted
 from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors
 from potluck.common.trainer import TrainingProgress
@@ -100,7 +102,7 @@ def _written(
         return None
     return write_update(
         files.update,
-        loaded.weights(),
+        _returned(work, files, loaded),
         encoding=encoding,
         base=files.model if work.delta else None,
         compressed=work.compressed,
@@ -108,6 +110,22 @@ def _written(
         auxiliaries=sent,
         over=files.spare(),
     )
+
+
+def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict[str, NDArray[Any]]:
+    """The tensors that go back. Raises TrainingError where one that does not was trained."""
+    arrays = loaded.weights()
+    returned = loaded.layout.without(work.one_way).by_name
+    if len(returned) == len(arrays):
+        return arrays
+    with open_tensors(files.model) as file:
+        for name, array in arrays.items():
+            if name not in returned and not np.array_equal(array, file.arrays[name]):
+                raise TrainingError(
+                    f"task '{loaded.name}' has trained tensor {quoted(name)}, which only the "
+                    "coordinator moves in this run; freeze it, or choose another strategy"
+                )
+    return {name: array for name, array in arrays.items() if name in returned}
 
 
 def _differences(model: Path, loaded: LoadedTask, sent: _Sent) -> Differences:

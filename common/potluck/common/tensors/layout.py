@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Final, NoReturn
 
@@ -103,6 +104,19 @@ class Layout:
                 TensorSpec(name=name, dtype=dtype, shape=shape, begin=begin, end=begin + size)
                 for (name, dtype, shape), begin, size in zip(tensors, begins, sizes, strict=True)
             )
+        )
+
+    def without(self, patterns: Sequence[str]) -> Layout:
+        """The canonical layout of the tensors whose names match none of the patterns, such as
+        '*.base_layer.weight'; this one itself where there are no patterns."""
+        if not patterns:
+            return self
+        return Layout.place(
+            [
+                (tensor.name, tensor.dtype, tensor.shape)
+                for tensor in self.tensors
+                if not any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
+            ]
         )
 
     @cached_property

@@ -97,6 +97,12 @@ class NamedTensors:
     layout: Layout
     arrays: Mapping[str, NDArray[Any]]
 
+    @classmethod
+    def some(cls, tensors: Tensors, layout: Layout) -> NamedTensors:
+        """Those tensors that are in a layout, in its order; views."""
+        arrays = tensors.arrays
+        return cls(layout=layout, arrays={t.name: arrays[t.name] for t in layout.tensors})
+
 
 class TensorFile:
     """A mapped tensor file; `arrays` are read-only views of it, in the file's order.

@@ -833,6 +833,7 @@ class Train(_message.Message):
     NORMALIZED_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    ONE_WAY_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -883,6 +884,12 @@ class Train(_message.Message):
     def kept(self) -> Global___KeptState:
         """What the client keeps of its trainings; absent where it keeps nothing."""
 
+    @_builtins.property
+    def one_way(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Patterns of names of tensors that the coordinator moves by itself: they are in the model, and
+        the update leaves them out.
+        """
+
     def __init__(
         self,
         *,
@@ -902,10 +909,11 @@ class Train(_message.Message):
         normalized: _builtins.bool = ...,
         run_seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
+        one_way: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from potluck.common.errors import PluginError
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.tensor_drafts import TensorDraft
-from potluck.common.tensors.tensor_files import NamedTensors, TensorFile
+from potluck.common.tensors.tensor_files import NamedTensors, TensorFile, Tensors
 from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import tensor_norms, update_norms
@@ -52,7 +52,7 @@ class OpenUpdates:
         updates: Sequence[SpooledUpdate],
         files: UpdateFiles,
         opened: Sequence[TensorFile],
-        base: TensorFile | None,
+        base: Tensors | None,
     ) -> None:
         self.rows = [update.row for update in updates]
         self.clients = [update.client for update in updates]
@@ -73,7 +73,7 @@ class OpenUpdates:
 
 @contextmanager
 def opened(
-    updates: Sequence[SpooledUpdate], files: UpdateFiles, base: TensorFile | None
+    updates: Sequence[SpooledUpdate], files: UpdateFiles, base: Tensors | None
 ) -> Iterator[OpenUpdates]:
     """Map the updates' files while the block runs. base: what differences are from."""
     with contextlib.ExitStack() as stack:
@@ -94,17 +94,19 @@ def apply_round(
 ) -> tuple[Weights, State]:
     """The next model and the strategy's next state.
 
-    draft: a file for what comes of the reduction, which the model may be views of; the state is
-    not. Raises PluginError where the strategy asks for what can't be, NotFiniteError where the
-    result overflows.
+    current: the model, whole. draft: a file for what comes of the reduction, in the layout of the
+    updates, which the model may be views of; the state is not. Raises PluginError where the
+    strategy asks for what can't be, NotFiniteError where the result overflows.
     """
-    statistics = _statistics(strategy.needs, updates, current, numbers)
+    before = NamedTensors.some(current, updates.encoded[0].layout)
+    statistics = _statistics(strategy.needs, updates, before, numbers)
     combine = strategy.weigh(statistics)
-    combined = reduce(updates.encoded, combine, current, norms=statistics.norms, draft=draft)
+    combined = reduce(updates.encoded, combine, before, norms=statistics.norms, draft=draft)
     context = RoundContext(
         round=numbers.round,
         clients=numbers.clients,
         included=updates.clients,
+        weights=combine.weights,
         buffers=numbers.buffers,
         auxiliary=_auxiliaries(strategy.auxiliary, combine, updates),
         updates=updates.single() if strategy.individual else (),
@@ -116,7 +118,7 @@ def apply_round(
 def _statistics(
     needs: frozenset[Statistic],
     updates: OpenUpdates,
-    current: TensorFile,
+    current: Tensors,
     round_numbers: RoundNumbers,
 ) -> UpdateStatistics:
     def numbers(of: Callable[[int], float]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from potluck.common.disclosure import LABEL_COUNTS, Weighting
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
-from potluck.common.tensors.tensor_files import TensorFile
+from potluck.common.tensors.tensor_files import Tensors
 from potluck.server.aggregation.label_audit import (
     BiasUpdates,
     ClientAudit,
@@ -102,7 +102,7 @@ def check_auditable(plan: RunPlan) -> None:
 
 
 def bias_changes(
-    updates: Mapping[str, EncodedUpdate], model: TensorFile, classes: int
+    updates: Mapping[str, EncodedUpdate], model: Tensors, classes: int
 ) -> dict[str, list[float]]:
     """How each client's update moves the output bias; empty where the model has none."""
     try:

@@ -138,6 +138,7 @@ def move_masked(
         round=numbers.round,
         clients=numbers.clients,
         included=clients,
+        weights=combine.weights,
         buffers=numbers.buffers,
         auxiliary={
             name: _auxiliary(total, name, combine, current) for name in sorted(strategy.auxiliary)

@@ -26,7 +26,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_drafts import TensorDraft
-from potluck.common.tensors.tensor_files import TensorFile
+from potluck.common.tensors.tensor_files import NamedTensors, Tensors
 from potluck.common.trainer import EvaluationSettings, Trainer
 from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
@@ -84,13 +84,16 @@ class ModelWork:
         return self._publish(made.arrays(), None, 0)
 
     def check_start(self) -> None:
-        """Check that the weights that the run starts from are there and fit.
+        """Check that the weights that the run starts from are there and fit, and that the strategy
+        can move such a model.
 
         Raises ConfigurationError or LayoutError."""
-        run_file = self._plan.run_file
+        run_file, strategy = self._plan.run_file, self._plan.strategy
         divides = run_file.model is not None and bool(run_file.model.trainable)
-        if run_file.initial_model is not None or divides:
-            self._start_from_file(self._new_model())
+        if run_file.initial_model is not None or divides or strategy.one_way:
+            made = self._new_model()
+            self._start_from_file(made)
+            strategy.check_model(made.layout)
 
     def base_blake3(self) -> str:
         """Digest of the part of the model that does not travel; empty where all of it does.
@@ -148,7 +151,8 @@ class ModelWork:
     @property
     def _updates(self) -> UpdateFiles:
         run_file, strategy = self._plan.run_file, self._plan.strategy
-        return UpdateFiles(self.layout, run_file.transport.up, strategy.auxiliary)
+        returned = self.layout.without(strategy.one_way)
+        return UpdateFiles(returned, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
         """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
@@ -164,7 +168,10 @@ class ModelWork:
         """
         files = self._updates
         with contextlib.ExitStack() as stack:
-            base = stack.enter_context(self._files.opened(model.blake3)) if files.delta else None
+            base = None
+            if files.delta:
+                whole = stack.enter_context(self._files.opened(model.blake3))
+                base = NamedTensors.some(whole, files.layout)
             files.check(path, base, compressed=compressed, finite=finite)
 
     def next_model(
@@ -191,13 +198,15 @@ class ModelWork:
         )
         with (
             self._files.opened(model.blake3, self.layout) as current,
-            opened(updates, files, current if files.delta else None) as these,
-            self._files.draft(self.layout) as draft,
+            self._files.draft(files.layout) as draft,
             self._files.large_arrays(),
         ):
-            arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
-            self._note_bias(round_number, these.clients, these.encoded, current)
-            published = self._publish(arrays, model, round_number, draft)
+            before = NamedTensors.some(current, files.layout)
+            with opened(updates, files, before if files.delta else None) as these:
+                arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
+                self._note_bias(round_number, these.clients, these.encoded, before)
+                whole = draft if not strategy.one_way else None
+                published = self._publish(arrays, model, round_number, whole)
         return published, state
 
     def next_masked_model(
@@ -254,7 +263,7 @@ class ModelWork:
         round_number: int,
         clients: Sequence[str],
         encoded: Sequence[EncodedUpdate],
-        current: TensorFile,
+        current: Tensors,
     ) -> None:
         if self._bias_records is None:
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, RunError, StorageError
@@ -20,7 +21,7 @@ from potluck.common.tensors.auxiliary import (
 from potluck.common.tensors.compression import decompress_file
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.tensor_files import TensorFile, file_digest, open_tensors
+from potluck.common.tensors.tensor_files import TensorFile, Tensors, file_digest, open_tensors
 from potluck.server.store.records import UpdateRow
 
 Update = EncodedUpdate | TensorFile
@@ -37,10 +38,11 @@ class SpooledUpdate:
 
 
 class UpdateFiles:
-    """The form of a run's updates: the model's layout, the way up, the auxiliaries they carry."""
+    """The form of a run's updates: the layout of the tensors that clients return, the way up, the
+    auxiliaries they carry."""
 
     def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
-        """Raises LayoutError where the model can't be sent so."""
+        """Raises LayoutError where the tensors can't be sent so."""
         self.layout = layout
         self._up = up
         self._auxiliaries = sorted(auxiliaries)
@@ -57,9 +59,10 @@ class UpdateFiles:
         return self._up.delta
 
     def check(
-        self, path: Path, base: TensorFile | None, *, compressed: bool, finite: bool = False
+        self, path: Path, base: Tensors | None, *, compressed: bool, finite: bool = False
     ) -> None:
-        """Check that a received file is an update: layout and numbers. `base`: the round's model.
+        """Check that a received file is an update: layout and numbers. `base`: the round's model,
+        of the same layout.
 
         finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
         OutOfBoundsError, TooLargeError.
@@ -82,7 +85,7 @@ class UpdateFiles:
         except LayoutError as error:
             raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
 
-    def weights(self, file: TensorFile, base: TensorFile | None) -> EncodedUpdate:
+    def weights(self, file: TensorFile, base: Tensors | None) -> EncodedUpdate:
         """The weights in an open file, decoded as they are read."""
         return EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base)
 
@@ -104,6 +107,18 @@ class OneUpdate:
     def weights(self) -> dict[str, NDArray[Any]]:
         """All tensors of the client's model: a copy in memory."""
         return self.encoded.decode_to_arrays()
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One of the floating-point tensors: a copy in memory."""
+        begin = 0
+        for tensor in self.encoded.layout.tensors:
+            if tensor.floating:
+                end = begin + tensor.elements
+                if tensor.name == name:
+                    values = np.empty(tensor.elements, np.float32)
+                    return self.encoded.read(begin, end, values).reshape(tensor.shape)
+                begin = end
+        raise KeyError(name)
 
     def auxiliary(self, name: str) -> dict[str, NDArray[Any]]:
         """One of its auxiliaries: a copy in memory."""

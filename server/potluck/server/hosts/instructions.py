@@ -173,6 +173,7 @@ def _train(
         reports=sorted(plan.reports),
         pace=plan.client_pace(round_number, client),
         normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
+        one_way=plan.strategy.one_way,
     )
 
 

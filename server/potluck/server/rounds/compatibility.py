@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
@@ -27,6 +27,12 @@ def check_composition(
     Raises ConfigurationError where two parts don't go together, PluginError where one is missing.
     """
     correction = strategy.correction
+    if strategy.one_way and strategy.auxiliary:
+        raise PluginError(
+            f"{source}: strategy {run_file.strategy.name} has both auxiliaries, which have all "
+            "tensors of the model, and tensors that go one way; give it one of the two",
+            strategy=run_file.strategy.name,
+        )
     if correction is not None:
         check_installed(plugins.CORRECTIONS, correction.name)
     check_objective(run_file.objective, source=source)
@@ -50,6 +56,13 @@ def check_maskable(name: str, strategy: Strategy) -> None:
             f"strategy {name} and secure aggregation don't go together: {name} looks at single "
             "updates, and of masked ones the coordinator learns only the sum; choose a strategy "
             "that averages (fedavg, fedavgm, fedadam, fednova, …), or unmasked updates",
+            strategy=name,
+        )
+    if strategy.one_way:
+        raise ConfigurationError(
+            f"strategy {name} and secure aggregation don't go together: masked updates have all "
+            f"tensors of the model, and {name} moves some by itself; choose another strategy, or "
+            "unmasked updates",
             strategy=name,
         )
 

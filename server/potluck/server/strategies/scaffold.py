@@ -192,6 +192,13 @@ def _other_step(step: object) -> Strategy:
             strategy="scaffold",
             step=name,
         )
+    if strategy.one_way:
+        raise ConfigurationError(
+            f"strategies scaffold and {name} don't go together: {name} moves some tensors by "
+            "itself, which clients neither train nor correct; choose one of them",
+            strategy="scaffold",
+            step=name,
+        )
     return strategy
 
 

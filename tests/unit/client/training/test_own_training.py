@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.trainer_plugins.potluck_trainers import SAMPLES, Descent, Line, Stream
 
+from potluck.client.training.local_update import train_update
 from potluck.client.training.own_training import OwnTraining
 from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.task_training import LoadedTask, TrainingFiles
@@ -15,9 +16,10 @@ from potluck.common.disclosure import Weighting
 from potluck.common.errors import RoundClosedError, TrainerError, TrainingError
 from potluck.common.learning.measures import own_trainer
 from potluck.common.tensors.model_arrays import state_arrays
-from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.trainer import Measured, TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 
 def training(fault: str = "") -> OwnTraining:
@@ -120,3 +122,19 @@ def test_a_gradient_that_is_no_length_is_no_answer(
     asked = rpc.Instruction(client_id="client-1", round=1)
     with pytest.raises(TrainingError):
         training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))
+
+
+def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:
+    work = instruction()
+    work.train.encoding = transfer_pb2.ENCODING_FLOAT32
+    work.train.one_way.append("off*")
+    with pytest.raises(TrainingError, match="trained tensor 'offset', which only the coordinator"):
+        train_update(
+            training(), work, files(tmp_path), progress=lambda _: None, cancelled=lambda: False
+        )
+    work.train.one_way[:] = ["nothing.*"]
+    train_update(
+        training(), work, files(tmp_path), progress=lambda _: None, cancelled=lambda: False
+    )
+    with open_tensors(tmp_path / "update") as update:
+        assert list(update.arrays) == ["slope", "offset"]

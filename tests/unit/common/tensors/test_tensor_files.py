@@ -21,6 +21,7 @@ from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.layout import DTYPES, parse_header
 from potluck.common.tensors.tensor_files import (
     Layout,
+    NamedTensors,
     check_finite,
     file_digest,
     open_tensors,
@@ -371,3 +372,17 @@ def test_arrays_must_fit_the_layout_they_are_written_in(tmp_path: Path) -> None:
         Layout.of({"w": np.zeros(1, np.complex64)})
     with pytest.raises(LayoutError, match=">f4"):
         Layout.of({"w": np.zeros(1, ">f4")})
+
+
+ONE = np.ones(1, np.float32)
+
+
+def test_some_tensors_of_a_layout_lie_as_a_file_of_their_own() -> None:
+    arrays = {"q.base.weight": np.zeros((2, 3), np.float32), "count": np.array(3), "q.a": ONE}
+    layout = Layout.of(arrays)
+    assert layout.without(()) is layout
+    rest = layout.without(("*.base.weight", "nothing"))
+    assert rest == Layout.of({"count": arrays["count"], "q.a": ONE})
+    some = NamedTensors.some(NamedTensors(layout=layout, arrays=arrays), rest)
+    assert list(some.arrays) == ["count", "q.a"]
+    assert some.arrays["q.a"] is ONE

@@ -312,7 +312,13 @@ def test_nothing_that_is_handed_over_is_changed(name: str, tmp_path: Path) -> No
 
 def test_which_strategies_can_be_had_from_sums_alone() -> None:
     individual = {name for name in NAMES if strategy(name).individual}
-    assert individual == {"fedatt", "median", "trimmed-mean", "clipped-mean"}
+    assert individual == {
+        "fedatt",
+        "median",
+        "trimmed-mean",
+        "clipped-mean",
+        "lora-stacking",
+    }
     assert strategy("scaffold", step="median").individual
     assert strategy("scaffold", keeper="coordinator").individual
 

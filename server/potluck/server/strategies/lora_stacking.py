@@ -1,0 +1,167 @@
+"""Exact means of low-rank adapters of any ranks, by stacking them (FLoRA, Wang et al. 2024, §3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveFloat
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.large_arrays import empty
+from potluck.common.tensors.layout import Layout, quoted
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategy import ReadableUpdate, RoundContext, Weights
+
+_FACTOR: Final = re.compile(r"(?P<layer>.+)\.lora_(?P<factor>[AB])\.(?P<adapter>[^.]+)\.weight")
+_BLOCK_ELEMENTS: Final = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Names of an adapted layer's tensors.
+
+    weight: W, out × in. down: A, rank × in. up: B, out × rank. The layer has W + s·B·A.
+    """
+
+    weight: str
+    down: str
+    up: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraStacking(Averaging):
+    """W ← W + s·Σ p_k B_k A_k for each adapted layer, with p_k = n_k / Σ n_j; B ← 0, A drawn anew.
+
+    The mean of the full differences, which separate means of A and of B are not. Stacked,
+    [p_1 B_1 … p_m B_m]·[A_1; …; A_m] is that sum whatever rank each has; a client of a lower rank
+    than the model's leaves rows of A and columns of B zero. All other tensors are averaged as by
+    FedAvg. The product is merged into W, so W travels down with the adapters, and only they go up.
+
+    The new A is uniform in ±1/√in as `peft` begins one, and follows from the old A. Tensors have
+    the names that `peft` gives them.
+
+    scaling: s > 0, lora_alpha / r of the adapters.
+    """
+
+    scaling: PositiveFloat = 1.0
+
+    individual = True
+    one_way = ("*.base_layer.weight",)
+
+    def check_model(self, layout: Layout) -> None:
+        """Refused unless each adapter is a pair of matrices around a matrix that travels too."""
+        found = adapters(list(layout.by_name))
+        if not found:
+            raise _refused(
+                "the model's tensors that travel are no adapters; wrap it with `peft`, and let "
+                "them and the weights below them travel: "
+                '[model] trainable = ["*.lora_?.*", "*.base_layer.weight"]'
+            )
+        shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
+        for each in found:
+            for name in (each.weight, each.down, each.up):
+                if name not in shapes:
+                    raise _refused(
+                        f"tensor {quoted(name)} does not travel; add '*.lora_?.*' and "
+                        "'*.base_layer.weight' to `trainable` of [model]"
+                    )
+            weight, down, up = shapes[each.weight], shapes[each.down], shapes[each.up]
+            if len(down) != 2 or len(up) != 2 or down[0] != up[1] or weight != (up[0], down[1]):
+                raise _refused(
+                    f"tensor {quoted(each.weight)} is {weight}, and its adapters are {up} and "
+                    f"{down}; only layers nn.Linear can be merged: choose others as target_modules"
+                )
+        parts = {name for each in found for name in (each.weight, each.down, each.up)}
+        for name in shapes:
+            if name not in parts and ("lora_" in name or name.endswith(".base_layer.weight")):
+                raise _refused(
+                    f"tensor {quoted(name)} is no factor of an adapter; use plain LoRA with one "
+                    "adapter for each layer, without biases of its own or DoRA"
+                )
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The stacked adapters are merged, and the next ones begin."""
+        following: dict[str, NDArray[Any]] = {}
+        for each in adapters(list(model)):
+            ups, downs = _stacked(each, context.updates, self.scaling * context.weights)
+            following[each.weight] = _merged(model[each.weight], ups, downs)
+            following[each.down] = _drawn_after(model[each.down])
+            following[each.up] = np.zeros_like(model[each.up])
+        merged = {**combined, **following}
+        return {name: merged[name] for name in model}, state
+
+
+def adapters(names: Sequence[str]) -> list[Adapter]:
+    """The adapters among a model's tensors, in their order; one factor may be missing."""
+    pairs: dict[tuple[str, str], Adapter] = {}
+    for name in names:
+        match = _FACTOR.fullmatch(name)
+        if match is not None:
+            layer, adapter = match["layer"], match["adapter"]
+            pairs[layer, adapter] = Adapter(
+                weight=f"{layer}.base_layer.weight",
+                down=f"{layer}.lora_A.{adapter}.weight",
+                up=f"{layer}.lora_B.{adapter}.weight",
+            )
+    layers = [layer for layer, _ in pairs]
+    for layer in layers:
+        if layers.count(layer) > 1:
+            raise _refused(f"layer {quoted(layer)} has several adapters; leave it one")
+    return list(pairs.values())
+
+
+def _refused(why: str) -> ConfigurationError:
+    return ConfigurationError(f"strategy lora-stacking: {why}", strategy="lora-stacking")
+
+
+def _stacked(
+    adapter: Adapter, updates: Sequence[ReadableUpdate], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The factors of all clients: out × Σ ranks, each B times its weight, and Σ ranks × in."""
+    ups, downs = [], []
+    for update, weight in zip(updates, weights, strict=True):
+        up = update.tensor(adapter.up).astype(np.float64)
+        down = update.tensor(adapter.down).astype(np.float64)
+        used = up.any(axis=0) & down.any(axis=1)  # the others add nothing
+        ups.append(weight * up[:, used])
+        downs.append(down[used])
+    return np.concatenate(ups, axis=1), np.concatenate(downs)
+
+
+def _merged(
+    weight: NDArray[Any], ups: NDArray[np.float64], downs: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """W + ups·downs in float64, rounded once. Sums run in a fixed order, which a library for
+    matrices does not promise."""
+    merged: NDArray[np.float32] = empty(weight.shape, np.float32)
+    rows = max(1, _BLOCK_ELEMENTS // max(1, weight.shape[1]))
+    for place in _blocks(len(weight), rows):
+        total = weight[place].astype(np.float64)
+        product = np.empty_like(total)
+        for column, row in zip(ups[place].T, downs, strict=True):
+            np.multiply(column[:, None], row, out=product)
+            np.add(total, product, out=total)
+        merged[place] = total
+    return merged
+
+
+def _blocks(size: int, block: int) -> Iterator[slice]:
+    for begin in range(0, size, block):
+        yield slice(begin, min(begin + block, size))
+
+
+def _drawn_after(down: NDArray[Any]) -> NDArray[np.float32]:
+    """The next A: uniform in ±1/√in, from the digest of the one before."""
+    digest = digest_of(np.ascontiguousarray(down).reshape(-1).view(np.uint8).data)
+    generator = np.random.Generator(np.random.PCG64(int(digest, 16)))
+    bound = 1 / np.sqrt(down.shape[1])
+    return generator.uniform(-bound, bound, down.shape).astype(np.float32)
