@@ -109,10 +109,13 @@ async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> Non
             async with connect(load_operator_config(flags)) as client:
                 run_file = override(
                     (folder / "run.toml").read_text(),
-                    ["selector.name=feddiverse", "name=diverse"],
+                    [
+                        *("selector.name=feddiverse", "name=diverse"),
+                        *("task.held_out=0.2", "evaluation.spread=true"),
+                    ],
                     source="test",
                 )
-                await client.start_run(run_file)  # for what only triplets show
+                await client.start_run(run_file)  # shows triplets and spreads
                 await check_shown(prometheus, excused=NO_DATA_HERE)
         await check_doctor(folder)
 

@@ -103,6 +103,13 @@ def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Ev
     )
 
 
+def spread_out(event: Event) -> Event:
+    """A committed round with the spread of its accuracy over twelve clients."""
+    known = {"clients": 12, "mean": 0.5, "quantiles": [0.2, 0.3, 0.5, 0.7, 0.9], "worst_tenth": 0.1}
+    event.committed.spreads["accuracy"].CopyFrom(operator_pb2.Spread(**known))  # type: ignore[arg-type]  # by name
+    return event
+
+
 def progress(number: int, phase: str = "train", *members: operator_pb2.Member) -> Event:
     return Event(
         progress=operator_pb2.RoundProgress(

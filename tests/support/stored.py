@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import create_engine, delete, insert
 
+from potluck.common.learning.spread import spread
 from potluck.server.store import (
     AttemptKey,
     ClientSeen,
@@ -86,6 +87,7 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
         selector_scalars={"turn": key.round, "share": 1 / 3, "done": False, "none": None},
         strategy_scalars={"name": "fedavg", "limit": float("inf")},
         metrics={"loss": 2.0**-key.round, "accuracy": 0.75, "weighted_f1": 0.5},
+        spreads={"loss": spread([0.1, 2.0**-key.round, 7.0], higher_is_better=False)},
         seconds=2.5,
         bytes_down=key.round * 10**10,
         bytes_up=3,
@@ -121,7 +123,7 @@ def add_rounds(url: str, run_id: str, numbers: range, *, clients: Sequence[str] 
         for position, client in enumerate(clients)
     ]
     row = {"selector_scalars": "{}", "strategy_scalars": "{}", "seconds": 1.0, "bytes_down": 0}
-    row |= {"bytes_up": 0, "committed_at": AT.isoformat(), "metrics": "{}"}
+    row |= {"bytes_up": 0, "committed_at": AT.isoformat(), "metrics": "{}", "spreads": "{}"}
     rounds = [
         {**key, **row, "model_blake3": digest(number), "state_blake3": digest(10**6 + number)}
         for key, number in zip(keys, numbers, strict=True)

@@ -173,6 +173,7 @@ CREATE TABLE rounds (
     selector_scalars TEXT NOT NULL,
     strategy_scalars TEXT NOT NULL,
     metrics TEXT NOT NULL,
+    spreads TEXT NOT NULL,
     seconds DOUBLE PRECISION NOT NULL,
     bytes_down BIGINT NOT NULL,
     bytes_up BIGINT NOT NULL,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dashboards.grafana_json import Dashboard, Panel, Query
 from dashboards.panels import BY_RUN, DISK, OF_RUN, increase
 
+OF_SPREAD = '{run=~"$run",statistic=~"p50|p10|worst_tenth"}'
+
 FEDERATION = Dashboard(
     uid="potluck-federation",
     title="Potluck: Federation",
@@ -108,7 +110,28 @@ FEDERATION = Dashboard(
                     queries=[Query(f"potluck_model_measure{OF_RUN}", f"{BY_RUN} {{{{measure}}}}")],
                     about="All that the task measures, as its trainer declares it; those of the "
                     "rounds' trainings begin with training_.",
-                    width=24,
+                    width=10,
+                ),
+                Panel(
+                    title="Measures over clients",
+                    queries=[
+                        Query(
+                            f"potluck_model_measure_over_clients{OF_SPREAD}",
+                            f"{BY_RUN} {{{{measure}}}} {{{{statistic}}}}",
+                        )
+                    ],
+                    about="Where evaluation.spread is on: median, tenth percentile and mean of the "
+                    "tenth of the clients for which a measure is worst; each client counts once.",
+                    width=10,
+                ),
+                Panel(
+                    title="Clients that measure",
+                    queries=[
+                        Query(f"max by (run) (potluck_model_measuring_clients{OF_RUN})", BY_RUN)
+                    ],
+                    about="Behind the measures over clients.",
+                    kind="stat",
+                    width=4,
                 ),
             ),
         ),

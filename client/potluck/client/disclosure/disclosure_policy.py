@@ -24,6 +24,7 @@ from potluck.common.disclosure import (
     Weighting,
 )
 from potluck.common.errors import DisclosureRefusedError
+from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
 from potluck.common.secagg import ClientPolicy
 from potluck.common.secagg.policy.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
@@ -90,6 +91,12 @@ class DisclosurePolicy(Settings):
         default=False,
         description="Whether models may be evaluated on held-out samples, where a task has\n"
         "clients hold some out; the counts sent show how many of these are of each class.",
+    )
+    least_group: int = Field(
+        default=LEAST_GROUP,
+        ge=SMALLEST_GROUP,
+        description="Fewest clients over which the coordinator may show how measures on held-out\n"
+        "samples are spread; a run with a smaller evaluation.least_group is refused.",
     )
     questions: tuple[str, ...] = Field(
         default=(),
@@ -298,12 +305,23 @@ def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> Non
         )
 
 
-def check_held_out(policy: DisclosurePolicy, client: str) -> None:
-    """Raises DisclosureRefusedError where held-out samples may not be evaluated on."""
+def check_held_out(policy: DisclosurePolicy, client: str, *, least_group: int = 0) -> None:
+    """Raises DisclosureRefusedError where held-out samples may not be evaluated on.
+
+    least_group: fewest clients over which the spread of what they measure is shown; 0 where none
+    is.
+    """
     if not policy.held_out_counts:
         raise DisclosureRefusedError(
             f"client '{client}' does not evaluate models: `held_out_counts` is false in {_TABLE}; "
             "set evaluation.every = 0 in the run file, or held_out_counts = true there",
+            client=client,
+        )
+    if 0 < least_group < policy.least_group:
+        raise DisclosureRefusedError(
+            f"client '{client}' does not evaluate models for a spread over {least_group} clients: "
+            f"`least_group` is {policy.least_group} in {_TABLE}; set evaluation.least_group = "
+            f"{policy.least_group} in the run file, or evaluation.spread = false",
             client=client,
         )
 

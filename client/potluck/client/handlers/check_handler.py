@@ -17,7 +17,7 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     for kind in work.questions:
         check_question(context.policy, instruction.client_id, kind)
     if work.evaluates:
-        check_held_out(context.policy, instruction.client_id)
+        check_held_out(context.policy, instruction.client_id, least_group=work.least_group)
     await context.compute(
         active, work.train.task, lambda device: device.check(work.train, work.layout)
     )

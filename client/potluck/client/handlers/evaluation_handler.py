@@ -16,7 +16,7 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     """Answer with counts, where the owner's policy allows that."""
     instruction, work = active.instruction, active.instruction.evaluate
     client = ClientId(instruction.client_id)
-    check_held_out(context.policy, client)
+    check_held_out(context.policy, client, least_group=work.least_group)
     async with context.model(active, work.model, work.task) as model:
         files = context.client_files(instruction, model, work.kept)
         found = await context.compute(

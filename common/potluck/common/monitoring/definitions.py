@@ -17,10 +17,12 @@ from potluck.common.monitoring.metric_labels import (
     DIRECTION,
     ENCODING,
     HETEROGENEITIES,
+    MEASURE_NAME,
     REASON,
     RUN,
     SECURE_PHASE,
     SIGNAL,
+    SPREAD_STATISTICS,
     AttemptOutcome,
     DisclosureOutcome,
     HostStage,
@@ -239,8 +241,24 @@ MEASURE = _gauge(
     "potluck_model_measure",
     "Mean of a measure over the newest round that has it, as the task's trainer declares it.",
     RUN,
-    Label(name="measure", about="its name; a trainer declares 16 at most"),
+    MEASURE_NAME,
     condition=_EVALUATED,
+)
+_SPREAD = "where evaluation.spread is on and evaluation.least_group clients have measured"
+MEASURE_OVER_CLIENTS = _gauge(
+    "potluck_model_measure_over_clients",
+    "Spread of a measure over the clients that measured the newest evaluated model.",
+    RUN,
+    MEASURE_NAME,
+    Label(name="statistic", values=SPREAD_STATISTICS),
+    condition=_SPREAD,
+)
+MEASURING_CLIENTS = _gauge(
+    "potluck_model_measuring_clients",
+    "Clients behind that spread.",
+    RUN,
+    MEASURE_NAME,
+    condition=_SPREAD,
 )
 UPDATE_NORM = _gauge(
     "potluck_model_update_norm",

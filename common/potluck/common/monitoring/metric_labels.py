@@ -23,6 +23,11 @@ HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
 imbalance, spurious correlation."""
 
 
+SPREAD_STATISTICS = ("mean", "p10", "p25", "p50", "p75", "p90", "worst_tenth")
+"""Of the values of clients, each counted once: their mean, quantiles in per cent, and the mean of
+the tenth for which the measure is worst, of two at least."""
+
+
 class MeasuredParty(StrEnum):
     """A party that has metrics."""
 
@@ -145,6 +150,7 @@ class Label:
 
 RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last")
 DIRECTION = Label(name="direction", values=tuple(Direction))
+MEASURE_NAME = Label(name="measure", about="its name; a trainer declares 16 at most")
 MASKED = "masked"
 """The name among encodings for words of a secure sum."""
 ENCODING = Label(name="encoding", values=(*Encoding, MASKED))

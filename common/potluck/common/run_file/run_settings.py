@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact
+from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import Name
 from potluck.common.settings.configuration import RECOMMENDED, Settings
@@ -126,13 +127,28 @@ class Transport(Settings):
 
 
 class Evaluation(Settings):
-    """Schedule of evaluations."""
+    """Schedule of evaluations, and what is measured in one."""
 
     every: int = Field(
         default=1,
         ge=0,
         description="Evaluate after every so many rounds and after the last; 0: never.",
     )
+    spread: bool = Field(
+        default=False,
+        description="Whether all clients that attend measure the model on what they hold out, and\n"
+        "their measures' spread is shown: quantiles, and the mean of the worst tenth.",
+    )
+    least_group: int = Field(
+        default=LEAST_GROUP,
+        ge=SMALLEST_GROUP,
+        description="Fewest clients over which a spread is shown; one that demands more refuses.",
+    )
+
+    @property
+    def disclosed_group(self) -> int:
+        """The fewest clients over which a spread is shown; 0 where none is."""
+        return self.least_group if self.spread else 0
 
 
 class MissingProfiles(StrEnum):

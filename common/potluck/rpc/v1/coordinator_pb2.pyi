@@ -961,10 +961,13 @@ class Check(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     QUESTIONS_FIELD_NUMBER: _builtins.int
     EVALUATES_FIELD_NUMBER: _builtins.int
+    LEAST_GROUP_FIELD_NUMBER: _builtins.int
     layout: _builtins.bytes
     """The layout of the run's model: the header of its file. Empty where it is not to be compared."""
     evaluates: _builtins.bool
     """Whether models are evaluated on the client's held-out samples."""
+    least_group: _builtins.int
+    """Fewest clients over which the spread of what they measure there is shown; 0 where none is."""
     @_builtins.property
     def train(self) -> Global___Train:
         """The training, without its model."""
@@ -980,10 +983,11 @@ class Check(_message.Message):
         layout: _builtins.bytes = ...,
         questions: _abc.Iterable[_builtins.str] | None = ...,
         evaluates: _builtins.bool = ...,
+        least_group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluates", b"evaluates", "layout", b"layout", "questions", b"questions", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluates", b"evaluates", "layout", b"layout", "least_group", b"least_group", "questions", b"questions", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,8 +1076,11 @@ class Evaluate(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    LEAST_GROUP_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Seed of everything random in it."""
+    least_group: _builtins.int
+    """Fewest clients over which the spread of what they measure is shown; 0 where none is."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model."""
@@ -1093,10 +1100,11 @@ class Evaluate(_message.Message):
         task: Global___Plugin | None = ...,
         seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
+        least_group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "seed", b"seed", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "least_group", b"least_group", "model", b"model", "seed", b"seed", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -564,6 +564,27 @@ class CommittedRound(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SpreadsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Spread: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Spread | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -571,6 +592,7 @@ class CommittedRound(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
+    SPREADS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -589,6 +611,10 @@ class CommittedRound(_message.Message):
     def metrics(self) -> Global___Metrics:
         """The new model's metrics."""
 
+    @_builtins.property
+    def spreads(self) -> _containers.MessageMap[_builtins.str, Global___Spread]:
+        """How measures of the new model are spread over clients, by the measure's name."""
+
     def __init__(
         self,
         *,
@@ -599,14 +625,51 @@ class CommittedRound(_message.Message):
         bytes_down: _builtins.int = ...,
         bytes_up: _builtins.int = ...,
         model_blake3: _builtins.str = ...,
+        spreads: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommittedRound: _TypeAlias = CommittedRound  # noqa: Y015
+
+@_typing.final
+class Spread(_message.Message):
+    """A measure over clients, each of which counts once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    QUANTILES_FIELD_NUMBER: _builtins.int
+    WORST_TENTH_FIELD_NUMBER: _builtins.int
+    clients: _builtins.int
+    """How many there are."""
+    mean: _builtins.float
+    """Mean of their values."""
+    worst_tenth: _builtins.float
+    """Mean over the tenth of them for which the measure is worst, and over two at least."""
+    @_builtins.property
+    def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Quantiles at 10, 25, 50, 75 and 90 per cent of the clients."""
+
+    def __init__(
+        self,
+        *,
+        clients: _builtins.int = ...,
+        mean: _builtins.float = ...,
+        quantiles: _abc.Iterable[_builtins.float] | None = ...,
+        worst_tenth: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "mean", b"mean", "quantiles", b"quantiles", "worst_tenth", b"worst_tenth"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spread: _TypeAlias = Spread  # noqa: Y015
 
 @_typing.final
 class RoundProgress(_message.Message):

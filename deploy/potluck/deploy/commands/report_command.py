@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,10 @@ from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe, shown_measures
 from potluck.deploy.view.pictures import check_picture
-from potluck.deploy.view.readable import readable_count
+from potluck.deploy.view.readable import readable_count, readable_measure
+
+if TYPE_CHECKING:
+    from potluck.deploy.view.run_report import RunReport
 
 
 async def report(
@@ -58,7 +61,7 @@ async def report(
         title=title,
         included=found.realised,
         accuracies=found.accuracies,
-        measures=_titled(found.measures, shown_measures(status)),
+        measures=_titled(found, shown_measures(status)),
     )
     values = report_values(found)
     if as_json:
@@ -66,21 +69,47 @@ async def report(
             print_line(to_line(each))
         return
     print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
-    for line in summary_lines(values):
+    for line in [*summary_lines(values), *spread_lines(found, shown_measures(status))]:
         print_line(line)
 
 
-def _titled(
-    found: Mapping[str, Mapping[int, float]], shown: Mapping[str, Measure]
-) -> dict[str, Mapping[int, float]]:
-    """What was measured, the most important first, by a title for people."""
+def _titled(found: RunReport, shown: Mapping[str, Measure]) -> dict[str, Mapping[int, float]]:
+    """What a task's own trainer measured, the most important first, by a title for people."""
     titled: dict[str, Mapping[int, float]] = {}
     for name, measure in shown.items():
-        if name in found:
-            unit = f" in {measure.unit}" if measure.unit else ""
-            better = "higher" if measure.higher_is_better else "lower"
-            titled[f"{measure.label}{unit}, {better} is better"] = found[name]
+        if name not in found.measures:
+            continue
+        unit = f" in {measure.unit}" if measure.unit else ""
+        better = "higher" if measure.higher_is_better else "lower"
+        titled[f"{measure.label}{unit}, {better} is better"] = found.measures[name]
+        worst = {
+            number: spreads[name].worst_tenth
+            for number, spreads in found.spreads.items()
+            if name in spreads
+        }
+        if worst:
+            titled[f"{measure.label}{unit} of the worst tenth of clients"] = worst
     return titled
+
+
+def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
+    """The newest model's measures over clients, where the run shows these."""
+    if not found.spreads:
+        return []
+    number, spreads = max(found.spreads.items())
+    lines = [f"of the clients that measured the model of round {number}, each counted once:"]
+    for name, measure in shown.items():
+        if name in spreads:
+            spread = spreads[name]
+            low, _, median, _, high = (
+                readable_measure(value, measure.unit) for value in spread.quantiles
+            )
+            worst = readable_measure(spread.worst_tenth, measure.unit)
+            lines.append(
+                f"  {measure.label} of {spread.clients}: median {median}, eight tenths from {low} "
+                f"to {high}, mean of the worst tenth {worst}"
+            )
+    return lines
 
 
 def summary_lines(values: Sequence[Mapping[str, Any]]) -> list[str]:

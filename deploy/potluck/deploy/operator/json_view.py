@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from potluck.common.learning.spread import QUANTILES
 from potluck.deploy.operator.run_view import member_state_name, metric_values, run_state_name
 from potluck.rpc.v1 import operator_pb2
 
@@ -84,10 +85,25 @@ def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
         "members": [_member_values(member) for member in committed.members],
         **metric_values(committed.metrics),
         "measures": dict(sorted(committed.metrics.others.items())),
+        "spreads": {
+            name: spread_values(spread) for name, spread in sorted(committed.spreads.items())
+        },
         "seconds": committed.seconds,
         "bytes_down": committed.bytes_down,
         "bytes_up": committed.bytes_up,
         "model_blake3": committed.model_blake3,
+    }
+
+
+def spread_values(spread: operator_pb2.Spread) -> dict[str, Any]:
+    """A measure over clients; quantiles by the share of the clients below."""
+    return {
+        "clients": spread.clients,
+        "mean": spread.mean,
+        "worst_tenth": spread.worst_tenth,
+        "quantiles": {
+            f"{share:g}": v for share, v in zip(QUANTILES, spread.quantiles, strict=False)
+        },
     }
 
 

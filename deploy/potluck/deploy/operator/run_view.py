@@ -31,6 +31,7 @@ LEFT_OUT = TROUBLED | {MemberState.MEMBER_STATE_SPARED}
 METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _SHOWN = ("loss", "accuracy", "worst_group_accuracy")
 """The measures of classification that people are shown, in this order."""
+_FIRST = "accuracy"
 _TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
 
 
@@ -150,6 +151,13 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
         )
         for each in status.measures
     }
+
+
+def first_measure(status: operator_pb2.RunStatus | None) -> str:
+    """Name of the measure whose spread over clients people are shown: the most important one."""
+    if status is None or not status.measures:
+        return _FIRST
+    return status.measures[0].name
 
 
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:

@@ -13,6 +13,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from potluck.common.learning.spread import QUANTILES
 from potluck.common.trainer import SHARE
 from potluck.deploy.view.pictures import write_picture
 from potluck.deploy.view.readable import (
@@ -99,6 +100,7 @@ def _plot_measures(
         points = [(number, value) for number, value in found if value is not None]
         last = f" {readable_measure(points[-1][1], measure.unit)}" if points else ""
         _plot_line(axes, points, colour, f"{measure.label}{last}")
+        _plot_spread(axes, measure, colour, history)
     _label_lines(axes)
     first = measures[0]
     better = "↑" if first.higher_is_better else "↓"
@@ -112,6 +114,27 @@ def _plot_measures(
         axes.set_ylim(bottom=0.0)
     unit = f" in {first.unit}" if first.unit else ""
     axes.set_ylabel(f"{first.label}{unit} {better}")
+
+
+def _plot_spread(
+    axes: Axes, measure: MeasureSummary, colour: str, history: Sequence[RoundSummary]
+) -> None:
+    """The clients' worst tenth as a dashed line, and the middle four fifths of them as a band."""
+    found = [(entry.round, entry.spreads.get(measure.name)) for entry in history]
+    known = [(number, each) for number, each in found if each is not None]
+    if not known:
+        return
+    rounds = [number for number, _ in known]
+    worst = [each.worst_tenth for _, each in known]
+    low, high = (
+        [each.quantiles[f"{share:g}"] for _, each in known]
+        for share in (QUANTILES[0], QUANTILES[-1])
+    )
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.plot(
+        rounds, worst, color=colour, linewidth=1.2, linestyle="--",
+        label=f"worst tenth {readable_measure(worst[-1], measure.unit)}",
+    )  # fmt: skip
 
 
 def _plot_line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
+from potluck.deploy.operator.json_view import spread_values
 from potluck.deploy.operator.run_view import metric_values
 from potluck.deploy.view.readable import natural_order
 from potluck.deploy.view.selection_plots import HETEROGENEITIES, dominant_heterogeneity
@@ -30,7 +31,8 @@ class RunReport:
 
     planned: clients that the selector chose; realised: those included; both as rows of the
     population, by round. accuracies: shares in [0, 1], by name and round. measures: of a task with
-    its own trainer: what was measured, by name and round.
+    its own trainer: what was measured, by name and round. spreads: of measures over clients, by
+    round and name, where a round has them.
     """
 
     population: Population
@@ -38,6 +40,7 @@ class RunReport:
     realised: Mapping[int, Rows]
     accuracies: Mapping[str, Mapping[int, float]]
     measures: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    spreads: Mapping[int, Mapping[str, operator_pb2.Spread]] = field(default_factory=dict)
 
 
 def run_report(
@@ -57,6 +60,7 @@ def run_report(
     realised: dict[int, Rows] = {}
     accuracies: dict[str, dict[int, float]] = {}
     measures: dict[str, dict[int, float]] = {}
+    spreads: dict[int, Mapping[str, operator_pb2.Spread]] = {}
     for one in rounds:
         rows = [row_of[member.client_id] for member in one.members]
         included = [each.state == operator_pb2.MEMBER_STATE_INCLUDED for each in one.members]
@@ -69,12 +73,19 @@ def run_report(
                 accuracies.setdefault(name, {})[one.round] = value
         for name, value in one.metrics.others.items():
             measures.setdefault(name, {})[one.round] = value
+        if one.spreads:
+            spreads[one.round] = one.spreads
+            name = "accuracy"
+            if name in one.spreads:
+                worst = one.spreads[name].worst_tenth
+                accuracies.setdefault("worst tenth of clients", {})[one.round] = worst
     return RunReport(
         population=population,
         planned=planned,
         realised=realised,
         accuracies=accuracies,
         measures=measures,
+        spreads=spreads,
     )
 
 
@@ -91,8 +102,15 @@ def report_values(report: RunReport) -> list[dict[str, Any]]:
             name: {"clients": len(cohorts[number])} | measured[index]
             for name, cohorts, measured in sides
         }
+        | _spreads(report.spreads.get(number, {}))
         for index, number in enumerate(report.planned)
     ]
+
+
+def _spreads(spreads: Mapping[str, operator_pb2.Spread]) -> dict[str, Any]:
+    """The measures over clients, under one name; nothing where there are none."""
+    values = {name: spread_values(spread) for name, spread in sorted(spreads.items())}
+    return {"spreads": values} if values else {}
 
 
 def _measured(population: Population, cohorts: Mapping[int, Rows]) -> list[dict[str, Any]]:

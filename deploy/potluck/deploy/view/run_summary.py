@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
+from potluck.deploy.operator.json_view import spread_values
 from potluck.deploy.operator.run_view import RunView, metric_values, shown_measures
 from potluck.rpc.v1.operator_pb2 import CommittedRound
 
@@ -20,6 +21,17 @@ class MeasureSummary(BaseModel):
     higher_is_better: bool
 
 
+class SpreadSummary(BaseModel):
+    """A measure over clients, each of which counts once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+    clients: int
+    mean: float
+    worst_tenth: float = Field(description="Mean of the tenth for which it is worst.")
+    quantiles: dict[str, float] = Field(description="By the share of the clients below.")
+
+
 class RoundSummary(BaseModel):
     """A committed round. Shares are in [0, 1]; None where a metric is not defined."""
 
@@ -31,6 +43,9 @@ class RoundSummary(BaseModel):
     worst_group_accuracy: float | None
     loss: float | None
     others: dict[str, float] = Field(default={}, description="Other measures, by name.")
+    spreads: dict[str, SpreadSummary] = Field(
+        default={}, description="Measures over clients, by name, where the run shows these."
+    )
     seconds: float = Field(description="From selection to commit.")
     bytes_down: int = Field(description="Model bytes sent to hosts.")
     bytes_up: int = Field(description="Update bytes received from hosts.")
@@ -115,6 +130,10 @@ def _round_summary(committed: CommittedRound) -> RoundSummary:
         worst_group_accuracy=metrics["worst_group_accuracy"],
         loss=metrics["loss"],
         others=dict(committed.metrics.others),
+        spreads={
+            name: SpreadSummary(**spread_values(spread))
+            for name, spread in sorted(committed.spreads.items())
+        },
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,

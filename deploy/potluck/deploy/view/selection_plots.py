@@ -7,6 +7,7 @@ also shows what was left of it where clients were lost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +253,11 @@ def _draw_labels(
     _dress(distances)
 
 
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+
+
 def _draw_accuracies(axes: Axes, accuracies: Mapping[str, Mapping[int, float]]) -> None:
-    for (name, values), colour in zip(accuracies.items(), ("#0072B2", "#D55E00"), strict=False):
+    for (name, values), colour in zip(accuracies.items(), cycle(_LINES)):
         last = f"{name}: {list(values.values())[-1]:.1%}"
         marker = "o" if len(values) <= 60 else ""
         axes.plot(

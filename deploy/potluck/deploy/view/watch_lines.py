@@ -8,6 +8,7 @@ from potluck.deploy.operator.run_view import (
     LEFT_OUT,
     RunView,
     all_metrics,
+    first_measure,
     run_state_name,
     shown_measures,
     waiting_text,
@@ -46,6 +47,11 @@ def round_line(
     for name, measure in shown_measures(status).items():
         if name in metrics:
             parts.append(f"{measure.label} {readable_measure(metrics[name], measure.unit)}")
+    first = first_measure(status)
+    if first in committed.spreads:
+        spread, measure = committed.spreads[first], shown_measures(status)[first]
+        worst = readable_measure(spread.worst_tenth, measure.unit)
+        parts.append(f"worst tenth {worst} of {spread.clients} clients")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     parts.append(f"up {readable_bytes(committed.bytes_up)}")

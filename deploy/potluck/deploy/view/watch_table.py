@@ -16,6 +16,7 @@ from potluck.deploy.operator.run_view import (
     TROUBLED,
     RunView,
     all_metrics,
+    first_measure,
     fraction_done,
     member_state_name,
     run_state_name,
@@ -120,9 +121,12 @@ def rounds_table(view: RunView, room: int) -> Table:
         for place, (name, measure) in enumerate(shown_measures(view.status).items())
         if place < _ALWAYS or any(name in found for found in metrics)
     }
+    first, worst = first_measure(view.status), []
+    if any(first in entry.spreads for entry in shown):
+        worst = ["worst tenth"]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     labels = [measure.label for measure in measures.values()]
-    for name in ("round", "cohort", *labels, "time", "down", "up"):
+    for name in ("round", "cohort", *labels, *worst, "time", "down", "up"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry, found in zip(shown, metrics, strict=True):
         dropped = any(member.state in TROUBLED for member in entry.members)
@@ -133,6 +137,7 @@ def rounds_table(view: RunView, room: int) -> Table:
                 Text(readable_measure(found.get(name), measure.unit), style=style)
                 for (name, measure), style in zip(measures.items(), cycle(_STYLES), strict=False)
             ),
+            *(Text(_worst_tenth(entry, first, view.status), style="magenta") for _ in worst),
             Text(readable_seconds(entry.seconds)),
             Text(readable_bytes(entry.bytes_down)),
             Text(readable_bytes(entry.bytes_up)),
@@ -143,6 +148,14 @@ def rounds_table(view: RunView, room: int) -> Table:
         table.caption = f"{earlier} earlier rounds not shown"
         table.caption_justify = "left"
     return table
+
+
+def _worst_tenth(
+    entry: operator_pb2.CommittedRound, measure: str, status: operator_pb2.RunStatus | None
+) -> str:
+    """The mean of a measure over the clients it is worst for; a dash where that is not known."""
+    value = entry.spreads[measure].worst_tenth if measure in entry.spreads else None
+    return readable_measure(value, shown_measures(status)[measure].unit)
 
 
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:

@@ -284,7 +284,8 @@ class ModelWork:
 
     def clients_evaluate(self) -> bool:
         """Whether models of this run are evaluated on the clients' held-out samples."""
-        return bool(self._plan.run_file.evaluation.every) and self._own_samples() is None
+        settings = self._plan.run_file.evaluation
+        return bool(settings.every) and (settings.spread or self._own_samples() is None)
 
     def _own_samples(self) -> Any:
         """The coordinator's own held-out data, if it has any."""

@@ -1,16 +1,23 @@
-"""Evaluation on the clients' held-out samples, where the coordinator has none of its own."""
+"""Evaluation on the clients' held-out samples, where the coordinator has none of its own, or where
+the spread over clients is wanted."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from potluck.common.errors import ProtocolError, TrainerError
-from potluck.common.learning.measures import MeasureSums, added_up, checked_measures
+from potluck.common.learning.measures import (
+    CLASSIFICATION,
+    MeasureSums,
+    checked_measures,
+)
 from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.spread import Spread, spreads
 from potluck.common.plain_text import plain
 from potluck.common.updates.update_report import measured
 from potluck.rpc.v1 import coordinator_pb2
@@ -26,6 +33,18 @@ log = structlog.get_logger()
 _TROUBLE = 400
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """What clients measured together. What one of them did is not in it.
+
+    total: summed counts; None if no client holds any out. spreads: by the measure's name; empty
+    where they are not wanted, or too few clients measured.
+    """
+
+    total: EvaluationCounts | MeasureSums | None = None
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+
+
 async def evaluate_on_clients(
     attendance: Attendance,
     plan: RunPlan,
@@ -37,12 +56,12 @@ async def evaluate_on_clients(
     present: Callable[[str], bool],
     kept: Callable[[str], coordinator_pb2.KeptState | None],
     warn: Callable[[str], None],
-) -> EvaluationCounts | MeasureSums | None:
-    """Summed counts of the clients, in the order given; None if no client holds any out.
+) -> HeldOut:
+    """Counts of the clients, summed in the order given, and how their measures are spread.
 
     Counts add up exactly, so the metrics are those of all held-out samples together. `kept` says
     which of the states that a client keeps goes with the model; `warn` is for what people should
-    know of a task's own trainer.
+    know of a task's own trainer, and of a spread that is not shown.
     """
     reference = model_reference(model)
     instructions = [
@@ -59,25 +78,46 @@ async def evaluate_on_clients(
         for client in clients
     ]
     answers = await gather(attendance, instructions, seconds=seconds, present=present)
-    found: list[EvaluationCounts] = []
-    measures: list[MeasureSums] = []
+    found: list[EvaluationCounts | MeasureSums] = []
     for client in clients:
         answer = answers.get(client)
         if answer is None:
             continue
         try:
             if plan.trainer is not None:
-                measures += _measures(plan, answer, client)
+                found += _measures(plan, answer, client)
             elif answer.HasField("evaluation"):
                 found.append(_counts(plan, answer.evaluation))
         except (ProtocolError, TrainerError) as error:
             log.warning("evaluation refused", client=client, why=error.message)
             if isinstance(error, TrainerError):
                 warn(f"round {key.round} is not evaluated on {client}: {error.message}")
-    total: EvaluationCounts | MeasureSums = added_up(measures)
-    if found:
-        total = functools.reduce(operator.add, found)
-    return total if total.samples else None
+    measured = [each for each in found if each.samples]
+    if not measured:
+        return HeldOut()
+    total = functools.reduce(operator.add, measured)
+    return HeldOut(total=total, spreads=_spreads(plan, key, measured, warn))
+
+
+def _spreads(
+    plan: RunPlan,
+    key: AttemptKey,
+    measured: Sequence[EvaluationCounts | MeasureSums],
+    warn: Callable[[str], None],
+) -> Mapping[str, Spread]:
+    settings = plan.run_file.evaluation
+    if not settings.spread:
+        return {}
+    if len(measured) < settings.least_group:
+        warn(
+            f"no spread over clients is shown for round {key.round}: {len(measured)} of them have "
+            f"measured its model, and evaluation.least_group is {settings.least_group}"
+        )
+    return spreads(
+        [each.means() for each in measured],
+        plan.measures or CLASSIFICATION,
+        least_group=settings.least_group,
+    )
 
 
 def _measures(plan: RunPlan, answer: coordinator_pb2.Answer, client: str) -> Sequence[MeasureSums]:

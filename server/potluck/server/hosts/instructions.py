@@ -98,13 +98,20 @@ def check_instruction(
 ) -> coordinator_pb2.Instruction:
     """Asks a client's host whether it could train, and answer what the run will ask. layout: of the
     run's model; may be empty. evaluates: whether clients evaluate on held-out samples."""
+    least_group = plan.run_file.evaluation.disclosed_group if evaluates else 0
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
     correction = plan.strategy.correction
     if correction is not None:
         train.auxiliary.correction.name = correction.name
         train.auxiliary.correction.options_json = json.dumps(dict(correction.options))
     asks = sorted(plan.selector.asks)
-    check = coordinator_pb2.Check(train=train, layout=layout, questions=asks, evaluates=evaluates)
+    check = coordinator_pb2.Check(
+        train=train,
+        layout=layout,
+        questions=asks,
+        evaluates=evaluates,
+        least_group=least_group,
+    )
     return _instruction(instruction_id, run_id, round_number, client, check=check)
 
 
@@ -149,6 +156,7 @@ def evaluate_instruction(
         task=task_plugin(plan.run_file),
         seed=client_seed(plan.run_file.seed, round_number, client),
         kept=kept,
+        least_group=plan.run_file.evaluation.disclosed_group,
     )
     return _instruction(instruction_id, run_id, round_number, client, evaluate=evaluate)
 

@@ -23,7 +23,7 @@ from potluck.server.aggregation.states import States, write_states
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.announce import announce_closed
-from potluck.server.hosts.held_out_evaluation import evaluate_on_clients
+from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import UpdatePath
@@ -51,28 +51,38 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 
 
 async def evaluate(run: Run) -> None:
-    """Evaluate the round's model on the coordinator's data, or else on the clients'."""
-    model = run.result.model
+    """Evaluate the round's model on the coordinator's data, or else on the clients'. On these as
+    well where the spread over clients is wanted."""
+    model, own_failed = run.result.model, False
+    counts: EvaluationCounts | MeasureSums | None = None
+    held_out = HeldOut()
     try:
         counts = await _on_own_data(run, model)
-        if counts is None:
-            counts = await evaluate_on_clients(
-                run.services.attendance,
-                run.plan,
-                run.key,
-                model,
-                run.machine.gathering.present(now()),
-                seconds=run.plan.run_file.round.deadline_seconds,
-                present=run.is_present,
-                kept=partial(run.kept_state, of_result=True),
-                warn=run.record.warn,
-            )
     except TrainerError as error:  # the round's model is good all the same
         run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
-        counts = None
-    if counts is not None:
-        run.result = replace(run.result, metrics=counts.means())
+        own_failed = True
+    if run.plan.run_file.evaluation.spread or (counts is None and not own_failed):
+        held_out = await _on_clients(run, model)
+    if counts is None and not own_failed:
+        counts = held_out.total
+    metrics = {} if counts is None else counts.means()
+    run.result = replace(run.result, metrics=metrics, spreads=held_out.spreads)
     run.post(rounds.Evaluated())
+
+
+async def _on_clients(run: Run, model: ModelVersion) -> HeldOut:
+    """The model on the held-out samples of all clients that attend."""
+    return await evaluate_on_clients(
+        run.services.attendance,
+        run.plan,
+        run.key,
+        model,
+        run.machine.gathering.present(now()),
+        seconds=run.plan.run_file.round.deadline_seconds,
+        present=run.is_present,
+        kept=partial(run.kept_state, of_result=True),
+        warn=run.record.warn,
+    )
 
 
 async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | MeasureSums | None:
@@ -102,6 +112,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         selector_scalars=states.selector.scalars,
         strategy_scalars=states.strategy.scalars,
         metrics={**result.metrics, **_training_means(run, action.included)},
+        spreads=result.spreads,
         seconds=_round_seconds(run, outcome),
         bytes_down=run.intake.bytes_down,
         bytes_up=run.intake.bytes_up,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from potluck.common.learning.spread import Spread
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.coordinator_pb2 import KeptState
 from potluck.server.aggregation.model_work import ModelWork
@@ -85,6 +86,7 @@ class RoundModel:
     model: ModelVersion
     strategy_state: State
     metrics: Metrics = field(default_factory=dict)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

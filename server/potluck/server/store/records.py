@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from potluck.common.learning.spread import Spread
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Measure
 from potluck.common.updates.update_report import UpdateReport
@@ -204,6 +205,7 @@ class RoundCommit:
     selector_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     strategy_scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
     seconds: float
     bytes_down: int
     bytes_up: int
@@ -213,7 +215,8 @@ class RoundCommit:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
-    """A committed round. members: the whole cohort in the order chosen."""
+    """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
+    clients, by name."""
 
     key: AttemptKey
     model_blake3: str
@@ -226,6 +229,7 @@ class RoundRow:
     bytes_up: int
     committed_at: datetime
     members: Sequence[MemberRow]
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
 
     @property
     def included(self) -> Sequence[MemberRow]:

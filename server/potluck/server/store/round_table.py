@@ -48,6 +48,7 @@ _read_round = Reader(
         "selector_scalars": decode_json,
         "strategy_scalars": decode_json,
         "metrics": decode_json,
+        "spreads": decode_json,
         "committed_at": decode_time,
     },
 )
@@ -154,6 +155,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "metrics": encode_json(
             {name: value for name, value in commit.metrics.items() if not math.isnan(value)}
         ),
+        "spreads": encode_json({name: vars(each) for name, each in commit.spreads.items()}),
         "seconds": commit.seconds,
         "bytes_down": commit.bytes_down,
         "bytes_up": commit.bytes_up,

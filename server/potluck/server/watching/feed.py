@@ -190,6 +190,15 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         bytes_down=row.bytes_down,
         bytes_up=row.bytes_up,
         model_blake3=row.model_blake3,
+        spreads={
+            name: operator_pb2.Spread(
+                clients=each.clients,
+                mean=each.mean,
+                quantiles=each.quantiles,
+                worst_tenth=each.worst_tenth,
+            )
+            for name, each in row.spreads.items()
+        },
     )
 
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from potluck.common.learning.measures import TRAINING
+from potluck.common.learning.spread import Spread
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import (
+    SPREAD_STATISTICS,
     AttemptOutcome,
     Direction,
     MemberOutcome,
@@ -27,7 +29,7 @@ from potluck.server.cohorts.cohort_labels import CohortLabels
 from potluck.server.hosts.attendance import Clock
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow
+from potluck.server.store.records import MemberState, RoundRow, RunRow
 
 _OUTCOMES = {
     MemberState.RECEIVED: MemberOutcome.ANSWERED,
@@ -65,6 +67,7 @@ class RunObserver:
         self._clock = clock
         self._shown = shown
         self._phase = Phase.WAITING
+        self._spreads: frozenset[str] = frozenset()
         self._open = False
         self._cohort: dict[str, MemberOutcome] = {}  # what has become of each so far
         self._since = clock()
@@ -105,7 +108,7 @@ class RunObserver:
             newer = max(last.committed_at, begun.changed_at)
             self._set(metrics.MODEL_TIMESTAMP, newer.timestamp())
             self._set(metrics.COHORT_CLIENTS, len(last.members))
-            self._evaluated(last.metrics)
+            self._evaluated(last)
 
     def ended(self, ending: rounds.RunEnding) -> None:
         """The run is over."""
@@ -185,18 +188,31 @@ class RunObserver:
         self._set(metrics.MODEL_TIMESTAMP, row.committed_at.timestamp())
         self._set(metrics.MODEL_SIZE, model_bytes)
         self._set(metrics.COHORT_CLIENTS, len(row.members))
-        self._evaluated(row.metrics)
+        self._evaluated(row)
 
     def moved(self, step_norm: float) -> None:
         """Show how far the last round moved the model."""
         self._set(metrics.UPDATE_NORM, step_norm)
 
-    def _evaluated(self, found: Metrics) -> None:
+    def _evaluated(self, row: RoundRow) -> None:
+        found = row.metrics
         if not all(name.startswith(TRAINING) for name in found):  # else the last figures stand
             for name, metric in _OF_CLASSIFICATION.items():
                 self._set(metric, found.get(name))
+            self._spread(row.spreads)
         for name, value in found.items():
             self._set(metrics.MEASURE, value, measure=name)
+
+    def _spread(self, found: Mapping[str, Spread]) -> None:
+        """Show how the newest evaluated model's measures are spread over clients."""
+        for name in {*self._spreads, *found}:
+            each = found.get(name)
+            values = (None,) * len(SPREAD_STATISTICS) if each is None else each.statistics
+            for statistic, value in zip(SPREAD_STATISTICS, values, strict=True):
+                self._set(metrics.MEASURE_OVER_CLIENTS, value, measure=name, statistic=statistic)
+            clients = None if each is None else each.clients
+            self._set(metrics.MEASURING_CLIENTS, clients, measure=name)
+        self._spreads = frozenset(found)
 
     # Clients ----------------------------------------------------------------------------------
 

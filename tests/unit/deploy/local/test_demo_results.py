@@ -14,7 +14,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from rich.console import Console
-from support.operator_service import committed, member, status
+from support.operator_service import committed, member, spread_out, status
 
 from potluck.client.config import load_config
 from potluck.common.errors import ConfigurationError, PluginError, RunError
@@ -39,7 +39,8 @@ SUMMARY_KEYS = (
     "seconds, bytes_down, bytes_up, measures, history"
 )
 ROUND_KEYS = (
-    "round, cohort, accuracy, worst_group_accuracy, loss, others, seconds, bytes_down, bytes_up"
+    "round, cohort, accuracy, worst_group_accuracy, loss, others, spreads, seconds, bytes_down, "
+    "bytes_up"
 )
 
 
@@ -103,6 +104,20 @@ def test_the_plot_is_a_picture_with_a_line_per_metric(tmp_path: Path) -> None:
     for colour in ((0x1B, 0x7F, 0x5C), (0xC2, 0x41, 0x7C), (0x35, 0x66, 0xA8), (0xE0, 0x91, 0x2F)):
         near = np.abs(pixels - np.array(colour) / 255).max(axis=-1) < 0.02
         assert near.sum() > 50
+
+
+def test_the_plot_shows_how_clients_fare(tmp_path: Path) -> None:
+    seen = [status(), spread_out(committed(1, 0.5)), spread_out(committed(2, 0.75))]
+    summary = summarise(reduce(observe, seen, RunView()), clients=12)
+    assert summary.history[0].spreads["accuracy"].worst_tenth == pytest.approx(0.1)
+    plot_run(summary, tmp_path / "spread.png")
+    plot_run(summary_of_two_rounds(), tmp_path / "plain.png")
+    spread, plain = (
+        matplotlib.image.imread(tmp_path / name)[..., :3] for name in ("spread.png", "plain.png")
+    )
+    band = np.array([0xDB, 0xEC, 0xE6]) / 255  # green, as faint as the band is
+    counts = [(np.abs(each - band).max(axis=-1) < 0.02).sum() for each in (spread, plain)]
+    assert counts[0] > 20 * (counts[1] + 1)
 
 
 def test_the_plot_does_without_metrics(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from support.operator_service import spread_out
 
 from potluck.common.errors import RunError
-from potluck.deploy.commands.report_command import summary_lines
+from potluck.deploy.commands.report_command import spread_lines, summary_lines
+from potluck.deploy.operator.run_view import shown_measures
 from potluck.deploy.view.run_report import report_values, run_report
 from potluck.deploy.view.selection_plots import plot_selection
 from potluck.rpc.v1 import operator_pb2 as rpc
@@ -86,3 +88,23 @@ def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
     with_loss, without = pictures
     assert (with_loss.min(axis=2) < 0.9).mean() > 0.01
     assert with_loss.shape != without.shape or not np.array_equal(with_loss, without)
+
+
+def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
+    second = spread_out(rpc.WatchRunResponse(committed=ROUNDS[1])).committed
+    report = run_report([ROUNDS[0], second], 2, CLIENTS)
+    assert report.accuracies["worst tenth of clients"] == {2: pytest.approx(0.1)}
+    before, after = report_values(report)
+    assert "spreads" not in before
+    assert after["spreads"]["accuracy"]["clients"] == 12
+    title, line = spread_lines(report, shown_measures(None))
+    assert "round 2" in title
+    assert line == (
+        "  accuracy of 12: median 50.0 %, eight tenths from 20.0 % to 90.0 %, "
+        "mean of the worst tenth 10.0 %"
+    )
+    plot_selection(
+        report.population, report.planned, tmp_path / "r.png",
+        title="t", included=report.realised, accuracies=report.accuracies,
+    )  # fmt: skip
+    assert imread(tmp_path / "r.png").size

@@ -10,7 +10,17 @@ from functools import reduce
 
 import pytest
 from rich.console import Console
-from support.operator_service import NOON, Event, committed, member, notice, progress, status, waits
+from support.operator_service import (
+    NOON,
+    Event,
+    committed,
+    member,
+    notice,
+    progress,
+    spread_out,
+    status,
+    waits,
+)
 
 from potluck.deploy.operator.json_view import event_values, to_line
 from potluck.deploy.operator.run_view import RunView, fraction_done, is_news, observe, waiting_text
@@ -23,7 +33,7 @@ from potluck.deploy.view.readable import (
     readable_share,
 )
 from potluck.deploy.view.watch import JsonDisplay, LinesDisplay, LiveDisplay, pause_seconds
-from potluck.deploy.view.watch_lines import cohort_text
+from potluck.deploy.view.watch_lines import cohort_text, round_line
 from potluck.deploy.view.watch_table import RunScreen
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -301,3 +311,22 @@ def test_readable_shares_numbers_and_counts() -> None:
         "–",
     ]
     assert [readable_count(count, "round") for count in (1, 2)] == ["1 round", "2 rounds"]
+
+
+def test_how_clients_fare_is_shown_where_it_is_known() -> None:
+    view = seen(status(), committed(1, 0.5), spread_out(committed(2, 0.75)))
+    lines = [squeezed(line) for line in drawn(view).splitlines()]
+    [head] = [line for line in lines if line.startswith("round ")]
+    assert "worst tenth" in head
+    assert any(line.startswith("1 ") and " – " in line for line in lines)
+    assert any(line.startswith("2 ") and " 10.0 % " in line for line in lines)
+    assert "worst tenth" not in drawn(seen(status(), committed(1, 0.5)))
+    line = round_line(view.committed[2], view.status)
+    assert "worst tenth 10.0 % of 12 clients" in line
+    [_, after] = [event_values(Event(committed=each)) for each in view.rounds]
+    assert after["spreads"]["accuracy"] == {
+        "clients": 12,
+        "mean": 0.5,
+        "worst_tenth": 0.1,
+        "quantiles": {"0.1": 0.2, "0.25": 0.3, "0.5": 0.5, "0.75": 0.7, "0.9": 0.9},
+    }

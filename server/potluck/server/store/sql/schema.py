@@ -168,6 +168,7 @@ rounds = Table(
     _text("selector_scalars"),
     _text("strategy_scalars"),
     _text("metrics"),
+    _text("spreads"),
     _double("seconds"),
     _integer("bytes_down"),
     _integer("bytes_up"),

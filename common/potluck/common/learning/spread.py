@@ -1,0 +1,68 @@
+"""The spread of a measure over clients: quantiles, and the mean of the clients it is worst for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from potluck.common.trainer import Measure
+
+QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Shares of the clients below a quantile. The least and the greatest value are not among them."""
+LEAST_GROUP: Final = 5
+"""Fewest clients of a spread, where neither a run nor an owner says otherwise."""
+SMALLEST_GROUP: Final = 3
+"""The least that can be set: of two clients, each would know the other's value."""
+_FEWEST_WORST: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A measure over clients, each of which counts once, however many samples it has.
+
+    clients: how many there are. mean: of their values. quantiles: at `QUANTILES`, linear between
+    two clients. worst_tenth: mean over the tenth of the clients, rounded up, for which the measure
+    is worst, and over two at least.
+    """
+
+    clients: int
+    mean: float
+    quantiles: tuple[float, ...]
+    worst_tenth: float
+
+    @property
+    def statistics(self) -> tuple[float, ...]:
+        """All its numbers: the mean, the quantiles, the worst tenth."""
+        return (self.mean, *self.quantiles, self.worst_tenth)
+
+
+def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
+    """The spread of the values of two clients or more. Their order does not matter."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    count = max(_FEWEST_WORST, math.ceil(len(ordered) / 10))
+    worst = ordered[:count] if higher_is_better else ordered[-count:]
+    return Spread(
+        clients=len(ordered),
+        mean=float(ordered.mean()),
+        quantiles=tuple(np.quantile(ordered, QUANTILES).tolist()),
+        worst_tenth=float(worst.mean()),
+    )
+
+
+def spreads(
+    found: Sequence[Mapping[str, float]], measures: Mapping[str, Measure], *, least_group: int
+) -> dict[str, Spread]:
+    """The spread of each measure that so many clients have, by name.
+
+    found: each client's values, by name. measures: as they are declared.
+    """
+    spread_of = {}
+    for name, measure in measures.items():
+        values = [client[name] for client in found if name in client]
+        if len(values) >= max(least_group, SMALLEST_GROUP):
+            spread_of[name] = spread(values, higher_is_better=measure.higher_is_better)
+    return spread_of

@@ -1,0 +1,43 @@
+"""How measures are spread over clients, and from how many clients on that is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potluck.common.learning.spread import QUANTILES, spread, spreads
+from potluck.common.trainer import Measure
+
+HIGHER = Measure(label="accuracy", higher_is_better=True)
+LOWER = Measure(label="loss")
+
+
+@pytest.mark.parametrize(
+    ("clients", "worst"), [(5, 2), (10, 2), (11, 2), (20, 2), (21, 3), (100, 10), (101, 11)]
+)
+def test_the_worst_tenth_is_never_one_client(clients: int, worst: int) -> None:
+    values = np.random.default_rng(clients).permutation(clients).astype(float)
+    best = spread(values.tolist(), higher_is_better=True)
+    assert best.clients == clients
+    assert best.mean == pytest.approx((clients - 1) / 2)
+    assert best.quantiles == pytest.approx(np.quantile(values, QUANTILES))
+    assert best.worst_tenth == pytest.approx((worst - 1) / 2)
+    lowest = spread(values.tolist(), higher_is_better=False)
+    assert lowest.worst_tenth == pytest.approx(clients - 1 - (worst - 1) / 2)
+
+
+def test_quantiles_are_not_the_least_and_the_greatest_value() -> None:
+    for clients in range(3, 40):
+        values = [float(number) for number in range(clients)]
+        found = spread(values, higher_is_better=True)
+        assert values[0] < min(found.quantiles)
+        assert max(found.quantiles) < values[-1]
+        assert len(found.statistics) == len(QUANTILES) + 2
+
+
+def test_a_group_must_be_large_enough_for_each_measure() -> None:
+    found = [{"loss": 1.0, "accuracy": 0.5}] * 4 + [{"loss": 2.0}, {}]
+    measures = {"loss": LOWER, "accuracy": HIGHER, "f1": HIGHER}
+    assert spreads(found, measures, least_group=5).keys() == {"loss"}
+    assert spreads(found, measures, least_group=4).keys() == {"loss", "accuracy"}
+    assert spreads(found[:2], measures, least_group=1) == {}
