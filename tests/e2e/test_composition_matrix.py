@@ -95,6 +95,31 @@ async def test_a_selector_with_every_strategy_and_two_objectives(
     assert len(models) >= len(combinations) * 2 // 3, "strategies or objectives make no difference"
 
 
+async def test_objectives_add_up(federation: Federation) -> None:
+    """One table is a list of one, and a term alone adds to cross-entropy."""
+    both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
+    several = ('selector.name="uniform"', "training.steps=3")  # one does not move away
+    models = {
+        objective: await federation.finished(
+            await federation.start_run(*several, f"objective={objective}")
+        )
+        for objective in (
+            both,
+            '{name = "noise-robust"}',
+            '[{name = "noise-robust"}]',
+            '{name = "fedprox", mu = 0.5}',
+            '[{name = "cross-entropy"}, {name = "fedprox", mu = 0.5}]',
+        )
+    }
+    composed, single, listed, term, spelled_out = models.values()
+    assert single == listed
+    assert term == spelled_out
+    assert len({composed, single, term}) == 3
+    for strategy in ("fedavg", "fednova"):  # FLASH with FedProx's term
+        names = ('selector.name="flash"', f'strategy.name="{strategy}"')
+        await federation.finished(await federation.start_run(*names, f"objective={both}"))
+
+
 @pytest.mark.parametrize("assignments", REFUSED, ids=lambda each: each[-1])
 async def test_what_does_not_go_together_is_refused_with_the_reason(
     federation: Federation, assignments: list[str]

@@ -50,6 +50,9 @@ class Objective(Plugin):
 
     group = OBJECTIVES
 
+    supervised: bool = True
+    """Whether `loss` is one of the labels. One that is not is a term beside another objective's
+    loss; where a run names no other, that of cross-entropy."""
     needs_received: bool = False
     """Whether `loss` needs the weights as they came (a second copy on the device)."""
     needs_predictions: bool = False
@@ -61,4 +64,5 @@ class Objective(Plugin):
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """The scalar to descend on, as a mean over the batch. logits: b × C."""
+        """The scalar to descend on, as a mean over the batch. logits: b × C. Where a run names
+        several objectives, their sum is descended on."""

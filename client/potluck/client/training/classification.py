@@ -15,6 +15,7 @@ from potluck.client.correction import LocalCorrection
 from potluck.client.objective import Objective
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
+from potluck.client.training.objective_sum import composed
 from potluck.client.training.plugin_options import created, json_object
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import within_quotas
@@ -260,7 +261,9 @@ def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
     if work.HasField("auxiliary"):
         correction = created(LocalCorrection, work.auxiliary.correction)
     return TrainingPlan(
-        objective=created(Objective, work.objective),
+        objective=composed(
+            [created(Objective, each) for each in (work.objective, *work.further_objectives)]
+        ),
         settings=training_for(task, settings, source="training"),
         correction=correction,
         measures_utility=_wants_utility(work.reports),

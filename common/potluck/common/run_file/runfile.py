@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -73,9 +74,11 @@ class RunFile(Settings):
         default=PluginTable(name="fedavg"),
         description="How updates combine; other keys are the strategy's options.",
     )
-    objective: PluginTable = Field(
-        default=PluginTable(name="cross-entropy"),
-        description="The clients' local loss; other keys are the objective's options.",
+    objective: Annotated[tuple[PluginTable, ...], Field(min_length=1, max_length=16)] = Field(
+        default=(PluginTable(name="cross-entropy"),),
+        description="The clients' local loss; other keys are the objective's options. Several add\n"
+        "up, and [objective] stands for one. Those that say nothing of labels, as fedprox, are\n"
+        "added to cross-entropy where there is no other.",
     )
     training: dict[str, Any] = Field(
         default_factory=dict,
@@ -115,6 +118,12 @@ class RunFile(Settings):
         description="Simulated durations, to try selectors on clients of unequal speed.",
     )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _listed(cls, objective: object) -> object:
+        """One table stands for a list of one."""
+        return [objective] if isinstance(objective, Mapping) else objective
 
     @field_validator("name")
     @classmethod

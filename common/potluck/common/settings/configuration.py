@@ -176,8 +176,8 @@ def annotated_example(
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
     default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
-    and optional tables without an example. A tuple of tables is shown with one of them. `tables`
-    says what may stand in a table whose field takes anything; it counts as `RECOMMENDED`.
+    and optional tables without an example. A tuple of tables is shown with the first of them.
+    `tables` says what may stand in a table whose field takes anything; it counts as `RECOMMENDED`.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, tables or {}, lines)
@@ -217,7 +217,8 @@ def _annotate(
         if table is None:
             lines.append("")
             continue
-        inner = default if isinstance(default, BaseModel) else None
+        first = default[0] if isinstance(default, tuple) and default else default
+        inner = first if isinstance(first, BaseModel) else None
         commented = absent or described is not None or field.json_schema_extra == RECOMMENDED
         _annotate(
             table, inner, f"{prefix}{name}.", examples, open_tables, lines, commented=commented

@@ -40,7 +40,7 @@ def training_sha256(work: rpc.Train) -> bytes:
     auxiliary = work.auxiliary
     decides = {
         "task": _plugin(work.task),
-        "objective": _plugin(work.objective),
+        "objectives": [_plugin(each) for each in (work.objective, *work.further_objectives)],
         "training": settings.model_dump(mode="json"),
         "run_seed": work.run_seed,
         "weighting": work.weighting or rpc.WEIGHTING_EXACT,

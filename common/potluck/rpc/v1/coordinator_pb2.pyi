@@ -833,6 +833,7 @@ class Train(_message.Message):
     NORMALIZED_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    FURTHER_OBJECTIVES_FIELD_NUMBER: _builtins.int
     ONE_WAY_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
@@ -864,7 +865,7 @@ class Train(_message.Message):
 
     @_builtins.property
     def objective(self) -> Global___Plugin:
-        """The objective, installed on the host."""
+        """The objective, installed on the host; the first where there are several."""
 
     @_builtins.property
     def auxiliary(self) -> Global___Auxiliary:
@@ -883,6 +884,10 @@ class Train(_message.Message):
     @_builtins.property
     def kept(self) -> Global___KeptState:
         """What the client keeps of its trainings; absent where it keeps nothing."""
+
+    @_builtins.property
+    def further_objectives(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plugin]:
+        """More objectives; the losses of all add up."""
 
     @_builtins.property
     def one_way(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -909,11 +914,12 @@ class Train(_message.Message):
         normalized: _builtins.bool = ...,
         run_seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
+        further_objectives: _abc.Iterable[Global___Plugin] | None = ...,
         one_way: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,8 @@ def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignme
         if part not in table:
             table[part] = tomlkit.table()
         table = table[part]
+        if isinstance(table, list) and len(table) == 1:  # [[objective]] with one of them
+            table = table[0]
         if not isinstance(table, MutableMapping):
             known = ".".join(parts[:depth])
             raise ConfigurationError(

@@ -110,7 +110,8 @@ def _cell(
     run_file = tomlkit.dumps(complete)
     parsed = parse_run_file(run_file, source=source)
     draw_up(run_file, source=source)  # as the coordinator will
-    plugins.check(plugins.OBJECTIVES, parsed.objective.name, parsed.objective.options)
+    for objective in parsed.objective:
+        plugins.check(plugins.OBJECTIVES, objective.name, objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}
     identity = {
         "run": parsed.model_dump(mode="json", exclude={"name"}),

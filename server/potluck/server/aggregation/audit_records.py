@@ -81,11 +81,9 @@ def why_not_audited(plan: RunPlan) -> str:
         return "updates are masked, so nobody knows how a single one moved the output bias"
     if run_file.profiles.disclosure == "cells":
         return "label counts are known by cell only, so no client claims any"
-    if run_file.objective.name != "cross-entropy":
-        return (
-            f"the reasoning holds for objective 'cross-entropy', not for "
-            f"'{run_file.objective.name}'"
-        )
+    other = [each.name for each in run_file.objective if each.name != "cross-entropy"]
+    if other:
+        return f"the reasoning holds for objective 'cross-entropy', not for '{other[0]}'"
     if run_file.transport.up.encoding is not Encoding.FLOAT32:
         return (
             f"updates came as {run_file.transport.up.encoding}, whose rounding hides how the bias "

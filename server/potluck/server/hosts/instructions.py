@@ -170,7 +170,8 @@ def _train(
     return coordinator_pb2.Train(
         model=model,
         task=task_plugin(run_file),
-        objective=plugin(run_file.objective),
+        objective=plugin(run_file.objective[0]),
+        further_objectives=[plugin(table) for table in run_file.objective[1:]],
         training_json=plan.training.model_dump_json(),
         seed=client_seed(run_file.seed, round_number, client),
         run_seed=run_file.seed,

@@ -35,7 +35,8 @@ def check_composition(
         )
     if correction is not None:
         check_installed(plugins.CORRECTIONS, correction.name)
-    check_objective(run_file.objective, source=source)
+    for table in run_file.objective:
+        check_objective(table, source=source)
     try:
         return (*strategy.review(training, run_file.weighting), *_leaks(run_file))
     except ConfigurationError as error:

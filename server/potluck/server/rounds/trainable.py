@@ -38,7 +38,7 @@ def check_trainable(
         )
     if "objective" in run_file.model_fields_set:
         raise ConfigurationError(
-            f"{source}: objective {run_file.objective.name} is a loss for the built-in loop, and "
-            f"task '{task}' has its own; remove [objective]",
+            f"{source}: objective {run_file.objective[0].name} is a loss for the built-in loop, "
+            f"and task '{task}' has its own; remove [objective]",
             task=task,
         )

@@ -58,6 +58,7 @@ def test_texts_that_mean_the_same_have_one_digest(edit: Edit) -> None:
         lambda work: setattr(work.task, "options_json", '{"clients": 7, "alpha": 0.5}'),
         lambda work: setattr(work.task, "model_json", '{"name": "perceptron"}'),
         lambda work: setattr(work.objective, "name", "fedprox"),
+        lambda work: work.further_objectives.add(name="fedprox"),
         lambda work: setattr(work, "training_json", LocalTraining(steps=6).model_dump_json()),
         lambda work: setattr(work, "run_seed", 8),
         lambda work: setattr(work, "weighting", rpc.WEIGHTING_EQUAL),

@@ -102,6 +102,13 @@ def test_overrides_replace_and_add_and_keep_comments() -> None:
     assert 'name = "my run"' in changed
 
 
+def test_a_list_of_one_table_is_overridden_like_the_table() -> None:
+    one = '[[objective]]\nname = "fedprox"\n'
+    assert override(one, ["objective.mu=2"], source="run.toml") == one + "mu = 2\n"
+    with pytest.raises(ConfigurationError, match="'objective' is a value, not a table"):
+        override(one + one, ["objective.mu=2"], source="run.toml")
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

@@ -7,33 +7,32 @@ from dataclasses import dataclass
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
-from torch.nn import functional
 
 from potluck.client.objective import Batch, LocalContext, Objective
 
 
 @dataclass(kw_only=True)
 class FedProx(Objective):
-    """Cross-entropy + (μ/2)·‖w − w^t‖², w^t the received model, over its trainable tensors.
+    """(μ/2)·‖w − w^t‖² beside the loss, w^t the received model, over its trainable tensors.
 
-    mu ≥ 0: how hard clients are held back; 0 is cross-entropy. FedDiverse uses 0.1, NIID-Bench
+    mu ≥ 0: how hard clients are held back; 0 is the loss alone. FedDiverse uses 0.1, NIID-Bench
     tunes over 0.001 to 1. FedDiverse prints the norm unsquared; squared, as in the FedProx paper,
     the pull grows with the distance.
     """
 
     mu: NonNegativeFloat = 0.1
 
-    needs_received = True
+    supervised = False
 
     def __post_init__(self) -> None:
         self.proximal = self.mu
+        self.needs_received = self.mu > 0
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """Cross-entropy averaged over the batch, plus the term."""
-        loss = functional.cross_entropy(logits, batch.labels)
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+        """The term."""
         if not self.mu:
-            return loss
-        return loss + proximal_term(local.parameters, local.received, self.mu)
+            return logits.new_zeros(())
+        return proximal_term(local.parameters, local.received, self.mu)
 
 
 def proximal_term(

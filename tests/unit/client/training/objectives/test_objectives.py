@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.training.objective_sum import ObjectiveSum, composed
+from potluck.client.training.objectives.balanced_softmax import BalancedSoftmax
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.objectives.fedlc import FedLC
+from potluck.client.training.objectives.fedntd import FedNTD
 from potluck.client.training.objectives.fedprox import FedProx
 from potluck.client.training.objectives.fedrs import FedRS
+from potluck.client.training.objectives.focal import Focal
 from potluck.client.training.objectives.noise_robust import (
     NoiseRobust,
     noise_robust_loss,
@@ -22,6 +29,9 @@ from potluck.client.training.objectives.noise_robust import (
 )
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.plugins import OBJECTIVES, create, installed
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 
 def loss_of(
@@ -87,7 +97,7 @@ def test_fedprox_s_pull_is_proportional_to_the_distance() -> None:
     )
     logits = torch.zeros(1, 2)
     batch = Batch(inputs=logits, labels=torch.tensor([0]), indices=torch.tensor([0]))
-    loss = FedProx(mu=0.1).loss(logits, batch, local)
+    loss = composed([FedProx(mu=0.1)]).loss(logits, batch, local)
     torch.autograd.backward(loss)
     assert weight.grad is not None
     assert weight.grad.tolist() == pytest.approx([0.3, 0.4])
@@ -98,7 +108,12 @@ def test_fedprox_with_mu_0_is_cross_entropy() -> None:
     far = (torch.tensor([1e3]),)
     alone = loss_of(create(Objective, "cross-entropy", {}), [1.0, 2.0], 0, [1, 1])
     near = loss_of(
-        FedProx(mu=0.0), [1.0, 2.0], 0, [1, 1], parameters=far, received=(torch.zeros(1),)
+        composed([FedProx(mu=0.0)]),
+        [1.0, 2.0],
+        0,
+        [1, 1],
+        parameters=far,
+        received=(torch.zeros(1),),
     )
     assert near == alone
 
@@ -131,6 +146,105 @@ def test_pseudo_labels_are_those_of_the_batch_s_samples() -> None:
     assert found == pytest.approx(float(each.mean()))
 
 
+# Against references in numpy ---------------------------------------------------------------------
+
+
+def softmax(logits: Floats) -> Floats:
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: Floats = shifted / shifted.sum(axis=1, keepdims=True)
+    return found
+
+
+def focal(logits: Floats, labels: Rows, gamma: float) -> float:
+    p = softmax(logits)[np.arange(len(labels)), labels]
+    return float(np.mean(-((1 - p) ** gamma) * np.log(p)))
+
+
+def balanced(logits: Floats, labels: Rows, counts: Floats, tau: float) -> float:
+    """softmax weighed by frequencies: n_y^τ·e^{z_y} / Σ n_c^τ·e^{z_c}."""
+    weighed = counts**tau * np.exp(logits)
+    own = weighed[np.arange(len(labels)), labels]
+    return float(np.mean(-np.log(own / weighed.sum(axis=1))))
+
+
+def not_true_distillation(
+    logits: Floats, labels: Rows, received: Floats, beta: float, tau: float
+) -> float:
+    """Sample by sample: Σ q̃·log(q̃/p̃) over the classes that are not the label."""
+    total = 0.0
+    for z, y, told in zip(logits, labels, received, strict=True):
+        others = np.arange(len(z)) != y
+        q, p = (softmax(each[None, others] / tau)[0] for each in (told, z))
+        total += float((q * np.log(q / p)).sum())
+    return beta * tau**2 * total / len(labels)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), strength=st.floats(0.05, 5))
+def test_losses_are_those_of_their_papers(seed: int, strength: float) -> None:
+    generator = np.random.default_rng(seed)
+    logits, received = generator.normal(size=(2, 7, 4)) * 3
+    labels = generator.integers(0, 4, 7)
+    counts = np.array([1.0, 20.0, 3.0, 400.0])
+    local = LocalContext(
+        round=1,
+        label_counts=torch.tensor(counts.astype(np.int64)),
+        parameters=(),
+        predictions=torch.tensor(softmax(received)),
+    )
+    batch = Batch(inputs=torch.zeros(7), labels=torch.tensor(labels), indices=torch.arange(7))
+    z = torch.tensor(logits)
+    for objective, expected in {
+        Focal(gamma=strength): focal(logits, labels, strength),
+        BalancedSoftmax(tau=strength): balanced(logits, labels, counts, strength),
+    }.items():
+        assert float(objective.loss(z, batch, local)) == pytest.approx(expected, rel=1e-5)
+    found = float(FedNTD(beta=0.5, tau=strength).loss(z, batch, local))
+    expected = not_true_distillation(logits, labels, received, 0.5, strength)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_with_weight_0_the_new_ones_are_cross_entropy() -> None:
+    z, counts = [1.0, -2.0, 0.5], [5, 3, 0]
+    alone = loss_of(CrossEntropy(), z, 1, counts)
+    for objective in (Focal(gamma=0), BalancedSoftmax(tau=0), composed([FedNTD(beta=0)])):
+        assert not objective.needs_predictions
+        assert loss_of(objective, z, 1, counts) == alone
+
+
+def test_classes_a_client_lacks_take_no_part_in_balanced_softmax() -> None:
+    expected = loss_of(BalancedSoftmax(), [1.0, 2.0], 0, [5, 3])
+    assert loss_of(BalancedSoftmax(), [1.0, 2.0, 50.0], 0, [5, 3, 0]) == pytest.approx(expected)
+    assert BalancedSoftmax(tau=1e-9).adjustments(torch.tensor([1, 0])).tolist() == [0.0, -math.inf]
+
+
+# Several together -------------------------------------------------------------------------------
+
+
+def test_terms_add_up_and_what_they_need_as_well() -> None:
+    z, counts, believed = [1.0, -2.0, 0.5], [5, 3, 0], torch.tensor([[0.2, 0.3, 0.5]])
+    weights = {"parameters": (torch.tensor([3.0, 4.0]),), "received": (torch.zeros(2),)}
+    terms: list[Objective] = [NoiseRobust(), FedProx(mu=0.1)]
+    both = composed(terms)
+    assert (both.needs_received, both.needs_predictions, both.proximal) == (True, True, 0.1)
+    alone = [loss_of(t, z, 1, counts, **weights, predictions=believed) for t in terms]
+    assert loss_of(both, z, 1, counts, **weights, predictions=believed) == pytest.approx(sum(alone))
+    assert alone[1] == pytest.approx(0.05 * 25)
+
+
+def test_cross_entropy_stands_in_only_where_no_term_is_of_the_labels() -> None:
+    focal_loss = Focal()
+    assert composed([focal_loss]) is focal_loss
+    for terms, expected in (
+        ([FedProx()], ["CrossEntropy", "FedProx"]),
+        ([FedProx(), FedNTD()], ["CrossEntropy", "FedProx", "FedNTD"]),
+        ([FedProx(), Focal()], ["FedProx", "Focal"]),
+    ):
+        found = composed(terms)
+        assert isinstance(found, ObjectiveSum)
+        assert [type(term).__name__ for term in found.terms] == expected
+
+
 NAMES = tuple(name for name in installed(OBJECTIVES) if name != "crash")
 
 
@@ -151,7 +265,7 @@ def test_every_objective_is_finite_and_has_finite_gradients(name: str, data: st.
         predictions=torch.softmax(torch.randn(5, 4, generator=generator), dim=1),
     )
     batch = Batch(inputs=logits, labels=labels, indices=torch.arange(5))
-    objective = create(Objective, name, {})
+    objective = composed([create(Objective, name, {})])
     loss = objective.loss(logits, batch, local)
     torch.autograd.backward(loss)
     assert loss.shape == ()
@@ -176,6 +290,9 @@ def test_every_objective_is_finite_and_has_finite_gradients(name: str, data: st.
         ("fedlc", {"denominator": "paper"}, "it must be 'all' or 'others'"),
         ("fedlc", {"absent": "drop"}, "it must be 'margin' or 'mask'"),
         ("noise-robust", {"beta": -1}, "'beta' is -1; it must be greater than or equal to 0"),
+        ("focal", {"gamma": -1}, "'gamma' is -1; it must be greater than or equal to 0"),
+        ("balanced-softmax", {"tau": math.inf}, "'tau' is inf"),
+        ("fedntd", {"tau": 0}, "'tau' is 0; it must be greater than 0"),
         ("generalized-cross-entropy", {"q": 0}, "'q' is 0; it must be greater than 0"),
     ],
 )

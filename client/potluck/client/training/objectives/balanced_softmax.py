@@ -1,0 +1,41 @@
+"""Balanced softmax: logits adjusted by how frequent each class is at the client.
+
+Ren et al., NeurIPS 2020 (Eq. 4); with another τ the logit-adjusted loss of Menon et al., ICLR 2021
+(Eq. 10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+from torch.nn import functional
+
+from potluck.client.objective import Batch, LocalContext, Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedSoftmax(Objective):
+    """Cross-entropy of z_c + τ·log π_c, π_c the share of class c in the client's samples.
+
+    tau ≥ 0: how far logits are adjusted; 0 is cross-entropy, 1 balanced softmax. A client with few
+    samples of a class so learns more of each; classes that it has none of take no part.
+    """
+
+    tau: NonNegativeFloat = 1.0
+
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
+        """Cross-entropy of the adjusted logits, averaged over the batch."""
+        if not self.tau:
+            return functional.cross_entropy(logits, batch.labels)
+        adjusted = logits + self.adjustments(local.label_counts).to(logits.dtype)
+        return functional.cross_entropy(adjusted, batch.labels)
+
+    def adjustments(self, label_counts: Tensor) -> Tensor:
+        """What is added to each class's logit: C, float32 ≤ 0, −∞ for absent classes."""
+        counts = label_counts.float()
+        shares = counts / counts.sum().clamp_min(1.0)
+        # τ·log 0 is −∞ for the smallest τ too.
+        return (self.tau * shares.log()).masked_fill(counts == 0, -torch.inf)
