@@ -29,7 +29,11 @@ pytestmark = [
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 TWO = ("cross-entropy", "noise-robust")
 COUNT, CLIENTS = 3, 20
-OPTIONS = {"dc-exhaustive": ["selector.added=1"]}
+OPTIONS = {
+    "dc-exhaustive": ["selector.added=1"],
+    "feddf": ["strategy.steps=2"],
+}
+"""Of selectors and strategies."""
 REFUSED = [
     ['strategy.name="scaffold"', 'strategy.step="fednova"'],
     ['strategy.name="scaffold"', 'strategy.step="scaffold"'],
@@ -46,6 +50,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         count=COUNT,
         rounds=2,
         assignments=[
+            "task.public=60",
             "training.steps=1",
             "training.batch_size=8",
             "evaluation.every=0",
@@ -85,6 +90,7 @@ async def test_a_selector_with_every_strategy_and_two_objectives(
             f'strategy.name="{strategy}"',
             f'objective.name="{objective}"',
             *OPTIONS.get(selector, []),
+            *OPTIONS.get(strategy, []),
         )
         models.add(await federation.finished(run_id))
         history = await federation.history(run_id)

@@ -5,8 +5,10 @@ Hosts share one federation; each test starts runs of its own, always with the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 from support.federation import Federation, crash_federation, until
 
+from potluck.common.errors import ConfigurationError
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.rpc.v1 import operator_pb2
 
@@ -87,6 +90,64 @@ async def test_a_killed_coordinator_goes_on_with_what_the_strategy_remembers(
     if "scaffold" in strategy[0]:
         for each in (undisturbed, run_id):
             await until_agreed(federation, each)
+
+
+DISTILLING = ["rounds=2", *named("distilling", steps=40, check_every=10, batch_size=8)]
+
+
+@pytest.mark.slow
+async def test_a_killed_training_on_the_coordinator_begins_anew_and_gives_the_same_model(
+    federation: Federation,
+) -> None:
+    wanted = await federation.finished(await federation.start_run(*DISTILLING))
+    federation.points.kill("distil")  # the process that trains, once
+    run_id = await federation.start_run(*DISTILLING)
+    await federation.until_committed(run_id, 1)
+    assert not federation.points.spare("distil"), "it was not killed"
+    federation.points.hold("distil")
+    await until(lambda: federation.points.reached("distil"))
+    await federation.kill_coordinator()
+    federation.points.release()
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == wanted
+    mean = await federation.finished(await federation.start_run("rounds=2", *named("fedavg")))
+    assert wanted != mean
+
+
+async def test_a_strategy_that_trains_needs_public_data(federation: Federation) -> None:
+    with pytest.raises(ConfigurationError, match="task 'digits' has none; set `public` of"):
+        await federation.start_run('task.name="digits"', *named("feddf"))
+
+
+@pytest.mark.slow
+async def test_a_training_on_the_coordinator_is_shown_and_stopped_with_its_run(
+    federation: Federation,
+) -> None:
+    federation.points.hold("distil")
+    run_id = await federation.start_run(*DISTILLING)
+    await until(lambda: federation.points.reached("distil"))
+    events = federation.operator.watch_run(run_id)
+    async for event in events:
+        if event.progress.HasField("trained") and event.progress.trained == 0.25:
+            break
+    await events.aclose()
+    assert (await federation.status(run_id)).state == operator_pb2.RUN_STATE_RUNNING
+    await federation.operator.stop_run(run_id)
+    assert (await federation.ended(run_id)).state == operator_pb2.RUN_STATE_STOPPED
+    assert trainings() == []
+    federation.points.release()
+
+
+def trainings() -> list[int]:
+    """Processes that train on a coordinator of this test's."""
+    folder = os.environ["POTLUCK_POINTS"].encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            trains = b"potluck.server.training.training_process" in path.read_bytes()
+            if trains and folder in path.with_name("environ").read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 async def until_agreed(federation: Federation, run_id: str) -> None:

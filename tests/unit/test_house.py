@@ -40,8 +40,8 @@ ROOMS = {
     ),
     "server": (
         "clock config state store.sql store selection strategy strategies selectors.parts "
-        "selectors.asking selectors rounds cohorts aggregation hosts profiles sums eligibility "
-        "watching runs service cli __main__"
+        "selectors.asking selectors rounds cohorts aggregation training hosts profiles sums "
+        "eligibility watching runs service cli __main__"
     ),
     "client": (
         "base disclosure masking config correction objective training.objectives training.samples "

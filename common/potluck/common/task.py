@@ -116,6 +116,13 @@ class Task(Plugin):
     def evaluation_data(self, data: Path | None) -> Any:
         """The coordinator's own held-out samples; None if it has none."""
 
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  part of the seam
+        """Inputs without labels, n × …, that lie on the coordinator and are nobody's secret.
+
+        They are neither any client's nor part of the evaluation data. None if there are none.
+        """
+        return None
+
     def trainer(self) -> Trainer | None:
         """Its own way to train and to measure; None for the built-in loop of classification."""
         return None

@@ -10,10 +10,10 @@ arguments and only stores them; their annotations say what they may be. Per roun
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, Plugin
 from potluck.common.tensors.layout import Layout
 from potluck.server.state import State
+
+if TYPE_CHECKING:  # importing torch takes seconds, and most strategies need none
+    from torch import Tensor, nn
 
 Weights = Mapping[str, NDArray[Any]]
 """Named arrays. Floating-point ones take part in the arithmetic; integer ones are copied."""
@@ -158,6 +161,27 @@ class Correction:
     keeps: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerTraining:
+    """What a strategy has at hand for its own training on the coordinator.
+
+    network: with the model that `apply` gave, on the CPU; it is trained in place. weights: copies
+    its tensors. load: overwrites them by such a copy, or by those of an update. updates: those of
+    the round, in client order, each to be read by itself. inputs: n × …, the task's public data.
+    seed: of this round's training, in [0, 2^63); torch's global generator begins with it. round:
+    from 1. progress: gets the share that is done, in [0, 1], now and then.
+    """
+
+    network: nn.Module
+    weights: Callable[[], Weights]
+    load: Callable[[Weights], None]
+    updates: Sequence[ReadableUpdate]
+    inputs: Tensor
+    seed: int
+    round: int
+    progress: Callable[[float], None]
+
+
 class Strategy(Plugin):
     """Combines updates and moves the model. Called from a worker thread."""
 
@@ -179,6 +203,8 @@ class Strategy(Plugin):
     """Patterns of names of tensors that only `apply` moves: they go down, and clients neither train
     them nor send them back. Updates, and so what `combined` holds, leave them out. Not for masked
     rounds, nor beside auxiliaries."""
+    trains: bool = False
+    """True where `train` goes on from the model that `apply` gives."""
 
     def review(
         self,
@@ -222,3 +248,12 @@ class Strategy(Plugin):
     ) -> tuple[Weights, State]:
         """The next model and state. `combined` is what came of the reduction: the update as
         weights, or the difference from the model if `weigh` said so; it may be written over."""
+
+    def train(self, training: ServerTraining) -> None:
+        """Train the network on from where it is; what it holds afterwards is the round's model.
+
+        Called in a process of its own that has torch and, beside its memory, nothing of the
+        coordinator's. It may be killed at any moment, and is called again: the same network,
+        updates and seed must give the same weights. Raises TrainingError where it fails.
+        """
+        raise NotImplementedError

@@ -8,7 +8,14 @@ from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.selectors.uniform import Uniform
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
-from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+from potluck.server.strategies.feddf import FedDF
+from potluck.server.strategy import (
+    Combine,
+    RoundContext,
+    ServerTraining,
+    UpdateStatistics,
+    Weights,
+)
 
 
 class Selector(Uniform):
@@ -45,3 +52,14 @@ class Strategy(FedAvg):
         """As FedAvg does."""
         reach("apply")
         return super().apply(state, model, combined, context)
+
+
+class Distilling(FedDF):
+    """FedDF. Point: `distil`, in the process that trains on the coordinator."""
+
+    def train(self, training: ServerTraining) -> None:
+        """As FedDF does, from half the mean: the mean of linear models is as good as all."""
+        training.progress(0.25)
+        reach("distil")
+        training.load({name: array / 2 for name, array in training.weights().items()})
+        super().train(training)

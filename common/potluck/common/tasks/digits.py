@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
@@ -33,6 +33,7 @@ from potluck.common.tasks.partition import (
     dirichlet,
     held_out_split,
     part_number,
+    put_aside,
     scaled,
     stratified,
 )
@@ -57,7 +58,8 @@ class Digits(LabelNoise, Task):
     clients: parts the images are split into. alpha: of the Dirichlet draw, small is more skewed.
     seed: of the partition. held_out: share of its samples that each client evaluates on.
     central_test: whether the coordinator holds 40 test images per digit; where it has none, all
-    images are the clients', and they must hold some out. Wrong labels: see `LabelNoise`.
+    images are the clients', and they must hold some out. public: images that the coordinator has
+    without their labels, and no client. Wrong labels: see `LabelNoise`.
     Raises ConfigurationError.
     """
 
@@ -66,6 +68,7 @@ class Digits(LabelNoise, Task):
     seed: NonNegativeInt = 0
     held_out: HeldOut = 0.0
     central_test: bool = True
+    public: NonNegativeInt = 0
 
     classes = 10
     training: ClassVar[Recommended] = {
@@ -88,7 +91,7 @@ class Digits(LabelNoise, Task):
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="digits")
-        parts, _ = _split_digits(self)
+        parts, _, _ = _split_digits(self)
         found = _client_data(_plain, parts[part], self.held_out, (self.seed, part))
         labels = mislabelled(
             found.train.labels,
@@ -104,16 +107,21 @@ class Digits(LabelNoise, Task):
         """Forty images of each digit."""
         return _plain(_split_digits(self)[1]) if self.central_test else None
 
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
+        """The images put aside."""
+        return _plain(_split_digits(self)[2]).inputs if self.public else None
+
 
 @lru_cache(maxsize=4)
-def _split_digits(task: Digits) -> tuple[list[Indices], Indices]:
-    """(clients' parts, test)."""
+def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
+    """(clients' parts, test, public)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT if task.central_test else 0, generator)
+    rest, public = put_aside(rest, task.public, task.seed, clients=task.clients)
     minimum = max(1, min(_LEAST_SAMPLES, len(rest) // (2 * task.clients)))
     parts = dirichlet(digits[rest], task.clients, task.alpha, generator, minimum=minimum)
-    return [rest[part] for part in parts], test
+    return [rest[part] for part in parts], test, public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +135,14 @@ class ColoredDigits(Task):
     size × 2 + colour.
 
     clients: parts the images are split into. seed: of the partition. held_out: share of its
-    samples that each client evaluates on.
+    samples that each client evaluates on. public: images that the coordinator has without their
+    labels, and no client; half of them in either colour.
     """
 
     clients: PositiveInt = 24
     seed: NonNegativeInt = 0
     held_out: HeldOut = 0.0
+    public: NonNegativeInt = 0
 
     classes = 2
     groups = 4
@@ -156,7 +166,7 @@ class ColoredDigits(Task):
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="colored-digits")
-        parts, _, colors = _split_colored(self)
+        parts, _, _, colors = _split_colored(self)
 
         def examples(indices: Indices) -> Examples:
             return _colored(indices, colors)
@@ -165,16 +175,24 @@ class ColoredDigits(Task):
 
     def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
         """Twenty images of each digit in each colour."""
-        _, test, colors = _split_colored(self)
+        _, test, _, colors = _split_colored(self)
         return _colored(test, colors)
+
+    def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
+        """The images put aside."""
+        _, _, public, colors = _split_colored(self)
+        return _colored(public, colors).inputs if self.public else None
 
 
 @lru_cache(maxsize=4)
-def _split_colored(task: ColoredDigits) -> tuple[list[Indices], Indices, NDArray[np.int64]]:
-    """(clients' parts, test, the colour of every image: 0 red, 1 green)."""
+def _split_colored(
+    task: ColoredDigits,
+) -> tuple[list[Indices], Indices, Indices, NDArray[np.int64]]:
+    """(clients' parts, test, public, the colour of every image: 0 red, 1 green)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT, generator)
+    rest, public = put_aside(rest, task.public, task.seed, clients=task.clients)
     large = (digits[rest] >= 5).astype(np.int64)
     matrices = _fitting(task.clients, np.bincount(large, minlength=2))
     parts = [rest[part] for part in by_counts(large, matrices.sum(axis=2), generator)]
@@ -183,7 +201,8 @@ def _split_colored(task: ColoredDigits) -> tuple[list[Indices], Indices, NDArray
         colors[part] = np.repeat([0, 1, 0, 1], matrix.ravel())  # `part` lists small digits first
     for digit in range(10):
         colors[test[digits[test] == digit]] = np.arange(_TEST_PER_DIGIT) % 2
-    return parts, test, colors
+    colors[public] = np.arange(len(public)) % 2
+    return parts, test, public, colors
 
 
 def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -38,6 +38,24 @@ def part_number(client: ClientId, parts: int, *, task: str) -> int:
     return int(found[0])
 
 
+def put_aside(samples: Indices, wanted: int, seed: int, *, clients: int) -> tuple[Indices, Indices]:
+    """(what is left for the clients, `wanted` random samples), both in the order given.
+
+    A draw of its own, so that none of the others depends on it. Raises ConfigurationError where
+    fewer than one sample for each client would be left.
+    """
+    if wanted and wanted > len(samples) - clients:
+        raise ConfigurationError(
+            f"public is {wanted}, and {len(samples)} samples are shared out over {clients} "
+            "clients; put fewer aside",
+            public=wanted,
+        )
+    chosen = np.zeros(len(samples), dtype=bool)
+    generator = np.random.default_rng((seed, 0x9B))
+    chosen[generator.permutation(len(samples))[:wanted]] = True
+    return samples[~chosen], samples[chosen]
+
+
 def dirichlet(
     labels: NDArray[np.int64],
     clients: int,

@@ -682,6 +682,7 @@ class RoundProgress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     attempt: _builtins.int
@@ -690,6 +691,8 @@ class RoundProgress(_message.Message):
     """What the coordinator is doing: select, train, reduce, evaluate or commit."""
     seconds: _builtins.float
     """Seconds since selection."""
+    trained: _builtins.float
+    """Share in [0, 1] of the training on the coordinator that is done, while there is one."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The cohort in the order it was chosen."""
@@ -702,12 +705,15 @@ class RoundProgress(_message.Message):
         phase: _builtins.str = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         seconds: _builtins.float = ...,
+        trained: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained", b"_trained", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "members", b"members", "phase", b"phase", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained", b"_trained", "attempt", b"attempt", "members", b"members", "phase", b"phase", "round", b"round", "seconds", b"seconds", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trained: _TypeAlias = _typing.Literal["trained"]  # noqa: Y015
+    _WhichOneofArgType__trained: _TypeAlias = _typing.Literal["_trained", b"_trained"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trained) -> _WhichOneofReturnType__trained | None: ...
 
 Global___RoundProgress: _TypeAlias = RoundProgress  # noqa: Y015
 

@@ -134,6 +134,7 @@ def _progress_values(progress: operator_pb2.RoundProgress) -> dict[str, Any]:
         "phase": progress.phase,
         "members": [_member_values(member) for member in progress.members],
         "seconds": progress.seconds,
+        "trained": progress.trained if progress.HasField("trained") else None,
     }
 
 

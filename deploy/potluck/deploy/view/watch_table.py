@@ -161,6 +161,8 @@ def _worst_tenth(
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:
     """The phase of a round, and the states of its cohort."""
     text = Text(_PHASES.get(progress.phase, progress.phase))
+    if progress.HasField("trained"):
+        text = Text(f"coordinator trains, {progress.trained:.0%}")
     counts = Counter(member.state for member in progress.members)
     order = sorted(counts, key=lambda state: (state in TROUBLED, state))
     for state in order:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples, Task
@@ -19,7 +19,13 @@ from potluck.common.tasks.partition import Indices, held_out_split, part_number
 from potluck.common.tasks.stored import Prepare, Stored, StoredExamples
 from potluck.experiments.tasks.arrays import Arrays, DataFormat, open_arrays
 from potluck.experiments.tasks.networks import Networks
-from potluck.experiments.tasks.splitting import Splitting, split_by, splitting_of, used
+from potluck.experiments.tasks.splitting import (
+    Splitting,
+    public_of,
+    split_by,
+    splitting_of,
+    used,
+)
 
 _TEST_SEED = 1
 """Of the choice of test samples, so that it is the same whatever the partition's seed."""
@@ -75,6 +81,14 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
         arrays = open_arrays(self._form(), data)
         chosen = used(arrays.y_test, self.test_samples, np.random.default_rng(_TEST_SEED))
         return stored_examples(arrays.x_test, arrays.y_test, chosen, self._prepare(arrays))
+
+    def public_data(self, data: Path | None) -> Tensor | None:
+        """The training samples put aside."""
+        if not self.public:
+            return None
+        arrays = open_arrays(self._form(), data)
+        rows = public_of(splitting_of(self), arrays.y_train)
+        return stored_examples(arrays.x_train, arrays.y_train, rows, self._prepare(arrays)).inputs
 
     def _form(self) -> DataFormat:
         return self.form

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.tasks.partition import HeldOut, Indices, Share, dirichlet, stratified
+from potluck.common.tasks.partition import (
+    HeldOut,
+    Indices,
+    Share,
+    dirichlet,
+    put_aside,
+    stratified,
+)
 from potluck.experiments.tasks.skews import few_labels, mostly_one_class, uneven_sizes, without_drop
 
 _LEAST = 10
@@ -29,6 +36,7 @@ class Splitting:
     samples: training samples used, as many of each class as there are; 0 for all.
     test_samples: likewise of the coordinator's.
     held_out: share of its samples that each client evaluates on.
+    public: training samples that the coordinator has without their labels, and no client.
     """
 
     clients: PositiveInt = 100
@@ -42,6 +50,7 @@ class Splitting:
     samples: NonNegativeInt = 0
     test_samples: NonNegativeInt = 0
     held_out: HeldOut = 0.0
+    public: NonNegativeInt = 0
 
 
 def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
@@ -50,7 +59,7 @@ def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
     Raises ConfigurationError where there are too few samples for what the options want.
     """
     generator = np.random.default_rng(options.seed)
-    kept = used(labels, options.samples, generator)
+    kept, _ = _with_public(options, labels, generator)
     if options.global_alpha:
         kept = kept[without_drop(labels[kept], options.global_alpha, generator)]
     chosen = labels[kept]
@@ -73,6 +82,19 @@ def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
             clients=clients,
         )
     return [kept[part] for part in parts]
+
+
+def public_of(options: Splitting, labels: NDArray[np.int64]) -> Indices:
+    """The samples put aside, as positions in `labels`. Raises ConfigurationError."""
+    return _with_public(options, labels, np.random.default_rng(options.seed))[1]
+
+
+def _with_public(
+    options: Splitting, labels: NDArray[np.int64], generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """(the clients' samples, the public ones)."""
+    chosen = used(labels, options.samples, generator)
+    return put_aside(chosen, options.public, options.seed, clients=options.clients)
 
 
 def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator) -> Indices:

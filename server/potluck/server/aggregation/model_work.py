@@ -26,7 +26,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_drafts import TensorDraft
-from potluck.common.tensors.tensor_files import NamedTensors, Tensors
+from potluck.common.tensors.tensor_files import NamedTensors, Tensors, open_tensors
 from potluck.common.trainer import EvaluationSettings, Trainer
 from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
 from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
@@ -38,7 +38,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.state import State
-from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
+from potluck.server.store.model_files import ModelFiles, ModelVersion, whole
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
 
@@ -185,7 +185,8 @@ class ModelWork:
     ) -> tuple[ModelVersion, State]:
         """Reduce a round's updates, in the order given, and move the model.
 
-        clients: the run's clients so far, selected or not.
+        clients: the run's clients so far, selected or not. Of a strategy that trains, the model is
+        one to go on from, which nobody may fetch yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -205,9 +206,20 @@ class ModelWork:
             with opened(updates, files, before if files.delta else None) as these:
                 arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
                 self._note_bias(round_number, these.clients, these.encoded, before)
-                whole = draft if not strategy.one_way else None
-                published = self._publish(arrays, model, round_number, whole)
+                if strategy.trains:
+                    published = whole(self._files.write(arrays, self.layout))
+                else:
+                    own = draft if not strategy.one_way else None
+                    published = self._publish(arrays, model, round_number, own)
         return published, state
+
+    def publish_trained(self, path: Path, model: ModelVersion, round_number: int) -> ModelVersion:
+        """Publish the round's model that was trained on the coordinator. model: the one before.
+
+        Raises LayoutError where the file holds something else.
+        """
+        with open_tensors(path, expected=self.layout) as file:
+            return self._publish(file.arrays, model, round_number)
 
     def next_masked_model(
         self,
@@ -253,10 +265,7 @@ class ModelWork:
             Layout.of(arrays).check_matches(wanted, what="auxiliary file", whose="model")
         except LayoutError as error:
             raise PluginError(f"the strategy's auxiliaries don't fit: {error.message}") from error
-        digest = self._files.write(arrays, wanted)
-        return ModelVersion(
-            blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
-        )
+        return whole(self._files.write(arrays, wanted))
 
     def _note_bias(
         self,

@@ -36,6 +36,13 @@ def check_trainable(
             strategy=run_file.strategy.name,
             task=task,
         )
+    if strategy.trains:
+        raise ConfigurationError(
+            f"{source}: strategy {run_file.strategy.name} trains a classifier on the coordinator, "
+            f"and task '{task}' trains by itself; choose another strategy (fedavg, fedadam)",
+            strategy=run_file.strategy.name,
+            task=task,
+        )
     if "objective" in run_file.model_fields_set:
         raise ConfigurationError(
             f"{source}: objective {run_file.objective[0].name} is a loss for the built-in loop, "

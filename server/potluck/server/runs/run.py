@@ -117,6 +117,8 @@ class Run:
     """The attempt that is in the store."""
     included_updates: dict[str, str] = field(default_factory=dict)
     """The last update of each client that became part of the model."""
+    trained: float | None = None
+    """The share of the training on the coordinator that is done; None while there is none."""
     offenders: set[str] = field(default_factory=set)
     """Clients whose updates were refused for their numbers since they were judged last."""
 
@@ -258,6 +260,7 @@ class Run:
             phase=machine.phase.value,
             members=[self._member(client, chosen) for client, chosen in cohort.items()],
             seconds=now() - self.attempt.begun,
+            trained=self.trained,
         )
 
     def _member(self, client: str, chosen: CohortMember) -> operator_pb2.Member:

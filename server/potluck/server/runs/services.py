@@ -11,6 +11,7 @@ from potluck.server.store import RoundRow
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
+from potluck.server.training.training_job import Workplace
 from potluck.server.watching.run_metrics import RunObserver
 
 
@@ -29,6 +30,8 @@ class RunServices:
     """Train a model before round 1; digests in and out. None where the operator stops it."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
     """See `Offences.add`."""
+    workplace: Workplace
+    """Of trainings on the coordinator."""
     trust: Trust
     sums: SecureSums
     """Sums over clients that hide what each of them has."""

@@ -19,6 +19,7 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.run import RoundModel, Run
+from potluck.server.runs.server_training import train_on_coordinator
 from potluck.server.store.model_files import ModelVersion
 
 MOST_SAMPLES: Final = 1 << 40
@@ -157,6 +158,8 @@ class OpenRounds:
             run.states.strategy,
             clients=len(run.roster),
         )
+        if run.plan.strategy.trains:
+            model = await train_on_coordinator(run, model, updates)
         return RoundModel(model=model, strategy_state=strategy_state)
 
     async def give_up(self) -> None:

@@ -38,6 +38,7 @@ from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
+from potluck.server.training.training_job import Workplace, public_inputs
 
 log = structlog.get_logger()
 
@@ -78,6 +79,8 @@ class RunsUnderWay:
     async def check_start(self, plan: RunPlan) -> None:
         """Raise ConfigurationError or PluginError where a run can't begin."""
         await asyncio.to_thread(self._work(plan).check_start)
+        if plan.strategy.trains:
+            await asyncio.to_thread(public_inputs, plan, self._config.data_directory)
 
     def begin(self, row: RunRow, plan: RunPlan) -> None:
         """Drive a run from here on, from where the store says it is."""
@@ -91,6 +94,7 @@ class RunsUnderWay:
             note_commit=self.commits.note,
             pretrain=partial(self._pretrain, run_id, plan),
             offended=self._offended,
+            workplace=self._workplace(),
             trust=self._trust,
             sums=self.sums,
             observer=observer,
@@ -134,6 +138,14 @@ class RunsUnderWay:
         audited = audited_as and not why_not_audited(plan)
         records = bias_records(config, audited_as) if audited else None
         return ModelWork(plan, self._files, config.data_directory, config.threads, records)
+
+    def _workplace(self) -> Workplace:
+        config = self._config
+        return Workplace(
+            model_modules=config.model_modules,
+            data_directory=config.data_directory,
+            threads=config.threads,
+        )
 
     async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
         """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.

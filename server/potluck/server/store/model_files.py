@@ -71,6 +71,13 @@ class ModelVersion(BaseModel):
         return next(encodings, Encoding.FLOAT32)
 
 
+def whole(digest: FileDigest) -> ModelVersion:
+    """A model that is had as its float32 file alone."""
+    return ModelVersion(
+        blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
+    )
+
+
 class ModelFiles:
     """A folder of tensor files named by their BLAKE3 digest. Blocking; call it from any thread."""
 
@@ -207,10 +214,7 @@ class ModelFiles:
             for rendition in noted.renditions:
                 self.existing(rendition.blake3)
         except (OSError, ValueError, NotFoundError):
-            digest = FileDigest(blake3=blake3, size=path.stat().st_size)
-            return ModelVersion(
-                blake3=blake3, size=digest.size, renditions=(Rendition.whole(digest),)
-            )
+            return whole(FileDigest(blake3=blake3, size=path.stat().st_size))
         return noted
 
     def _notes(self, blake3: str) -> Path:

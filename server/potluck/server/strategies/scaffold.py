@@ -185,6 +185,14 @@ def _other_step(step: object) -> Strategy:
             strategy="scaffold",
             step="fednova",
         )
+    if strategy.trains:
+        raise ConfigurationError(
+            f"strategies scaffold and {name} don't go together: what {name} trains on the "
+            "coordinator is not the mean of the clients' steps that SCAFFOLD's control variates "
+            "correct for; choose one of them",
+            strategy="scaffold",
+            step=name,
+        )
     if strategy.auxiliary:
         raise ConfigurationError(
             f"strategies scaffold and {name} don't go together: both send tensors of their own "

@@ -42,6 +42,28 @@ def test_neither_the_tasks_nor_their_data_import_scikit_learn() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("task", [Digits(public=300), ColoredDigits(public=300)], ids=str)
+def test_public_images_are_nobodys_and_have_no_labels(task: Digits | ColoredDigits) -> None:
+    public = task.public_data(None)
+    assert public is not None
+    assert len(public) == 300
+    evaluation = task.evaluation_data(None)
+    assert evaluation is not None
+    labels = torch.zeros(300, dtype=torch.int64)
+    found = images([Examples(inputs=public, labels=labels)])
+    theirs = images([*(each.train for each in all_clients(task)), evaluation])
+    assert not found & theirs
+    again = task.public_data(None)
+    assert again is not None
+    assert torch.equal(public, again)
+    assert type(task)().public_data(None) is None
+
+
+def test_more_public_images_than_there_are_to_spare_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="public is 1390, and 1397 samples are shared out"):
+        Digits(public=1390).public_data(None)
+
+
 @pytest.mark.parametrize("name", ["digits", "colored-digits"])
 def test_a_task_is_found_by_name_and_fits_together(name: str) -> None:
     task = create(Task, name, {"held_out": 0.2})

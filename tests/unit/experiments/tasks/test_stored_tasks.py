@@ -71,6 +71,20 @@ def test_all_clients_together_hold_the_training_data(tmp_path: Path, task: Label
     assert abs(float(torch.cat([client.train.inputs for client in clients]).mean())) < 2
 
 
+@pytest.mark.parametrize("samples", [0, 400])
+def test_public_samples_are_no_clients(tmp_path: Path, samples: int) -> None:
+    task = Cifar10(clients=6, public=100, seed=3, samples=samples)
+    data = write_data(tmp_path, task)
+    public = task.public_data(data)
+    assert public is not None
+    assert public.shape == (100, 3, 32, 32)
+    clients = [task.client_data(ClientId(f"client-{number}"), data).train for number in range(6)]
+    assert sum(len(client) for client in clients) == (samples or 600) - 100
+    theirs = {row.numpy().tobytes() for client in clients for row in client.inputs}
+    assert not theirs & {row.numpy().tobytes() for row in public}
+    assert Cifar10(clients=6).public_data(None) is None
+
+
 def test_clients_look_into_one_mapping_of_the_file(tmp_path: Path) -> None:
     task = Mnist(clients=6, held_out=0.2)
     data = write_data(tmp_path, task)

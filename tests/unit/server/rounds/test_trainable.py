@@ -36,6 +36,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             "strategy scaffold corrects the single steps of the built-in loop, and task",
         ),
         ('[strategy]\nname = "fednova"\n', "strategy fednova counts the single steps"),
+        ('[strategy]\nname = "feddf"\n', "strategy feddf trains a classifier on the coordinator"),
         ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
     ],
 )

@@ -318,6 +318,7 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         "trimmed-mean",
         "clipped-mean",
         "lora-stacking",
+        "feddf",
     }
     assert strategy("scaffold", step="median").individual
     assert strategy("scaffold", keeper="coordinator").individual

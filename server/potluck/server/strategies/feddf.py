@@ -1,0 +1,129 @@
+"""FedDF: the clients' models teach their mean, on public data (Lin et al. 2020, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pydantic import PositiveFloat, PositiveInt
+
+from potluck.common.errors import TrainingError
+from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategy import ServerTraining
+
+if TYPE_CHECKING:  # needed in the process that trains, and nowhere else
+    import torch
+    from torch import Tensor, nn
+
+_HELD_BACK: Final = 10
+"""One in so many public samples decides when to stop."""
+_AT_ONCE: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDF(Averaging):
+    """From FedAvg's mean, descend on KL(softmax of the clients' mean logits ‖ model).
+
+    On the coordinator, with Adam and a learning rate that falls as a cosine, on public samples
+    without labels. steps: batches at most. batch_size: public samples in each. learning_rate: at
+    the first step. check_every: steps from one look at the samples held back to the next; after
+    `patience` steps without gain it stops, and the best model stays. gradient_clip: longest L2
+    norm of a step's gradient. The paper stops by accuracy on labelled validation data; here a
+    tenth of the public samples is held back, and the divergence on them decides, so that no label
+    is needed and the evaluation data stay out of it.
+    """
+
+    steps: PositiveInt = 10_000
+    batch_size: PositiveInt = 128
+    learning_rate: PositiveFloat = 0.001
+    check_every: PositiveInt = 100
+    patience: PositiveInt = 1000
+    gradient_clip: PositiveFloat = 5.0
+
+    individual = True
+    trains = True
+
+    def train(self, training: ServerTraining) -> None:
+        """Distil the clients' models into the mean of them."""
+        import torch
+        from torch import nn
+
+        network, samples = training.network, len(training.inputs)
+        student = training.weights()
+        beliefs = teacher(training)
+        training.load(student)
+        order = torch.Generator().manual_seed(training.seed)
+        shuffled = torch.randperm(samples, generator=order)
+        held_back = max(1, samples // _HELD_BACK)
+        checked, taught = shuffled[:held_back], shuffled[held_back:]
+        parameters = [each for each in network.parameters() if each.requires_grad]
+        optimizer = torch.optim.Adam(parameters, lr=self.learning_rate)
+        best, best_at, found = _divergence(network, training.inputs, beliefs, checked), 0, student
+        for step, batch in enumerate(_batches(taught, self.batch_size, order), start=1):
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate(step - 1)
+            network.train()
+            optimizer.zero_grad()
+            logits = network(training.inputs[batch])
+            torch.autograd.backward(divergence(logits, beliefs[batch]))
+            nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
+            optimizer.step()
+            if step % self.check_every and step < self.steps:
+                continue
+            training.progress(step / self.steps)
+            reached = _divergence(network, training.inputs, beliefs, checked)
+            if reached < best:
+                best, best_at, found = reached, step, training.weights()
+            if step >= self.steps or step - best_at >= self.patience:
+                break
+        training.load(found)
+
+    def _rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        return self.learning_rate * (1.0 + math.cos(math.pi * step / self.steps)) / 2.0
+
+
+def teacher(training: ServerTraining) -> Tensor:
+    """softmax of the mean logits of all updates' models, n × C; the network is written over."""
+    import torch
+
+    total: Tensor | None = None
+    for update in training.updates:
+        training.load(update.weights())
+        logits = _logits(training.network, training.inputs)
+        total = logits if total is None else total + logits
+    if total is None:
+        raise TrainingError("a distillation needs at least one client's model")
+    return torch.softmax(total / len(training.updates), dim=1).float()
+
+
+def divergence(logits: Tensor, beliefs: Tensor) -> Tensor:
+    """KL(beliefs ‖ softmax(logits)), the mean over b samples. Both b × C."""
+    from torch.nn import functional
+
+    return functional.kl_div(functional.log_softmax(logits, 1), beliefs, reduction="batchmean")
+
+
+def _divergence(network: nn.Module, inputs: Tensor, beliefs: Tensor, positions: Tensor) -> float:
+    value = float(divergence(_logits(network, inputs[positions]), beliefs[positions].double()))
+    return value if math.isfinite(value) else math.inf
+
+
+def _logits(network: nn.Module, inputs: Tensor) -> Tensor:
+    """n × C, float64; the network is left in evaluation mode."""
+    import torch
+
+    network.eval()
+    with torch.inference_mode():
+        parts = [network(batch).double() for batch in torch.split(inputs, _AT_ONCE)]
+    return torch.cat(parts).clone()
+
+
+def _batches(positions: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Batches of one random order after the other, without end."""
+    import torch
+
+    while True:
+        yield from torch.split(positions[torch.randperm(len(positions), generator=order)], size)

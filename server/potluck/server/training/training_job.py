@@ -1,0 +1,137 @@
+"""A training on the coordinator, as it is handed to another process, and how it is done there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from potluck.common.errors import ConfigurationError, NotFiniteError
+from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.tensors.model_parts import DividedModel, divided
+from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
+from potluck.server.aggregation.update_files import OneUpdate, UpdateFiles
+from potluck.server.rounds.plan import RunPlan, draw_up
+from potluck.server.strategy import ServerTraining
+
+PUBLIC_DATA: Final = "its public data"
+
+
+class UpdateInJob(BaseModel):
+    """One update of the round, where it lies in the spool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    client: str
+    path: Path
+    compressed: bool
+
+
+class Workplace(BaseModel):
+    """What the coordinator's configuration says of its machine. threads: torch's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_modules: tuple[str, ...]
+    data_directory: Path | None
+    threads: int
+
+
+class TrainingJob(BaseModel):
+    """All that the other process needs; it shares the disk with the coordinator, no memory.
+
+    run_file: its text. model: the one to go on from. base: the one that clients trained from.
+    updates: in client order. trained: where the result goes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_file: str
+    workplace: Workplace
+    round: int
+    model: Path
+    base: Path
+    updates: Sequence[UpdateInJob]
+    trained: Path
+
+    def seed(self, run_seed: int) -> int:
+        """Of this round's training: 63 bits of SHA-256(seed / round / coordinator)."""
+        text = f"{run_seed}/{self.round}/coordinator"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
+    """The public data that the run's strategy trains on, n × …, at least two of them.
+
+    Raises ConfigurationError where the task has none.
+    """
+    name = plan.run_file.task.name
+    with blamed_on_task(name, PUBLIC_DATA):
+        inputs = plan.task.public_data(data_directory)
+    if inputs is None or len(inputs) < 2:
+        found = "has none" if inputs is None else f"has {len(inputs)}"
+        raise ConfigurationError(
+            f"strategy {plan.run_file.strategy.name} trains on the coordinator, on public samples "
+            f"without labels, and task '{name}' {found}; set `public` of [task] to how many it is "
+            "to put aside, or let its method `public_data` return some",
+            task=name,
+        )
+    return inputs
+
+
+def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
+    """Train as the job says, and write the model. Raises PotluckError."""
+    place = job.workplace
+    plan = draw_up(job.run_file, source="run file", model_modules=place.model_modules)
+    inputs = public_inputs(plan, place.data_directory)
+    seed = job.seed(plan.run_file.seed)
+    torch.set_num_threads(place.threads)
+    with blamed_on_task(plan.run_file.task.name, "its model"):
+        network = plan.task.model()
+    made = divided(network, plan.run_file.model, place.data_directory)
+    files = UpdateFiles(made.layout, plan.run_file.transport.up, plan.strategy.auxiliary)
+    with contextlib.ExitStack() as stack:
+        with open_tensors(job.model, expected=made.layout) as model:
+            made.load(model.arrays)
+        base = stack.enter_context(open_tensors(job.base, expected=made.layout))
+        torch.manual_seed(seed)
+        plan.strategy.train(
+            ServerTraining(
+                network=network,
+                weights=lambda: {name: array.copy() for name, array in made.arrays().items()},
+                load=made.load,
+                updates=[_opened(each, files, base, stack) for each in job.updates],
+                inputs=inputs,
+                seed=seed,
+                round=job.round,
+                progress=progress,
+            )
+        )
+    write_tensors(job.trained, _finite(made, plan.run_file.strategy.name), layout=made.layout)
+
+
+def _opened(
+    update: UpdateInJob, files: UpdateFiles, base: TensorFile, stack: contextlib.ExitStack
+) -> OneUpdate:
+    file = stack.enter_context(files.open(update.path, compressed=update.compressed))
+    encoded = files.weights(file, base if files.delta else None)
+    return OneUpdate(client=update.client, files=files, file=file, encoded=encoded)
+
+
+def _finite(made: DividedModel, strategy: str) -> Mapping[str, NDArray[Any]]:
+    arrays = made.arrays()
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NotFiniteError(
+                f"after strategy {strategy} has trained on the coordinator, tensor '{name}' holds "
+                "NaN or infinity; lower its learning_rate",
+                tensor=name,
+            )
+    return arrays

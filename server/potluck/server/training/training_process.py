@@ -1,0 +1,53 @@
+"""The other process: reads a job, does it, says how far it is. Run as a module.
+
+The job is a line of JSON on standard input, which stays open as long as the coordinator lives:
+once it is closed, nobody wants the result. Answers are lines of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Final, TextIO
+
+from potluck.common.errors import PotluckError
+from potluck.server.training.training_job import TrainingJob, carry_out
+
+FAILED: Final = 3
+"""Exit code where the last line says why."""
+_GONE: Final = 4
+
+
+def main() -> int:
+    """Do one job; the exit code."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # plug-ins may print
+    job = TrainingJob.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_leave_when_alone, daemon=True).start()
+    try:
+        carry_out(job, lambda share: _answer(answers, progress=share))
+    except PotluckError as error:
+        _answer(answers, error=error.message)
+        return FAILED
+    except Exception as error:
+        text = " ".join(str(error).split())
+        _answer(answers, error=f"unexpected {type(error).__name__}: {text}")
+        raise
+    return 0
+
+
+def _answer(answers: TextIO, **values: float | str) -> None:
+    answers.write(json.dumps(values) + "\n")
+
+
+def _leave_when_alone() -> None:
+    """End once the coordinator is gone, whatever is under way."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(_GONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""A training on the coordinator, from the side of its event loop, which never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from potluck.common.errors import RunError
+from potluck.server.training.training_job import TrainingJob
+
+log = structlog.get_logger()
+
+ATTEMPTS: Final = 3
+"""A process that was killed is started again, so often at most: its result would be the same."""
+
+
+async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
+    """Have a process of its own do a job; it is killed where the caller is cancelled.
+
+    progress: gets the share that is done, in [0, 1]. Raises RunError where it fails, or is killed
+    three times.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        progress(0.0)
+        code, error = await _attempt(job, progress)
+        if code == 0:
+            return
+        if code > 0:
+            raise RunError(
+                f"the training on the coordinator failed: {error or f'exit code {code}'}"
+            )
+        log.warning("the training on the coordinator was killed", signal=-code, attempt=attempt)
+    raise RunError(
+        f"the training on the coordinator was killed {ATTEMPTS} times, by signal {-code} at last; "
+        "see that the machine has enough memory for it"
+    )
+
+
+async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
+    """(exit code, less than 0 for a signal; the reason that it gave)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "potluck.server.training.training_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # signals of a terminal are for the coordinator
+    )
+    stdin, stdout = process.stdin, process.stdout
+    error = ""
+    try:
+        if stdin is None or stdout is None:
+            raise RunError("the training on the coordinator has no pipes to it")
+        with contextlib.suppress(OSError):  # it was killed already
+            stdin.write(job.model_dump_json().encode() + b"\n")
+            await stdin.drain()
+        async for line in stdout:
+            answer = _read(line)
+            error = str(answer.get("error", error))
+            if isinstance(answer.get("progress"), float | int):
+                progress(float(answer["progress"]))
+        return await process.wait(), error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if stdin is not None:
+            stdin.close()
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """An answer; nothing where the process was killed amid it."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
