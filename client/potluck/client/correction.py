@@ -27,7 +27,7 @@ NamedAuxiliaries = Mapping[str, Tensors]
 class CorrectionContext:
     """What a correction begins a training with; tensors are float32 and on the training device.
 
-    parameters: the model's trainable tensors, as received; they will move. shared: what all
+    parameters: the trainable tensors that travel, as received; they will move. shared: what all
     clients of the cohort got; it has the model's buffers too. personal: what only this one got;
     empty for nothing. kept: what `finish` last returned to be kept and the coordinator then made
     part of a model; None where there is nothing yet. round: from 1.

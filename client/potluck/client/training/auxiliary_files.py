@@ -48,6 +48,7 @@ def corrected(
         shared=_read(received.shared, received.names, layout),
         personal={} if received.personal is None else _read(received.personal, None, layout),
         kept=None if received.kept is None else _read(received.kept, None, layout),
+        layout=layout,
     )
 
 

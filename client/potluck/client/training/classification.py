@@ -105,7 +105,7 @@ class Classification(TaskTraining):
         )
 
         def attempt(settings: LocalTraining) -> TrainingResult:
-            loaded.set_weights(files.model)
+            loaded.set_weights(files)
             loaded.model.to(self._device)  # before an optimiser is made for its tensors
             return train(
                 loaded.model,
@@ -168,7 +168,7 @@ class Classification(TaskTraining):
         """Exact counts."""
         loaded, client_id = self.loaded, ClientId(instruction.client_id)
         held_out = self.held_out(client_id, self._client_data(client_id))
-        loaded.set_weights(files.model)
+        loaded.set_weights(files)
         counts = evaluate(
             loaded.model,
             held_out,
@@ -190,7 +190,7 @@ class Classification(TaskTraining):
         """Whatever question it is."""
         work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
         if files is not None:
-            loaded.set_weights(files.model)
+            loaded.set_weights(files)
         return question.answer(
             QuestionContext(
                 client=ClientId(client_id),

@@ -19,12 +19,18 @@ from potluck.client.training.task_training import (
 )
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import TrainingError
+from potluck.common.errors import NotFiniteError, TrainingError
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import quoted
 from potluck.common.tensors.model_arrays import buffer_names
-from potluck.common.tensors.tensor_files import FileDigest, open_tensors
+from potluck.common.tensors.tensor_files import (
+    FileDigest,
+    block_is_within_bounds,
+    open_tensors,
+    write_tensors,
+)
 from potluck.common.trainer import TrainingProgress
+from potluck.common.updates.kept_states import MODEL
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -77,6 +83,9 @@ def train_update(
     work, loaded = instruction.train, training.loaded
     encoding = _encoding(work)
     outcome = training.train(instruction, files, TrainingProgress(progress, cancelled))
+    if loaded.keeps:
+        _write_kept(files.keep_at(MODEL), loaded.kept_weights())
+        outcome = replace(outcome, kept=True)
     return Trained(
         file=_written(work, encoding, files, loaded, outcome.sent),
         differences=_differences(files.model, loaded, outcome.sent) if encoding is None else None,
@@ -126,6 +135,18 @@ def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict
                     "coordinator moves in this run; freeze it, or choose another strategy"
                 )
     return {name: array for name, array in arrays.items() if name in returned}
+
+
+def _write_kept(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write the tensors that the client keeps of this training."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not block_is_within_bounds(array):
+            raise NotFiniteError(
+                f"tensor '{name[:80]}', which the client keeps, has NaN, infinity or huge numbers "
+                "after the training; lower training.learning_rate",
+                tensor=name,
+            )
+    write_tensors(path, arrays, sync=True)
 
 
 def _differences(model: Path, loaded: LoadedTask, sent: _Sent) -> Differences:

@@ -79,7 +79,7 @@ class OwnTraining(TaskTraining):
         progress(0.0)
 
         def attempt(training: LocalTraining) -> Contribution:
-            self._set_weights(files.model)
+            self._set_weights(files)
             circumstances = TrainerSettings(
                 training=training,
                 round=instruction.round,
@@ -126,9 +126,9 @@ class OwnTraining(TaskTraining):
         settings = json_object(work.training_json, "training_json")
         return training_for(self.loaded.task, settings, source="training")
 
-    def _set_weights(self, file: Path) -> None:
-        """Give the model, on the device, the weights in a file."""
-        self.loaded.set_weights(file)
+    def _set_weights(self, files: ClientFiles) -> None:
+        """Give the model, on the device, the weights in files."""
+        self.loaded.set_weights(files)
         if not isinstance(self.loaded.model, dict):
             self.loaded.model.to(self.loaded.device)
 
@@ -159,12 +159,13 @@ class OwnTraining(TaskTraining):
         try:
             arrays = loaded.weights()
             Layout.of(arrays).check_matches(loaded.layout, what="trained model", whose="task")
+            kept = loaded.kept_weights()
             loaded.check_base()
         except LayoutError as error:
             raise TrainerError(
                 f"{whose} left another model than it was given: {error.message}"
             ) from error
-        for name, array in arrays.items():
+        for name, array in {**arrays, **kept}.items():
             if array.dtype.kind == "f" and not block_is_within_bounds(array):
                 raise TrainerError(
                     f"{whose} left NaN, infinity or huge numbers in tensor '{name[:80]}'; lower "
@@ -177,7 +178,7 @@ class OwnTraining(TaskTraining):
         """Measures with their counts."""
         client_id = ClientId(instruction.client_id)
         data = self.held_out(client_id, self.loaded.client_data(client_id))
-        self._set_weights(files.model)
+        self._set_weights(files)
         seed = instruction.evaluate.seed
         return MeasureSums(measures=self._measured(client_id, data, seed, files.own))
 
@@ -206,7 +207,7 @@ class OwnTraining(TaskTraining):
         client_id, loaded = ClientId(instruction.client_id), self.loaded
         own = None if files is None else files.own
         if files is not None:
-            self._set_weights(files.model)
+            self._set_weights(files)
         data = loaded.client_data(client_id)
 
         def mean_loss() -> float:

@@ -5,6 +5,7 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -20,13 +21,15 @@ from potluck.common.disclosure import Weighting
 from potluck.common.errors import TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.task_loading import models_seeded
 from potluck.common.names import ClientId
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.task import ClientData, Task
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.model_parts import divided
+from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
+from potluck.common.updates.kept_states import MODEL
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -104,13 +107,26 @@ class LoadedTask:
         ConfigurationError where the others are not those of the run."""
         self.name, self.task, self.device = name, task, device
         self._model_table, self._data_directory = model_table, data_directory
-        self._parts = divided(task.model(), model_table, data_directory)
+        self._parts = self._divided()
         self._data: OrderedDict[ClientId, ClientData[Any]] = OrderedDict()
 
-    def set_weights(self, file: Path) -> None:
-        """Give the model the weights in a file. Raises LayoutError, StorageError."""
-        with open_tensors(file) as tensors:
-            self._parts.load(tensors.arrays)
+    def _divided(self) -> DividedModel:
+        """A new model in its parts."""
+        table = self._model_table
+        with contextlib.ExitStack() as stack:
+            if table is not None and table.keep_seed is not None:
+                stack.enter_context(models_seeded(table.keep_seed))
+            network = self.task.model()
+        return divided(network, table, self._data_directory)
+
+    def set_weights(self, files: ClientFiles) -> None:
+        """Give the model the weights that came, and those that the client keeps: its own, or else
+        their first values. Raises LayoutError, StorageError."""
+        with contextlib.ExitStack() as stack:
+            model = stack.enter_context(open_tensors(files.model)).arrays
+            own = files.kept.get(MODEL) if self.keeps else None
+            kept = None if own is None else stack.enter_context(open_tensors(own)).arrays
+            self._parts.load(model, kept)
 
     @property
     def model(self) -> Any:
@@ -122,6 +138,16 @@ class LoadedTask:
         """The layout of the tensors that travel."""
         return self._parts.layout
 
+    @property
+    def keeps(self) -> bool:
+        """True where clients keep some of the model's tensors."""
+        return bool(self._parts.kept)
+
+    def kept_weights(self) -> dict[str, NDArray[Any]]:
+        """The tensors that the client keeps. Raises LayoutError where a training has left
+        others."""
+        return self._parts.kept_arrays()
+
     def weights(self) -> dict[str, NDArray[Any]]:
         """The tensors that travel, as `state_arrays` gives them."""
         return self._parts.arrays()
@@ -132,7 +158,7 @@ class LoadedTask:
 
     def renew(self) -> None:
         """Make the model anew: nothing is known of the one there."""
-        self._parts = divided(self.task.model(), self._model_table, self._data_directory)
+        self._parts = self._divided()
 
     def client_data(
         self, client_id: ClientId, check: Callable[[ClientData[Any]], None] = lambda _: None

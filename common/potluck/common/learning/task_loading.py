@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:  # importing torch takes seconds, and not everybody makes mode
     from torch import nn
 
 
+_GENERATORS = threading.Lock()  # the global ones, where models are made in several threads
+
+
 @contextlib.contextmanager
 def numpy_seeded(seed: int) -> Iterator[None]:
     """Seeds numpy's global generator, for models that are arrays; puts it back after."""
@@ -35,6 +40,28 @@ def numpy_seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         np.random.set_state(state)
+
+
+@contextlib.contextmanager
+def models_seeded(seed: int) -> Iterator[None]:
+    """Seeds what the initial weights of models on the CPU are drawn from; puts it back after.
+
+    They are those that the coordinator makes from the same seed, as far as both have the same
+    release of the libraries.
+    """
+    with _GENERATORS, numpy_seeded(seed):
+        if importlib.util.find_spec("torch") is None:
+            yield
+            return
+        import torch
+
+        generator = torch.default_generator
+        state = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(state)
 
 
 def make_task(

@@ -10,7 +10,7 @@ _PATTERN = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ModelTable(BaseModel):
-    """A model in place of the task's own, and which of a model's tensors travel.
+    """A model in place of the task's own, and which of a model's tensors travel or stay.
 
     Keys that are none of these are options of the model that is named.
     """
@@ -26,6 +26,17 @@ class ModelTable(BaseModel):
         default=(),
         description="Tensors that are trained and travel, by patterns such as 'head.*'; the\n"
         "others are the base, which every machine has. Empty: all of them.",
+    )
+    keep: tuple[_PATTERN, ...] = Field(
+        default=(),
+        description="Tensors that stay with each client and are trained there, by patterns: a\n"
+        "head, or 'norm*' for normalisation. They are never sent. Empty: none.",
+    )
+    keep_seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="Seed of the first values of these; unset, the run's.",
     )
     base: str | None = Field(
         default=None,
@@ -49,6 +60,17 @@ class ModelTable(BaseModel):
         """The model's name and options; None for the task's own."""
         return None if self.name is None else {"name": self.name, **self.options}
 
+    @property
+    def divides(self) -> bool:
+        """True where not all tensors travel."""
+        return bool(self.trainable or self.keep)
+
+    def with_seed(self, seed: int) -> ModelTable:
+        """The same with the seed of a run for what clients keep, where it names none."""
+        if not self.keep or self.keep_seed is not None:
+            return self
+        return self.model_copy(update={"keep_seed": seed})
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.name is None and self.options:
@@ -57,4 +79,6 @@ class ModelTable(BaseModel):
             )
         if not self.trainable and (self.base is not None or self.base_blake3):
             raise ValueError("`base` is of use only where `trainable` says what is not in it")
+        if not self.keep and self.keep_seed is not None:
+            raise ValueError("`keep_seed` is of use only where `keep` says what clients keep")
         return self

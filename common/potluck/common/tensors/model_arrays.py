@@ -24,12 +24,13 @@ Model = Any
 def state_arrays(model: Model, *, only: Container[str] | None = None) -> dict[str, NDArray[Any]]:
     """Parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
-    `only`: names of those that are wanted, of a module; by default all are. For a model on
-    the CPU they are views: whoever goes on training must copy them first.
+    `only`: names of those that are wanted; by default all are. For a model on the CPU they
+    are views: whoever goes on training must copy them first.
     Raises LayoutError for a tensor that numpy can't hold (bfloat16, quantized, sparse).
     """
     if isinstance(model, Mapping):
-        return {name: _contiguous(array) for name, array in model.items()}
+        wanted = model if only is None else [name for name in model if name in only]
+        return {name: _contiguous(model[name]) for name in wanted}
     arrays: dict[str, NDArray[Any]] = {}
     for name, tensor in _wanted(model, only):
         try:
@@ -60,13 +61,13 @@ def load_arrays(
 ) -> None:
     """Overwrites parameters and buffers in place; `arrays` may be read-only.
 
-    `only`: names of those to be overwritten, of a module; by default all are. Raises
-    LayoutError, and leaves the model as it was, unless names, shapes and types are its own.
+    `only`: names of those to be overwritten; by default all are. Raises LayoutError, and leaves
+    the model as it was, unless names, shapes and types are its own.
     """
     layout = Layout.of(state_arrays(model, only=only))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
     if isinstance(model, dict):
-        model.update({name: np.array(arrays[name]) for name in model})
+        model.update({name: np.array(array) for name, array in arrays.items()})
     else:
         _load_module(model, arrays, only)
 

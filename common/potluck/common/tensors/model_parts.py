@@ -1,14 +1,16 @@
-"""The part of a model that travels, and the base that does not.
+"""The part of a model that travels, and the parts that do not.
 
 A run file's `[model] trainable = [patterns]` says which tensors go up and down. The others are the
 base: every machine has them already, from a file or because the task's model brings them, they stay
-as they are, and a digest over them shows that all have the same. Used on both sides.
+as they are, and a digest over them shows that all have the same. `keep = [patterns]` says which
+tensors each client trains for itself: they never leave it, and begin as the task's model has them.
+Used on both sides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,31 +38,49 @@ _PEFT_LAYER = ".base_layer."
 class DividedModel:
     """A model of which some tensors travel.
 
-    network: all of it; a `torch.nn.Module`, or arrays by name, which all travel. layout: of those
-    that travel. base_blake3: digest of the others; empty where all travel. buffers: copies of the
-    base's buffers, which a network writes over while it trains.
+    network: all of it; a `torch.nn.Module`, or arrays by name. layout: of those that travel.
+    base_blake3: digest of those that are not trained; empty where all are. buffers: copies of the
+    base's buffers, which a network writes over while it trains. kept: the first values of those
+    that a client keeps; copies.
     """
 
     network: Any
     layout: Layout
     base_blake3: str = ""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
     @property
-    def _travelling(self) -> Mapping[str, TensorSpec] | None:
+    def _travelling(self) -> Container[str] | None:
         """None where all of it travels."""
-        return self.layout.by_name if self.base_blake3 else None
+        if isinstance(self.network, Mapping):  # others may have been put into it
+            return self.network.keys() - self.kept.keys()
+        return self.layout.by_name if self.base_blake3 or self.kept else None
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The tensors that travel, as `state_arrays` gives them."""
         return state_arrays(self.network, only=self._travelling)
 
-    def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Overwrite the tensors that travel, and put the base's buffers right.
+    def kept_arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The tensors that a client keeps, as `state_arrays` gives them. Raises LayoutError where
+        a training has left others."""
+        arrays = state_arrays(self.network, only=self.kept)
+        Layout.of(arrays).check_matches(Layout.of(self.kept), what="trained model", whose="task")
+        return arrays
 
-        Raises LayoutError unless `arrays` are just these.
+    def load(
+        self,
+        arrays: Mapping[str, NDArray[np.generic]],
+        kept: Mapping[str, NDArray[np.generic]] | None = None,
+    ) -> None:
+        """Overwrite the tensors that travel and those that a client keeps, and put the base's
+        buffers right. kept: by default their first values.
+
+        Raises LayoutError unless `arrays` and `kept` are just these.
         """
         load_arrays(self.network, arrays, only=self._travelling)
+        if self.kept:
+            load_arrays(self.network, self.kept if kept is None else kept, only=self.kept)
         if not self.buffers:
             return
         import torch
@@ -74,7 +94,8 @@ class DividedModel:
         """Raise LayoutError where the base's parameters are not what they were."""
         if self.base_blake3:
             state = {**self.network.state_dict(), **self.buffers}
-            base = {name: state[name] for name in state if name not in self.layout.by_name}
+            others = self.layout.by_name.keys() | self.kept.keys()
+            base = {name: state[name] for name in state if name not in others}
             if _digest(base) != self.base_blake3:
                 raise LayoutError("tensors that `trainable` of [model] does not name have changed")
 
@@ -83,20 +104,28 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
     """Divide a network as a run's `[model]` table says, and give it the base that this names.
 
     data: the folder that the base is found in. The base's parameters are not trained from then on.
+    What clients keep has the values that the network has now.
     Raises ConfigurationError where patterns, base and digest don't fit the network, LayoutError
     for a tensor that can't travel.
     """
-    if table is None or not table.trainable:
+    if table is None or not table.divides:
         return DividedModel(network=network, layout=Layout.of(state_arrays(network)))
-    if isinstance(network, Mapping):
+    arrays = isinstance(network, Mapping)
+    if arrays and table.trainable:
         raise ConfigurationError(
             "[model]: `trainable` names parts of torch modules; this task's model is arrays by "
-            "name, which all travel"
+            "name, which are all trained"
         )
-    state = network.state_dict()
-    travelling = _matching(table.trainable, list(state))
-    base = {name: tensor for name, tensor in state.items() if name not in travelling}
-    _check_ties(state, travelling)
+    state = network if arrays else network.state_dict()
+    travelling, kept = _parts(table, list(state))
+    if not arrays:
+        _check_ties(state, travelling, kept)
+    first = {name: np.array(array) for name, array in state_arrays(network, only=kept).items()}
+    layout = Layout.of(state_arrays(network, only=travelling))
+    if not table.trainable:
+        return DividedModel(network=network, layout=layout, kept=first)
+    others = travelling | kept
+    base = {name: tensor for name, tensor in state.items() if name not in others}
     if table.base is not None:
         _load_base(state, travelling, table.base, data)
     blake3 = _digest(base)
@@ -114,19 +143,42 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     return DividedModel(
         network=network,
-        layout=Layout.of(state_arrays(network, only=travelling)),
+        layout=layout,
         base_blake3=blake3,
         buffers={name: base[name].clone() for name in base if name not in parameters},
+        kept=first,
     )
 
 
-def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
+def _parts(table: ModelTable, names: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the tensors that travel, and of those that clients keep."""
+    kept = _matching(table.keep, names, "keep")
+    if not table.trainable:
+        travelling = frozenset(names) - kept
+    else:
+        travelling = _matching(table.trainable, names, "trainable")
+    both = sorted(travelling & kept)
+    if both:
+        raise ConfigurationError(
+            f"[model]: tensor {quoted(both[0])} matches `trainable`, by which it travels, and "
+            "`keep`, by which it never leaves a client; let it match one of them",
+            tensor=quoted(both[0]),
+        )
+    if not travelling:
+        raise ConfigurationError(
+            "[model]: `keep` matches all tensors, so that nothing travels; leave some to be "
+            "trained together"
+        )
+    return travelling, kept
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str], key: str) -> frozenset[str]:
     found: set[str] = set()
     for pattern in patterns:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise ConfigurationError(
-                f"[model]: no tensor's name matches '{pattern}' of `trainable`; the model has "
+                f"[model]: no tensor's name matches '{pattern}' of `{key}`; the model has "
                 f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}",
                 pattern=pattern,
             )
@@ -134,17 +186,20 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check_ties(state: Mapping[str, Tensor], travelling: frozenset[str]) -> None:
+def _check_ties(
+    state: Mapping[str, Tensor], travelling: frozenset[str], kept: frozenset[str]
+) -> None:
     """Tensors that are one must be on one side."""
     owners: dict[int, str] = {}
     for name, tensor in state.items():
         if not tensor.numel():
             continue
         first = owners.setdefault(tensor.untyped_storage().data_ptr(), name)
-        if (first in travelling) != (name in travelling):
+        key = "trainable" if (first in kept) == (name in kept) else "keep"
+        if (first in travelling, first in kept) != (name in travelling, name in kept):
             raise ConfigurationError(
                 f"[model]: tensors {quoted(first)} and {quoted(name)} share their memory, and only "
-                "one of them matches `trainable`; let both match, or neither",
+                f"one of them matches `{key}`; let both match, or neither",
                 tensor=quoted(name),
             )
 

@@ -6,5 +6,7 @@ from typing import Final
 
 CORRECTION: Final = "correction"
 """What a strategy's correction keeps, such as SCAFFOLD's control variates."""
-PURPOSES: Final = frozenset({CORRECTION})
+MODEL: Final = "model"
+"""The tensors that `keep` of `[model]` names."""
+PURPOSES: Final = frozenset({CORRECTION, MODEL})
 """All that a host of this release can keep."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from pathlib import Path
 
 from torch import nn
@@ -13,11 +13,17 @@ from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
 
 
 def load_weights(
-    network: nn.Module, name: str, data: Path | None, *, only: Container[str] | None = None
+    network: nn.Module,
+    name: str,
+    data: Path | None,
+    *,
+    only: Container[str] | None = None,
+    left_out: Collection[str] = (),
 ) -> None:
     """Overwrite a network's weights by those of a file, or of shards, in the data directory.
 
-    only: names of the tensors that are there and are wanted; by default all are.
+    only: names of the tensors that are there and are wanted; by default all are. left_out: of
+    those that may be there and are not wanted.
 
     Raises ConfigurationError if there is none, or the name leads out of the directory, and
     LayoutError, naming the tensor, if it holds those of another model.
@@ -42,6 +48,9 @@ def load_weights(
         )
     try:
         with opened_weights(path) as file:
-            load_arrays(network, file.arrays, only=only)
+            arrays = file.arrays
+            if left_out:
+                arrays = {name: arrays[name] for name in arrays if name not in left_out}
+            load_arrays(network, arrays, only=only)
     except (LayoutError, StorageError) as error:
         raise LayoutError(f"initial_model: {path}: {error.message}", path=path) from None

@@ -89,7 +89,7 @@ class ModelWork:
 
         Raises ConfigurationError or LayoutError."""
         run_file, strategy = self._plan.run_file, self._plan.strategy
-        divides = run_file.model is not None and bool(run_file.model.trainable)
+        divides = run_file.model is not None and run_file.model.divides
         if run_file.initial_model is not None or divides or strategy.one_way:
             made = self._new_model()
             self._start_from_file(made)
@@ -108,7 +108,13 @@ class ModelWork:
     def _start_from_file(self, made: DividedModel) -> None:
         name = self._plan.run_file.initial_model
         if name is not None:
-            load_weights(made.network, name, self._data_directory, only=made.layout.by_name)
+            load_weights(
+                made.network,
+                name,
+                self._data_directory,
+                only=made.layout.by_name,
+                left_out=made.kept,
+            )
 
     def load(self, blake3: str) -> ModelVersion:
         """Go on with a model that is on disk. Raises StorageError if it is damaged."""
@@ -297,7 +303,10 @@ class ModelWork:
         return bool(settings.every) and (settings.spread or self._own_samples() is None)
 
     def _own_samples(self) -> Any:
-        """The coordinator's own held-out data, if it has any."""
+        """The coordinator's own held-out data, if it has any that it can measure a model on."""
+        table = self._plan.run_file.model
+        if table is not None and table.keep:
+            return None  # it has no whole model
         with blamed_on_task(self._plan.run_file.task.name, _EVALUATION_DATA):
             return self._plan.task.evaluation_data(self._data_directory)
 

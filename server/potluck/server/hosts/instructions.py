@@ -58,7 +58,8 @@ def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
     """A run's task, with the model that takes the place of its own."""
     message = plugin(run_file.task)
     if run_file.model is not None:
-        message.model_json = json.dumps(run_file.model.model_dump(exclude_defaults=True))
+        table = run_file.model.with_seed(run_file.seed)
+        message.model_json = json.dumps(table.model_dump(exclude_defaults=True))
     return message
 
 

@@ -18,7 +18,7 @@ from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
-from potluck.common.updates.kept_states import CORRECTION
+from potluck.common.updates.kept_states import CORRECTION, MODEL
 from potluck.server.rounds.compatibility import by_protocol, check_composition
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
@@ -72,8 +72,9 @@ class RunPlan:
     @property
     def kept(self) -> Sequence[str]:
         """What clients keep of a training for the next one, by purpose; see `kept_states`."""
-        correction = self.strategy.correction
-        return [CORRECTION] if correction is not None and correction.keeps else []
+        correction, table = self.strategy.correction, self.run_file.model
+        kept = [CORRECTION] if correction is not None and correction.keeps else []
+        return [*kept, MODEL] if table is not None and table.keep else kept
 
     @property
     def wants_label_totals(self) -> bool:
@@ -132,6 +133,7 @@ def draw_up(
     if trainer is not None:
         check_trainable(run_file, trainer, choosing, strategy, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
+    remarks = [*remarks, *_remarks_on_keeping(run_file)]
     check_masking(run_file, strategy, choosing, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
@@ -159,13 +161,21 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
 def _check_triplets(run_file: RunFile, selector: Selector, source: str) -> None:
     """Raise ConfigurationError where triplets would be estimated with a part of a model."""
     table = run_file.model
-    if table is not None and table.trainable and Signal.TRIPLET in selector.needs:
+    if table is not None and table.divides and Signal.TRIPLET in selector.needs:
         raise ConfigurationError(
             f"{source}: selector '{run_file.selector.name}' needs triplets, which clients estimate "
-            "by training all of the model; leave out `trainable` of [model], or choose another "
-            "selector",
+            "by training all of the model; leave out `trainable` and `keep` of [model], or choose "
+            "another selector",
             selector=run_file.selector.name,
         )
+
+
+def _remarks_on_keeping(run_file: RunFile) -> Sequence[str]:
+    table = run_file.model
+    if table is None or not table.keep or not run_file.evaluation.every:
+        return ()
+    text = "clients measure the model, with what they keep; the coordinator's data are not used"
+    return [f"[model] keep: {text}"]
 
 
 def _with_recommendations(run_file: RunFile, task: Task, source: str) -> RunFile:

@@ -219,9 +219,91 @@ def test_tensors_that_are_one_are_on_one_side() -> None:
     assert "twin.weight" in parts.layout.by_name
 
 
+def keeping(*patterns: str, **values: object) -> ModelTable:
+    return ModelTable.model_validate({"keep": patterns, **values})
+
+
+def test_what_is_kept_does_not_travel_and_is_trained() -> None:
+    parts = divided(made(), keeping("norm.*", "head.bias"), None)
+    assert list(parts.layout.by_name) == ["body.weight", "body.bias", "head.weight"]
+    assert list(parts.arrays()) == list(parts.layout.by_name)
+    assert [name.partition(".")[0] for name in parts.kept_arrays()] == ["norm"] * 5 + ["head"]
+    assert all(parameter.requires_grad for parameter in parts.network.parameters())
+    assert parts.base_blake3 == ""
+
+
+def test_beside_a_part_that_travels_the_rest_is_the_base() -> None:
+    parts = divided(made(), table(trainable=["body.*"], keep=["head.*"]), None)
+    assert list(parts.layout.by_name) == ["body.weight", "body.bias"]
+    assert list(parts.kept_arrays()) == ["head.weight", "head.bias"]
+    trained = [name for name, each in parts.network.named_parameters() if each.requires_grad]
+    assert trained == ["body.weight", "body.bias", "head.weight", "head.bias"]
+    with torch.no_grad():
+        parts.network.get_parameter("head.bias").add_(1)
+    parts.check_base()
+    with torch.no_grad():
+        parts.network.get_parameter("norm.bias").add_(1)
+    with pytest.raises(LayoutError):
+        parts.check_base()
+
+
+def test_nothing_of_one_client_is_left_for_the_next() -> None:
+    parts = divided(made(), keeping("head.*"), None)
+    first = {name: array.copy() for name, array in parts.kept_arrays().items()}
+    model = {name: array.copy() for name, array in parts.arrays().items()}
+    own = {name: np.full_like(array, 7.0) for name, array in first.items()}
+    parts.load(model, own)
+    assert all((array == 7).all() for array in parts.kept_arrays().values())
+    parts.load(model)
+    assert all(np.array_equal(array, first[n]) for n, array in parts.kept_arrays().items())
+    with pytest.raises(LayoutError, match=r"lacks tensor 'head\.bias'"):
+        parts.load(model, {"head.weight": own["head.weight"]})
+    with pytest.raises(LayoutError, match=r"'head\.bias' is not in"):
+        parts.load({**model, "head.bias": own["head.bias"]})
+
+
+def test_of_arrays_by_name_some_are_kept() -> None:
+    network = {"slope": np.ones(3, np.float32), "offset": np.zeros((), np.float32)}
+    parts = divided(network, keeping("off*"), None)
+    assert (list(parts.arrays()), list(parts.kept_arrays())) == (["slope"], ["offset"])
+    parts.load({"slope": np.full(3, 2, np.float32)}, {"offset": np.array(5, np.float32)})
+    assert (network["slope"][0], network["offset"]) == (2, 5)
+    network["spare"] = np.zeros(1)
+    assert "spare" in parts.arrays(), "so that it is found"
+    del network["offset"]
+    with pytest.raises(LayoutError, match="lacks tensor 'offset'"):
+        parts.kept_arrays()
+
+
 @pytest.mark.parametrize(
     ("values", "why"),
     [
+        ({"keep": ["heads.*"]}, r"no tensor's name matches 'heads\.\*' of `keep`"),
+        ({"keep": ["*"]}, "`keep` matches all tensors"),
+        (
+            {"keep": ["head.bias"], "trainable": ["head.*"]},
+            r"tensor 'head\.bias' matches `trainable`, by which it travels, and `keep`",
+        ),
+    ],
+)
+def test_what_can_not_be_kept_is_named(values: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        divided(made(), ModelTable.model_validate(values), None)
+
+
+def test_tensors_that_are_one_are_kept_or_not() -> None:
+    network = made()
+    network.twin = nn.Linear(4, 2)
+    network.twin.weight = network.head.weight
+    with pytest.raises(ConfigurationError, match="only one of them matches `keep`"):
+        divided(network, keeping("head.*"), None)
+    assert "body.bias" in divided(network, keeping("head.*", "twin.*"), None).layout.by_name
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"keep_seed": 3}, "only where `keep` says"),
         ({"classes": 3}, "is an option of a model"),
         ({"base": "a.safetensors"}, "only where `trainable`"),
         ({"trainable": [""]}, "at least 1 character"),

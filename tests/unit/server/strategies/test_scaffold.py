@@ -201,7 +201,9 @@ def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
 def _corrected(shared: Any) -> Any:
     from potluck.client.training.steps.loop import Corrected
 
-    return Corrected(correction=ScaffoldCorrection(), shared=shared, personal={}, kept=None)
+    return Corrected(
+        correction=ScaffoldCorrection(), shared=shared, personal={}, kept=None, layout=LAYOUT
+    )
 
 
 def test_adam_is_refused() -> None:

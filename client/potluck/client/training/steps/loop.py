@@ -30,6 +30,7 @@ from potluck.common.errors import DataError, DeviceMemoryError, RoundClosedError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
+from potluck.common.tensors.layout import Layout
 from potluck.common.updates.update_report import UpdateReport
 
 _PREDICTED_AT_ONCE = 256
@@ -141,12 +142,16 @@ def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected:
-    """A correction and what it begins with: auxiliaries on the CPU, by name and tensor."""
+    """A correction and what it begins with: auxiliaries on the CPU, by name and tensor.
+
+    layout: of the tensors that travel; the steps of others are not corrected.
+    """
 
     correction: LocalCorrection
     shared: NamedAuxiliaries
     personal: NamedAuxiliaries
     kept: NamedAuxiliaries | None
+    layout: Layout
 
     def begin(
         self, model: nn.Module, settings: LocalTraining, round_number: int, device: torch.device
@@ -161,7 +166,11 @@ class Corrected:
 
         return self.correction.begin(
             CorrectionContext(
-                parameters=_trainable(model),
+                parameters={
+                    name: tensor
+                    for name, tensor in _trainable(model).items()
+                    if name in self.layout.by_name
+                },
                 shared=there(self.shared),
                 personal=there(self.personal),
                 kept=None if self.kept is None else there(self.kept),
