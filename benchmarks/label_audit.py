@@ -27,7 +27,7 @@ from rich.table import Table
 from potluck.client.base.laplace import noisy_counts
 from potluck.common.learning.training import training_for
 from potluck.common.tasks.digits import Digits
-from potluck.server.aggregation.label_audit import (
+from potluck.server.aggregation.audit.label_audit import (
     BiasUpdates,
     LabelVerdict,
     audit_labels,

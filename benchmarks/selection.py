@@ -42,6 +42,7 @@ NAMES = (
     "feddiverse",
     "known-matrix",
     "fedentopt",
+    "fedpns",
     "kl",
     "dc-real",
     "dc-balanced",

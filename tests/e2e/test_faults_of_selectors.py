@@ -14,6 +14,7 @@ from support.federation import Federation, crash_federation, until
 from potluck.rpc.v1 import operator_pb2
 
 INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_SPARED
+LEARNING = [['selector.name="fedpns"', "count=4", "selector.share=0.5"]]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -36,6 +37,12 @@ async def federation(shared: Federation) -> Federation:
     return shared
 
 
+async def states(federation: Federation, run_id: str) -> list[list[tuple[int, str]]]:
+    """Each round's members: their states and troubles."""
+    history = await federation.history(run_id)
+    return [[(member.state, member.trouble) for member in row.members] for row in history]
+
+
 async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, str]]]:
     """Each round's cohort, with the reasons."""
     history = await federation.history(run_id)
@@ -56,6 +63,27 @@ async def test_a_coordinator_killed_changes_nothing(federation: Federation, name
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == digest
     assert await picked(federation, run_id) == await picked(federation, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("assignments", LEARNING, ids=lambda each: each[0].split('"')[1])
+async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
+    federation: Federation, assignments: list[str]
+) -> None:
+    """The updates are judged, then the coordinator dies before their round is committed."""
+    undisturbed = await federation.start_run(*assignments)
+    digest = await federation.finished(undisturbed)
+    federation.points.note_boundaries()
+    federation.points.kill("before-commit_round-3")
+    run_id = await federation.start_run(*assignments)
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == digest
+    assert await picked(federation, run_id) == await picked(federation, undisturbed)
+    found = await states(federation, run_id)
+    assert found == await states(federation, undisturbed)
+    spared = {trouble for members in found for state, trouble in members if state == SPARED}
+    assert bool(spared) == ("fedpns" in assignments[0])
 
 
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])

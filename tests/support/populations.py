@@ -10,14 +10,18 @@ from numpy.typing import ArrayLike
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.tasks.table6 import interaction_matrices
 from potluck.server.selection import (
+    SKETCH_SIZE,
     Answers,
     Ask,
+    Judgement,
+    MeasureMean,
     Population,
     RoundOutcome,
     Rows,
     Selection,
     SelectionContext,
     Selector,
+    UpdateFacts,
 )
 from potluck.server.state import State
 
@@ -122,14 +126,71 @@ def select(
     return played(selector, state, given, answering)[0]
 
 
+PARAMETERS, CLASSES = 30, 3
+
+
+def facts(rows: Rows, number: int = 1, *, seed: int = 0) -> UpdateFacts:
+    """Of updates that follow from round and client, some of them alike; 2 steps, 5 samples each."""
+    updates = np.array(
+        [np.random.default_rng([number % 2, row % 5]).normal(size=PARAMETERS) for row in rows]
+    ).reshape(len(rows), PARAMETERS)
+    return facts_of(updates, rows=rows, number=number, seed=seed)
+
+
+def facts_of(
+    updates: ArrayLike, *, rows: Rows | None = None, number: int = 1, seed: int = 0
+) -> UpdateFacts:
+    """Of these updates, one row each, whose first numbers are the output layer's bias."""
+    table = np.array(updates, dtype=np.float64)
+    sketches = np.zeros((len(table), SKETCH_SIZE))
+    sketches[:, : table.shape[1]] = table
+    return UpdateFacts(
+        round=number,
+        seed=seed,
+        rows=np.arange(len(table)) if rows is None else rows,
+        samples=np.full(len(table), 5.0),
+        steps=np.full(len(table), 2),
+        gram=table @ table.T,
+        sketches=sketches,
+        output_moves=table[:, :CLASSES],
+    )
+
+
+def judged(
+    selector: Selector,
+    state: State,
+    given: UpdateFacts,
+    measured: Callable[[MeasureMean], float] = lambda wanted: 1.0 / (1 + len(wanted.rows)),
+) -> Judgement:
+    """The judgement of a round's updates."""
+    judging = selector.judge(state, given)
+    if isinstance(judging, Judgement):
+        return judging
+    try:
+        wanted = next(judging)
+        while True:
+            wanted = judging.send(measured(wanted))
+    except StopIteration as ended:
+        judgement: Judgement = ended.value
+        return judgement
+
+
 def outcome(
-    number: int, selection: Selection, answers: Sequence[Answers] = (), **reports: ArrayLike
+    number: int,
+    selection: Selection,
+    answers: Sequence[Answers] = (),
+    *,
+    judgement: Judgement | None = None,
+    **reports: ArrayLike,
 ) -> RoundOutcome:
-    """Everybody selected was included, a second after being told."""
+    """Everybody selected sent an update, a second after being told."""
+    judgement = judgement or Judgement()
     return RoundOutcome(
         round=number,
         selected=selection.rows,
-        included=selection.rows,
+        included=selection.rows[~np.isin(selection.rows, list(judgement.set_aside))],
+        facts=facts(selection.rows, number),
+        judgement=judgement,
         seconds=np.ones(len(selection.rows)),
         reports={name: np.asarray(values, dtype=np.float64) for name, values in reports.items()},
         answers=answers,
@@ -151,5 +212,7 @@ def rounds(
         given = context(federation, count, number=number, seed=seed)
         selection, answers = played(selector, state, given)
         yield selection
-        reports = {"utility": 1.0 + selection.rows % 5}
-        state = store(selector.observe(state, outcome(number, selection, answers, **reports)))
+        judgement = judged(selector, state, facts(selection.rows, number))
+        utility = 1.0 + selection.rows % 5
+        ended = outcome(number, selection, answers, judgement=judgement, utility=utility)
+        state = store(selector.observe(state, ended))

@@ -157,6 +157,7 @@ CREATE TABLE members (
     reports TEXT,
     measures TEXT,
     quotas TEXT,
+    weight DOUBLE PRECISION,
     PRIMARY KEY (run_id, round, attempt, position),
     UNIQUE (run_id, round, attempt, client_id),
     FOREIGN KEY(run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)

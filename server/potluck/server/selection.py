@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,26 @@ class Signal(StrEnum):
     LABEL_COUNTS = "label_counts"
     TRIPLET = "triplet"
     INTERACTION_MATRIX = "interaction_matrix"
+
+
+class UpdateFact(StrEnum):
+    """Something that the coordinator reads off a round's updates, where they are not masked.
+
+    An update is its difference from the round's model, over all parameters; running statistics
+    don't count.
+    """
+
+    GRAM = "gram"
+    """The inner products of all pairs of updates."""
+    SKETCH = "sketch"
+    """A random projection of each update to `SKETCH_SIZE` numbers, the same one all through a run:
+    inner products and distances stay, to about one part in sixteen of the lengths."""
+    OUTPUT_MOVE = "output-move"
+    """How far each moves the output layer's bias, class by class; where that layer has none, the
+    mean of each row of its weights."""
+
+
+SKETCH_SIZE: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +97,7 @@ class SelectionContext:
 
     def generator(self, selector: str) -> np.random.Generator:
         """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""
-        words = (self.seed, self.round, zlib.crc32(selector.encode()))
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+        return _generator(self.seed, self.round, selector)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +163,67 @@ class Selection:
 
     quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
     infinite where it may use all. None: no client is limited.
+    weights: float64 > 0, what each client's update counts with in place of its samples; only where
+    the selector says that it `weighs`. None: each counts with its samples.
     """
 
     rows: Rows
     reasons: Sequence[str]
     quotas: NDArray[np.float64] | None = None
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateFacts:
+    """What the coordinator knows of a round's updates once they are in; one row for each.
+
+    round, seed: as in the selection's context. rows: of their clients, without repeats. samples:
+    float64 > 0, what each counts with. steps: int64 ≥ 1, as far as clients tell them. gram: updates
+    × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. These three are
+    float64, and without rows unless the selector `learns` them.
+    """
+
+    round: int
+    seed: int
+    rows: Rows
+    samples: Floats
+    steps: NDArray[np.int64]
+    gram: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    sketches: Floats = field(default_factory=lambda: np.zeros((0, SKETCH_SIZE)))
+    output_moves: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def generator(self, selector: str) -> np.random.Generator:
+        """A fresh generator for this round's judgement, another than the selection's."""
+        return _generator(self.seed, self.round, f"{selector}/judge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureMean:
+    """Asks how good the mean of some updates would be as a model; answered with a float.
+
+    The answer is the loss on the coordinator's own evaluation data, infinite where it is not
+    finite. rows: of the updates' clients, without repeats; nobody for the model as it was. weights:
+    float64 > 0, one for each row; by default what they count with.
+    """
+
+    rows: Rows
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a selector makes of a round's updates.
+
+    set_aside: rows of the clients whose update is not to become part of the model, each with the
+    reason in words; never all. values: numbers for `observe`, by name.
+    """
+
+    set_aside: Mapping[int, str] = field(default_factory=dict)
+    values: Mapping[str, Floats] = field(default_factory=dict)
+
+
+Judging = Generator[MeasureMean, float, Judgement]
+"""A judgement that has means of updates measured first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +236,8 @@ class RoundOutcome:
     the update; NaN where none came.
     answers: to the questions before this cohort was chosen, in the order asked.
     deadline_seconds: the least that a client which failed has taken, as far as that is known.
+    facts: of the updates that came in time, those set aside included; None where they are masked.
+    judgement: the selector's own.
     """
 
     round: int
@@ -170,6 +247,8 @@ class RoundOutcome:
     reports: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     answers: Sequence[Answers] = ()
     deadline_seconds: float = math.inf
+    facts: UpdateFacts | None = None
+    judgement: Judgement = field(default_factory=Judgement)
 
 
 class Selector(Plugin):
@@ -188,6 +267,13 @@ class Selector(Plugin):
     """Whether it wants `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that it recommends, as in the run file's `[training]`."""
+    learns: frozenset[UpdateFact] = frozenset()
+    """What it learns of each round's updates, in `judge` and `observe`. Not of masked ones."""
+    measures: bool = False
+    """Whether its judgement has means of updates measured, which needs evaluation data on the
+    coordinator."""
+    weighs: bool = False
+    """Whether it says what updates count with, in `Selection.weights`."""
     added: int = 0
     """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
 
@@ -209,6 +295,21 @@ class Selector(Plugin):
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
         """The cohort of a round, or a generator that asks before it returns one."""
 
+    def judge(
+        self,
+        state: State,  # noqa: ARG002  part of the seam
+        facts: UpdateFacts,  # noqa: ARG002  likewise
+    ) -> Judgement | Judging:
+        """What is to become of a round's updates, or a generator that has means of them measured
+        before it returns that. Called from a worker thread once they are in, before they are
+        weighed; not where they are masked. After a kill it is called again, with the same facts."""
+        return Judgement()
+
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
         """The state after a committed round; called once for each, in order."""
         return state
+
+
+def _generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
+    words = (seed, round_number, zlib.crc32(purpose.encode()))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

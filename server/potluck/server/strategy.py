@@ -27,6 +27,7 @@ from potluck.server.state import State
 if TYPE_CHECKING:  # importing torch takes seconds, and most strategies need none
     from torch import Tensor, nn
 
+Counts = NDArray[np.int64] | NDArray[np.float64]
 Weights = Mapping[str, NDArray[Any]]
 """Named arrays. Floating-point ones take part in the arithmetic; integer ones are copied."""
 
@@ -69,7 +70,8 @@ class Summation(StrEnum):
 class UpdateStatistics:
     """What is known of a round's updates, in client order.
 
-    samples: int64 ≥ 1, as disclosed. steps: int64, optimiser steps taken. normalizers: float64
+    samples: what each counts with: int64 ≥ 1 as disclosed, or float64 > 0 where the selector says
+    something else (`Selection.weights`). steps: int64, optimiser steps taken. normalizers: float64
     > 0, what a client's steps amount to (a_k of FedNova): how far they would have moved it against
     a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the floating-point
     tensors that are no parameters (running statistics). norms: float64, L2 norm of update − model
@@ -78,7 +80,7 @@ class UpdateStatistics:
     """
 
     clients: Sequence[str]
-    samples: NDArray[np.int64]
+    samples: Counts
     steps: NDArray[np.int64]
     normalizers: NDArray[np.float64]
     losses: NDArray[np.float64]
@@ -197,6 +199,9 @@ class Strategy(Plugin):
     individual: bool = False
     """True where it must see single updates, which secure aggregation hides: for other reductions
     than a mean, norms, or `RoundContext.updates`."""
+    by_samples: bool = True
+    """Whether updates count by `UpdateStatistics.samples`: otherwise it does not go with a selector
+    that says what they count with."""
     summation: Summation = Summation.BY_SAMPLES
     """What masked updates are summed to, where no single one is seen."""
     one_way: tuple[str, ...] = ()

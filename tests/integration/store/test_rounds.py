@@ -47,7 +47,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     assert attempt is not None
     assert (attempt.key, attempt.begun_at, attempt.available) == (FIRST, AT, (0, 2))
     assert (attempt.members, attempt.exchanges) == ((), ())
-    begun.set_cohort(FIRST, COHORT, {"b": [0.0, 2.5, math.inf]})
+    begun.set_cohort(FIRST, COHORT, {"b": [0.0, 2.5, math.inf]}, {"b": 0.1, "c": 5e-324})
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
     begun.set_member(FIRST, "b", MemberState.LOST, trouble="connection lost")
     attempt = begun.current_attempt(RUN.run_id)
@@ -64,6 +64,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     assert (b.state, b.trouble, b.update) == (MemberState.LOST, "connection lost", None)
     assert (c.client_id, c.host_id, c.state) == ("c", "h2", MemberState.SELECTED)
     assert (b.quotas, c.quotas) == ((0.0, 2.5, math.inf), None)
+    assert (b.weight, c.weight) == (0.1, 5e-324)
 
 
 def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:
@@ -200,8 +201,9 @@ def test_a_commit_comes_back_as_it_was_made(begun: Store) -> None:
     row = begun.last_round(RUN.run_id)
     assert row is not None
     made = commit(FIRST, ["c", "a"])
-    kept = {name: getattr(row, name) for name in vars(made) if name != "included"}
-    assert kept == {name: value for name, value in vars(made).items() if name != "included"}
+    of_members = ("included", "set_aside")
+    of_round = {name: value for name, value in vars(made).items() if name not in of_members}
+    assert {name: getattr(row, name) for name in of_round} == of_round
     assert [(m.client_id, m.state) for m in row.members] == [
         ("a", MemberState.INCLUDED),
         ("b", MemberState.LATE),
@@ -225,6 +227,20 @@ def test_a_commit_leaves_the_lost_and_the_failed_as_they_are(begun: Store) -> No
         (MemberState.FAILED, "no data"),
         (MemberState.LATE, "the round ended without it"),
     ]
+
+
+def test_an_update_that_is_set_aside_is_spared_with_the_reason(begun: Store) -> None:
+    selected(begun, FIRST)
+    for client_id in ("a", "b"):
+        begun.set_member(FIRST, client_id, MemberState.RECEIVED, update=UPDATE)
+    begun.commit_round(replace(commit(FIRST, ["a"]), set_aside={"b": "it pulls against the rest"}))
+    row = begun.last_round(RUN.run_id)
+    assert row is not None
+    assert [(member.state, member.trouble) for member in row.members[:2]] == [
+        (MemberState.INCLUDED, None),
+        (MemberState.SPARED, "it pulls against the rest"),
+    ]
+    assert row.disclosed_samples == {"a": UPDATE.samples}
 
 
 def test_samples_are_known_of_those_included(begun: Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from potluck.server.cohorts.sample_limits import counted
 from potluck.server.state import State
 from potluck.server.strategy import (
     Combine,
+    Counts,
     RoundContext,
     Statistic,
     Strategy,
@@ -35,13 +36,22 @@ class RoundNumbers:
     """Facts of a round that a strategy learns beside its updates.
 
     round: from 1. clients: K, the run's clients so far. buffers: floating-point tensors of the
-    model that are no parameters. limits: on the samples that a client counts with.
+    model that are no parameters. limits: on the samples that a client counts with. weights: what
+    each client's update counts with instead, where the selector says so.
     """
 
     round: int
     clients: int
     buffers: frozenset[str]
     limits: SampleLimits = field(default_factory=SampleLimits)
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def counts(self, updates: OpenUpdates) -> Counts:
+        """What each update counts with, in client order."""
+        if self.weights:
+            return np.array([self.weights[client] for client in updates.clients])
+        samples = np.array([row.samples for row in updates.rows], dtype=np.int64)
+        return counted(samples, self.limits)
 
 
 class OpenUpdates:
@@ -57,7 +67,16 @@ class OpenUpdates:
         self.rows = [update.row for update in updates]
         self.clients = [update.client for update in updates]
         self.encoded: list[EncodedUpdate] = [files.weights(file, base) for file in opened]
-        self._files, self._opened = files, opened
+        self._updates, self._files, self._opened, self._base = updates, files, opened, base
+
+    def without(self, clients: Collection[str]) -> OpenUpdates:
+        """Those of all others."""
+        kept = [place for place, client in enumerate(self.clients) if client not in clients]
+        if len(kept) == len(self.clients):
+            return self
+        updates = [self._updates[place] for place in kept]
+        opened = [self._opened[place] for place in kept]
+        return OpenUpdates(updates, self._files, opened, self._base)
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
         """One auxiliary of all of them."""
@@ -127,9 +146,7 @@ def _statistics(
     rows, encoded = updates.rows, updates.encoded
     return UpdateStatistics(
         clients=updates.clients,
-        samples=counted(
-            np.array([row.samples for row in rows], dtype=np.int64), round_numbers.limits
-        ),
+        samples=round_numbers.counts(updates),
         steps=np.array([row.steps for row in rows], dtype=np.int64),
         normalizers=numbers(lambda i: rows[i].normalizer or float(max(1, rows[i].steps))),
         losses=numbers(lambda i: np.nan if (loss := rows[i].loss) is None else loss),

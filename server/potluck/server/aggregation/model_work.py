@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from potluck.common.errors import LayoutError, PluginError, RunError, TrainerError
+from potluck.common.errors import (
+    ConfigurationError,
+    LayoutError,
+    PluginError,
+    RunError,
+    TrainerError,
+)
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.measures import MeasureSums, checked_measures
 from potluck.common.learning.scores import EvaluationCounts
@@ -28,21 +37,36 @@ from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, Tensors, open_tensors
 from potluck.common.trainer import EvaluationSettings, Trainer
-from potluck.server.aggregation.apply_round import RoundNumbers, apply_round, opened
-from potluck.server.aggregation.audit_records import BiasRecords, bias_changes
+from potluck.server.aggregation.apply_round import OpenUpdates, RoundNumbers, apply_round, opened
+from potluck.server.aggregation.audit.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
+from potluck.server.aggregation.judging import UpdatesSeen, judged
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
 from potluck.server.aggregation.network_memory import NetworksInFiles
 from potluck.server.aggregation.publishing import publish
+from potluck.server.aggregation.reduction import reduce
+from potluck.server.aggregation.update_facts import read_facts
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.selection import Judgement, UpdateFacts
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles, ModelVersion, whole
+from potluck.server.strategy import Combine
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
 
 _EVALUATION_DATA = "the coordinator's evaluation data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedModel:
+    """The model that a round's updates make, and what the selector learned of them."""
+
+    model: ModelVersion
+    strategy_state: State
+    facts: UpdateFacts
+    judgement: Judgement
 
 
 class ModelWork:
@@ -89,11 +113,28 @@ class ModelWork:
 
         Raises ConfigurationError or LayoutError."""
         run_file, strategy = self._plan.run_file, self._plan.strategy
+        if self._plan.selector.measures:
+            self._check_measuring(run_file.selector.name)
         divides = run_file.model is not None and run_file.model.divides
         if run_file.initial_model is not None or divides or strategy.one_way:
             made = self._new_model()
             self._start_from_file(made)
             strategy.check_model(made.layout)
+
+    def _check_measuring(self, selector: str) -> None:
+        """Raise ConfigurationError where the selector has nothing to have updates measured on."""
+        trainer, task = self._plan.trainer, self._plan.run_file.task.name
+        why = ""
+        if self._own_samples() is None:
+            why = f"task '{task}' gives it none"
+        elif trainer is not None and "loss" not in trainer.measures:
+            why = f"the trainer of task '{task}' measures no 'loss'"
+        if why:
+            raise ConfigurationError(
+                f"selector {selector} has updates measured on the coordinator's evaluation data, "
+                f"and {why}; choose another selector, or give the task what is missing",
+                selector=selector,
+            )
 
     def base_blake3(self) -> str:
         """Digest of the part of the model that does not travel; empty where all of it does.
@@ -127,7 +168,8 @@ class ModelWork:
         """A model of the task. Kept for evaluation, where there is one: its memory costs more
         than its values."""
         made = self._made or self._new_model()
-        self._made = made if self._plan.run_file.evaluation.every else None
+        keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
+        self._made = made if keeps else None
         return made
 
     def _new_model(self) -> DividedModel:
@@ -188,11 +230,12 @@ class ModelWork:
         state: State,
         *,
         clients: int,
-    ) -> tuple[ModelVersion, State]:
+        seen: UpdatesSeen,
+    ) -> MovedModel:
         """Reduce a round's updates, in the order given, and move the model.
 
-        clients: the run's clients so far, selected or not. Of a strategy that trains, the model is
-        one to go on from, which nobody may fetch yet.
+        clients: the run's clients so far, selected or not. seen: the updates as the selector sees
+        them. Of a strategy that trains, the model is one to go on from, which nobody may fetch yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -202,6 +245,7 @@ class ModelWork:
             clients=max(clients, len(updates)),
             buffers=self._buffers(),
             limits=self._plan.run_file.sample_limits,
+            weights=seen.weights,
         )
         with (
             self._files.opened(model.blake3, self.layout) as current,
@@ -210,14 +254,46 @@ class ModelWork:
         ):
             before = NamedTensors.some(current, files.layout)
             with opened(updates, files, before if files.delta else None) as these:
-                arrays, state = apply_round(strategy, state, current, these, numbers, draft=draft)
+                facts, judgement = self._judge(these, before, numbers, seen)
+                kept = these.without(seen.clients(judgement.set_aside))
+                arrays, state = apply_round(strategy, state, current, kept, numbers, draft=draft)
                 self._note_bias(round_number, these.clients, these.encoded, before)
                 if strategy.trains:
                     published = whole(self._files.write(arrays, self.layout))
                 else:
                     own = draft if not strategy.one_way else None
                     published = self._publish(arrays, model, round_number, own)
-        return published, state
+        return MovedModel(model=published, strategy_state=state, facts=facts, judgement=judgement)
+
+    def _judge(
+        self, updates: OpenUpdates, before: Tensors, numbers: RoundNumbers, seen: UpdatesSeen
+    ) -> tuple[UpdateFacts, Judgement]:
+        """What the selector learns of the updates, and makes of them."""
+        selector, run_file = self._plan.selector, self._plan.run_file
+        read = read_facts(
+            selector.learns,
+            updates.encoded,
+            before,
+            seed=run_file.seed,
+            buffers=numbers.buffers,
+            classes=self._plan.task.classes,
+        )
+        facts = UpdateFacts(
+            round=numbers.round,
+            seed=run_file.seed,
+            rows=seen.rows,
+            samples=numbers.counts(updates).astype(np.float64),
+            steps=np.array([max(1, row.steps) for row in updates.rows], dtype=np.int64),
+            **read,
+        )
+
+        def loss_of_mean(places: Sequence[int], weights: NDArray[np.float64]) -> float:
+            if not places:
+                return self._loss(before.arrays)
+            those = [updates.encoded[place] for place in places]
+            return self._loss(reduce(those, Combine(weights=weights), before))
+
+        return facts, judged(selector, run_file.selector.name, seen.state, facts, loss_of_mean)
 
     def publish_trained(self, path: Path, model: ModelVersion, round_number: int) -> ModelVersion:
         """Publish the round's model that was trained on the coordinator. model: the one before.
@@ -314,19 +390,30 @@ class ModelWork:
         """The model's counts on the coordinator's own held-out data; None where it has none.
 
         Raises TrainingError: a TrainerError where the task's own trainer is to blame."""
-        task, name = self._plan.task, self._plan.run_file.task.name
         examples = self._own_samples()
         if examples is None:
             self._made = None
             return None
+        with self._files.opened(model.blake3, self.layout) as file:
+            return self._evaluated(file.arrays, examples)
+
+    def _loss(self, arrays: Mapping[str, NDArray[Any]]) -> float:
+        """The loss of a model on the coordinator's own held-out data; infinite where it is not
+        finite, or not defined. Raises TrainingError."""
+        loss = self._evaluated(arrays, self._own_samples()).means().get("loss", math.inf)
+        return loss if math.isfinite(loss) else math.inf
+
+    def _evaluated(
+        self, arrays: Mapping[str, NDArray[Any]], examples: Any
+    ) -> EvaluationCounts | MeasureSums:
+        task, name = self._plan.task, self._plan.run_file.task.name
         if self._plan.trainer is not None:
-            return self._measure(self._plan.trainer, model, examples)
+            return self._measure(self._plan.trainer, arrays, examples)
         check_lengths(examples, name, _EVALUATION_DATA)
         made = self._made_model()
         with _TORCH:
             torch.set_num_threads(self._threads)
-            with self._files.opened(model.blake3, self.layout) as file:
-                made.load(file.arrays)
+            made.load(arrays)
             with blamed_on_task(name, _EVALUATION_DATA):
                 return evaluate(
                     made.network,
@@ -336,7 +423,9 @@ class ModelWork:
                     device=torch.device("cpu"),
                 )
 
-    def _measure(self, trainer: Trainer, model: ModelVersion, data: Any) -> MeasureSums:
+    def _measure(
+        self, trainer: Trainer, arrays: Mapping[str, NDArray[Any]], data: Any
+    ) -> MeasureSums:
         """What the task's own trainer measures. It may take for ever, so no other run waits."""
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
@@ -347,8 +436,7 @@ class ModelWork:
             made = self._made_model()
             with _TORCH:
                 torch.set_num_threads(self._threads)
-            with self._files.opened(model.blake3, self.layout) as file:
-                made.load(file.arrays)
+                made.load(arrays)
             with blamed_on_task(name, _EVALUATION_DATA), blamed_on_trainer(name, _EVALUATION_DATA):
                 settings = EvaluationSettings(seed=self._plan.run_file.seed)
                 found = trainer.evaluate(made.network, data, settings)

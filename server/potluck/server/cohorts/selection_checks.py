@@ -8,7 +8,7 @@ import numpy as np
 
 from potluck.common.errors import RunError
 from potluck.common.names import is_name
-from potluck.server.selection import Ask, AskSum, Selection, SelectionContext
+from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, Selector
 
 MOST_NAMES = 64
 """Numbers in one answer."""
@@ -34,6 +34,7 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
     if len(selection.reasons) != len(rows):
         raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
     _check_quotas(selection, context, name)
+    _check_weights(selection, name)
 
 
 def _check_quotas(selection: Selection, context: SelectionContext, name: str) -> None:
@@ -44,6 +45,28 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
         raise RunError(
             f"selector '{name}' must give quotas ≥ 0 (or infinite) as an array of {wanted[0]} "
             f"clients × {wanted[1]} classes",
+            selector=name,
+        )
+
+
+def check_weighs(selector: Selector, name: str) -> None:
+    """Raises RunError where a selector that gives weights has not said so."""
+    if not selector.weighs:
+        raise RunError(
+            f"selector '{name}' says what updates count with, and does not say that it `weighs`; "
+            "set that attribute",
+            selector=name,
+        )
+
+
+def _check_weights(selection: Selection, name: str) -> None:
+    weights, wanted = selection.weights, (len(selection.rows),)
+    if weights is None:
+        return
+    sound = isinstance(weights, np.ndarray) and weights.shape == wanted
+    if not sound or not ((weights > 0) & np.isfinite(weights)).all():
+        raise RunError(
+            f"selector '{name}' must give a finite weight above 0 for each client it chose",
             selector=name,
         )
 

@@ -68,6 +68,25 @@ def check_maskable(name: str, strategy: Strategy) -> None:
         )
 
 
+def check_weights(
+    run_file: RunFile, selector: Selector, strategy: Strategy, *, source: str
+) -> None:
+    """Raise ConfigurationError where a selector and a strategy don't go together, for what the one
+    makes of updates and the other takes them for."""
+    name, other, why = run_file.selector.name, run_file.strategy.name, ""
+    if selector.weighs and not strategy.by_samples:
+        why = f"{name} says what each update counts with, and {other} does not weigh by that"
+    elif selector.measures and strategy.one_way:
+        why = f"{name} has means of updates measured, and those of {other} are only part of a model"
+    if why:
+        raise ConfigurationError(
+            f"{source}: selector {name} and strategy {other} don't go together: {why}; choose "
+            f"another strategy (fedavg, fedadam, fednova, …), or other options of {name}",
+            selector=name,
+            strategy=other,
+        )
+
+
 def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
     """The selector that does the same from sums and questions.
 

@@ -71,11 +71,20 @@ def _quorum(run_file: RunFile) -> int:
 
 def _check_selector(name: str, selector: Selector) -> None:
     reports = sorted(selector.reports)
+    why = ""
     if reports:
+        why = f"goes by what each client reports with its update ({', '.join(reports)})"
+    elif selector.learns:
+        why = f"learns of each update its {', '.join(sorted(selector.learns))}"
+    elif selector.measures:
+        why = "has means of some updates measured"
+    elif selector.weighs:
+        why = "says what each update counts with"
+    if why:
         raise ConfigurationError(
-            f"selector {name} and secure aggregation don't go together: {name} goes by what each "
-            f"client reports with its update ({', '.join(reports)}), and of masked updates the "
-            "coordinator learns only sums; choose another selector, or unmasked updates",
+            f"selector {name} and secure aggregation don't go together: {name} {why}, and of "
+            "masked updates the coordinator learns only sums; choose another selector, or unmasked "
+            "updates",
             selector=name,
         )
     if selector.everybody(1):

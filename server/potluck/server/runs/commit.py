@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     result = await path.reduce(updates)
     if result is not None:
         run.result = result
+        for client, reason in _set_aside(run).items():
+            run.say(f"round {run.machine.round}: the update of {client} is left out: {reason}")
         run.post(rounds.Reduced())
 
 
@@ -101,7 +103,8 @@ async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | Meas
 
 async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     """Commit the round: its states are on disk before its row is in the store."""
-    result, outcome = run.result, _outcome(run, action)
+    result, outcome, set_aside = run.result, _outcome(run, action), _set_aside(run)
+    included = tuple(client for client in action.included if client not in set_aside)
     selector_state = run.plan.selector.observe(run.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
@@ -111,13 +114,14 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         state_blake3=state_blake3,
         selector_scalars=states.selector.scalars,
         strategy_scalars=states.strategy.scalars,
-        metrics={**result.metrics, **_training_means(run, action.included)},
+        metrics={**result.metrics, **_training_means(run, included)},
         spreads=result.spreads,
         seconds=_round_seconds(run, outcome),
         bytes_down=run.intake.bytes_down,
         bytes_up=run.intake.bytes_up,
         committed_at=utc(),
-        included=action.included,
+        included=included,
+        set_aside=set_aside,
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.
@@ -136,6 +140,13 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     aftermath.begin(row, [update.path for update in run.intake.updates.values()])
 
 
+def _set_aside(run: Run) -> Mapping[str, str]:
+    """The clients whose updates the selector set aside, each with its reason."""
+    aside = run.result.judgement.set_aside
+    rows = np.array(sorted(aside), dtype=np.int64)
+    return dict(zip(run.roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
+
+
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     cohort = list(run.attempt.cohort)
     updates = run.intake.updates
@@ -144,14 +155,18 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     names = ["loss", *sorted(run.plan.reports)]
     reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
     seconds = np.array([math.nan if row is None else row.seconds for row in rows])
+    judgement = run.result.judgement
+    came = run.roster.rows(action.included)
     return RoundOutcome(
         round=action.round,
         selected=run.roster.rows(cohort),
-        included=run.roster.rows(action.included),
+        included=came[~np.isin(came, list(judgement.set_aside))],
         seconds=seconds,
         reports=reports,
         answers=tuple(run.attempt.answers),
         deadline_seconds=_deadline(run, seconds),
+        facts=run.result.facts,
+        judgement=judgement,
     )
 
 
@@ -167,7 +182,7 @@ def _round_seconds(run: Run, outcome: RoundOutcome) -> float:
     """Duration of the round; on a virtual clock, until the last update in time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
-    everybody = len(outcome.included) == len(outcome.selected)
+    everybody = not np.isnan(outcome.seconds).any()
     return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
 
 

@@ -235,7 +235,10 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     run.attempt = Attempt(
         cohort={
             member.client_id: CohortMember(
-                host=member.host_id, reason=member.reason, quotas=member.quotas or ()
+                host=member.host_id,
+                reason=member.reason,
+                quotas=member.quotas or (),
+                weight=member.weight,
             )
             for member in attempt.members
         },

@@ -29,7 +29,7 @@ from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.services import RunServices
-from potluck.server.selection import Answers, Population
+from potluck.server.selection import Answers, Judgement, Population, UpdateFacts
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
@@ -48,11 +48,12 @@ from potluck.server.watching.run_record import RunRecord
 @dataclass(frozen=True, kw_only=True)
 class CohortMember:
     """A client as it was selected. quotas: the most samples of each class that it trains on; empty
-    for no limit."""
+    for no limit. weight: what its update counts with; None for its samples."""
 
     host: str
     reason: str
     quotas: Sequence[float] = ()
+    weight: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +82,15 @@ class Intake:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundModel:
-    """The model that a round makes; until its updates are reduced, the model as it was."""
+    """The model that a round makes; until its updates are reduced, the model as it was.
+
+    facts, judgement: what the selector learned of the updates, and made of them.
+    """
 
     model: ModelVersion
     strategy_state: State
+    facts: UpdateFacts | None = None
+    judgement: Judgement = field(default_factory=Judgement)
     metrics: Metrics = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
 

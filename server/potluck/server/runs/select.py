@@ -7,6 +7,7 @@ from dataclasses import replace
 from potluck.common.errors import RunError
 from potluck.server.aggregation.states import States
 from potluck.server.clock import utc
+from potluck.server.cohorts.selection_checks import check_weighs
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.troubles import counted
@@ -54,16 +55,25 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     if selection.quotas is not None:
         _check_unmasked(run, "limits the samples that each client trains on")
     quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
+    if selection.weights is not None:
+        check_weighs(run.plan.selector, run.plan.run_file.selector.name)
+    weights = [None] * len(cohort) if selection.weights is None else selection.weights.tolist()
     members = {
         client: CohortMember(
-            host=run.machine.gathering.presence.host_of(client), reason=reason, quotas=most
+            host=run.machine.gathering.presence.host_of(client),
+            reason=reason,
+            quotas=most,
+            weight=weight,
         )
-        for client, reason, most in zip(cohort, selection.reasons, quotas, strict=True)
+        for client, reason, most, weight in zip(
+            cohort, selection.reasons, quotas, weights, strict=True
+        )
     }
     run.attempt = replace(run.attempt, cohort=members, answers=answers)
     stored = [(client, member.host, member.reason) for client, member in members.items()]
     limited = {client: member.quotas for client, member in members.items() if member.quotas}
-    await run.services.in_store(lambda store: store.set_cohort(key, stored, limited))
+    weighed = {c: member.weight for c, member in members.items() if member.weight is not None}
+    await run.services.in_store(lambda store: store.set_cohort(key, stored, limited, weighed))
     run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
     run.post(rounds.Selected(cohort))
 

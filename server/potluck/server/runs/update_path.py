@@ -16,6 +16,7 @@ from potluck.common.learning.measures import MOST_COUNTED, checked_measures
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.run import RoundModel, Run
@@ -150,17 +151,33 @@ class OpenRounds:
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
         """Reduce the updates as the strategy wants it."""
         run = self._run
-        model, strategy_state = await in_thread(
+        cohort = run.attempt.cohort
+        rows = run.roster.rows([update.client for update in updates]).tolist()
+        weights = {update.client: cohort[update.client].weight for update in updates}
+        moved = await in_thread(
             run.work.next_model,
             run.machine.round,
             updates,
             run.model,
             run.states.strategy,
             clients=len(run.roster),
+            seen=UpdatesSeen(
+                state=run.states.selector,
+                places={update.client: row for update, row in zip(updates, rows, strict=True)},
+                weights={client: each for client, each in weights.items() if each is not None},
+            ),
         )
+        model = moved.model
         if run.plan.strategy.trains:
-            model = await train_on_coordinator(run, model, updates)
-        return RoundModel(model=model, strategy_state=strategy_state)
+            aside = moved.judgement.set_aside
+            kept = [each for each, row in zip(updates, rows, strict=True) if row not in aside]
+            model = await train_on_coordinator(run, model, kept)
+        return RoundModel(
+            model=model,
+            strategy_state=moved.strategy_state,
+            facts=moved.facts,
+            judgement=moved.judgement,
+        )
 
     async def give_up(self) -> None:
         """Nothing is under way."""

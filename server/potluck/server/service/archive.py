@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from potluck.common.disclosure import LABEL_COUNTS
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.secagg import SessionRecord
-from potluck.server.aggregation.audit_records import BiasRecords, audit_run, check_auditable
-from potluck.server.aggregation.label_audit import ClientAudit
+from potluck.server.aggregation.audit.audit_records import BiasRecords, audit_run, check_auditable
+from potluck.server.aggregation.audit.label_audit import ClientAudit
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling, stored_profiles

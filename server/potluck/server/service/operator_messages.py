@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from potluck.common.disclosure import parse_parameters
 from potluck.common.secagg import SessionRecord
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.aggregation.label_audit import ClientAudit, Contradiction, LabelVerdict
+from potluck.server.aggregation.audit.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.selection import Population
 from potluck.server.service.archive import Disclosures
 from potluck.server.store import Profile

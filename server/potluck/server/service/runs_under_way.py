@@ -16,7 +16,7 @@ from potluck.common.errors import (
     StorageError,
     disk_error,
 )
-from potluck.server.aggregation.audit_records import why_not_audited
+from potluck.server.aggregation.audit.audit_records import why_not_audited
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc

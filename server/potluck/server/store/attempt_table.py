@@ -160,10 +160,12 @@ class Attempts(Part):
         key: AttemptKey,
         cohort: Sequence[tuple[str, str, str]],
         quotas: Mapping[str, Sequence[float]] | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         """Record client id, host id and reason of each member, in order, before any is instructed.
 
         quotas: by client, the most samples of each class to train on, for those with a limit.
+        weights: by client, what its update counts with, where the selector says so.
         Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
         """
         clients = {client_id for client_id, _, _ in cohort}
@@ -178,6 +180,7 @@ class Attempts(Part):
                 "state": MemberState.SELECTED.value,
                 "reason": encode_text(reason),
                 "quotas": encode_numbers((quotas or {}).get(client_id)),
+                "weight": (weights or {}).get(client_id),
             }
             for position, (client_id, host_id, reason) in enumerate(cohort)
         ]

@@ -145,7 +145,8 @@ class MemberChange:
 class MemberRow:
     """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent.
 
-    quotas: the most samples of each class that it trains on; None for no limit.
+    quotas: the most samples of each class that it trains on; None for no limit. weight: what its
+    update counts with; None for its samples.
     """
 
     client_id: str
@@ -155,6 +156,7 @@ class MemberRow:
     trouble: str | None
     update: UpdateRow | None
     quotas: tuple[float, ...] | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,10 @@ there."""
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCommit:
-    """All that is stored with a round. state_blake3: the file with the arrays of both states."""
+    """All that is stored with a round. state_blake3: the file with the arrays of both states.
+
+    set_aside: clients whose update is in and not part of the model, each with the reason.
+    """
 
     key: AttemptKey
     model_blake3: str
@@ -211,6 +216,7 @@ class RoundCommit:
     bytes_up: int
     committed_at: datetime
     included: Sequence[str]
+    set_aside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

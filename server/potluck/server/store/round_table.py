@@ -35,6 +35,7 @@ from potluck.server.store.sql.column_types import (
     decode_json,
     decode_time,
     encode_json,
+    encode_text,
     encode_time,
     read_rows,
 )
@@ -61,9 +62,9 @@ class Rounds(Part):
     def commit_round(self, commit: RoundCommit) -> None:
         """Make a round part of the run, in one transaction.
 
-        The members named become INCLUDED; those still SELECTED or RECEIVED become LATE. Raises
-        StorageError unless the attempt is open, the round follows the last committed one, and
-        every client named is a member whose update has been received.
+        The members named become INCLUDED, those set aside SPARED; those still SELECTED or RECEIVED
+        become LATE. Raises StorageError unless the attempt is open, the round follows the last
+        committed one, and every client named as included is a member whose update is in.
         """
         key, attempts = commit.key, schema.attempts
         row = _values(commit)
@@ -78,7 +79,7 @@ class Rounds(Part):
                 raise self._refusal(f"{key} can't be committed after round {last}")
             if connection.execute(change).rowcount != 1:
                 raise self._refusal(f"{key} can't be committed: it is not open")
-            self._settle_members(connection, key, commit.included)
+            self._settle_members(connection, commit)
             connection.execute(insert(schema.rounds), row)
             take_part(connection, key, commit.included)
 
@@ -118,10 +119,8 @@ class Rounds(Part):
             found = [_read_participation(row) for row in rows]
         return sorted(found, key=lambda each: each.client_id)
 
-    def _settle_members(
-        self, connection: Connection, key: AttemptKey, included: Sequence[str]
-    ) -> None:
-        members = schema.members
+    def _settle_members(self, connection: Connection, commit: RoundCommit) -> None:
+        members, key, included = schema.members, commit.key, commit.included
         query = select(members.c.client_id, members.c.position).where(
             of_attempt(members, key), members.c.state == MemberState.RECEIVED.value
         )
@@ -136,6 +135,12 @@ class Rounds(Part):
                 .where(of_attempt(members, key), members.c.position == bindparam("place"))
                 .values(state=MemberState.INCLUDED.value),
                 [{"place": received[client_id]} for client_id in included],
+            )
+        for client_id, reason in commit.set_aside.items():
+            connection.execute(
+                update(members)
+                .where(of_attempt(members, key), members.c.client_id == client_id)
+                .values(state=MemberState.SPARED.value, trouble=encode_text(reason))
             )
         waiting = (MemberState.SELECTED.value, MemberState.RECEIVED.value)
         connection.execute(

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from potluck.server.state import State
-from potluck.server.strategy import Combine, RoundContext, Strategy, UpdateStatistics, Weights
+from potluck.server.strategy import (
+    Combine,
+    Counts,
+    RoundContext,
+    Strategy,
+    UpdateStatistics,
+    Weights,
+)
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
 """The share of the past that a mean over time keeps in each round."""
@@ -33,7 +40,7 @@ class Averaging(Strategy):
         return combined, state
 
 
-def shares(samples: NDArray[np.int64]) -> NDArray[np.float64]:
+def shares(samples: Counts) -> NDArray[np.float64]:
     """p_k = n_k / Σ n_j over the updates that arrived."""
     numbers = samples.astype(np.float64)
     return np.asarray(numbers / numbers.sum())

@@ -28,6 +28,7 @@ class FedAtt(Averaging):
 
     needs = frozenset({Statistic.TENSOR_NORMS})
     individual = True
+    by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """Attention for each parameter, equal weights for buffers."""

@@ -23,6 +23,8 @@ class _Robust(Averaging):
 class CoordinateMedian(_Robust):
     """Each coordinate's median over the updates; samples do not count."""
 
+    by_samples = False
+
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The median."""
         return Combine(weights=shares(statistics.samples), reduction=Reduction.MEDIAN)
@@ -37,6 +39,8 @@ class TrimmedMean(_Robust):
     """
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+
+    by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """The trimmed mean."""

@@ -67,6 +67,7 @@ class Scaffold(Strategy):
         self.needs = self._step.needs
         self.individual = self._keeps or self._step.individual
         self.summation = self._step.summation
+        self.by_samples = self._step.by_samples
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
         """Refused with optimisers that rescale gradients."""
@@ -142,6 +143,7 @@ class _Mean(Averaging):
 
     def __init__(self, *, rate: float, equal: bool) -> None:
         self._rate, self._equal = rate, equal
+        self.by_samples = not equal
         self.summation = Summation.EQUAL if equal else Summation.BY_SAMPLES
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:

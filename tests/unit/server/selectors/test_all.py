@@ -1,7 +1,11 @@
 """What holds for every selector, whatever the profiles and whoever comes and goes."""
 
+import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -9,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from support.populations import (
+    CLASSES,
     QUESTIONS,
     Respond,
     context,
+    facts,
+    judged,
     outcome,
     played,
     population,
@@ -22,7 +29,20 @@ from support.populations import (
 from potluck.common.errors import PluginError
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Answers, Ask, Population, RoundOutcome, Selection, Selector
+from potluck.server.selection import (
+    SKETCH_SIZE,
+    Answers,
+    Ask,
+    Floats,
+    Judgement,
+    MeasureMean,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    Selector,
+    UpdateFacts,
+)
 from potluck.server.state import State
 
 NAMES = (
@@ -34,6 +54,7 @@ NAMES = (
     "feddiverse",
     "fedentopt",
     "feel",
+    "fedpns",
     "flash",
     "kl",
     "known-matrix",
@@ -106,6 +127,31 @@ def answer_anything(data: st.DataObject, ask: Ask) -> Answers:
     return Answers(rows=rows, values={name: data.draw(anything(len(rows))) for name in names})
 
 
+def any_facts(rows: Rows, number: int, data: st.DataObject) -> UpdateFacts:
+    """Facts of updates, of sizes up to what a double holds, and beyond."""
+    count = len(rows)
+    sound = facts(rows, number)
+    if data.draw(st.booleans()):
+        return sound
+
+    def drawn(columns: int) -> Floats:
+        numbers = data.draw(anything(count * columns))
+        return numbers.reshape(count, columns)
+
+    return dataclasses.replace(
+        sound,
+        gram=drawn(count),
+        sketches=np.tile(drawn(1), SKETCH_SIZE),
+        output_moves=drawn(CLASSES),
+    )
+
+
+def next_of(losses: Iterator[float], _: MeasureMean) -> float:
+    """The next one, as a measurement gives it."""
+    loss = next(losses)
+    return loss if math.isfinite(loss) else math.inf
+
+
 def replayed(answers: Sequence[Answers]) -> Respond:
     """The same answers again, as after a kill."""
     left = iter(answers)
@@ -136,10 +182,21 @@ def test_cohorts_are_complete_distinct_and_available(
         assert all(selection.reasons)
         again = select(selector_called(name), state, given_context, replayed(answers))
         assert again.rows.tolist() == rows
+        came = selection.rows[: data.draw(st.integers(0, len(rows)))]
+        found = any_facts(came, number, data)
+        judgement = Judgement()
+        if len(came):
+            losses = itertools.cycle(data.draw(anything(97)).tolist())
+            judgement = judged(selector, state, found, functools.partial(next_of, losses))
+        aside = list(judgement.set_aside)
+        assert set(aside) < set(came.tolist()) or not aside
+        assert all(judgement.set_aside.values())
         ended = RoundOutcome(
             round=number,
             selected=selection.rows,
-            included=selection.rows[: data.draw(st.integers(0, len(rows)))],
+            included=came[~np.isin(came, aside)],
+            facts=found,
+            judgement=judgement,
             seconds=data.draw(anything(len(rows))),
             reports={"utility": data.draw(anything(len(rows)))} if number > 1 else {},
             answers=answers,
@@ -207,7 +264,11 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
         answer.rows.flags.writeable = False
         for values in answer.values.values():
             values.flags.writeable = False
-    selector.observe(state, outcome(1, selection, answers, utility=np.ones(7)))
+    given = facts(selection.rows)
+    for array in (given.gram, given.sketches, given.output_moves):
+        array.flags.writeable = False
+    judgement = judged(selector, state, given)
+    selector.observe(state, outcome(1, selection, answers, judgement=judgement, utility=np.ones(7)))
 
 
 @every

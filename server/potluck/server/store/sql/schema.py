@@ -151,6 +151,7 @@ members = Table(
     _integer("compressed", null=True),
     *_reported(),
     _text("quotas", null=True),
+    _double("weight", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Counting how often each client was selected and included reads this index alone.

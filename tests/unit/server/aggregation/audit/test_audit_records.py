@@ -15,13 +15,13 @@ from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.common.errors import RunError, StorageError
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.server.aggregation.audit_records import (
+from potluck.server.aggregation.audit.audit_records import (
     BiasRecords,
     audit_run,
     bias_changes,
     check_auditable,
 )
-from potluck.server.aggregation.label_audit import Contradiction, LabelVerdict
+from potluck.server.aggregation.audit.label_audit import Contradiction, LabelVerdict
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.selection import Population
 from potluck.server.store.records import (

@@ -20,7 +20,7 @@ from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.tasks.digits import Digits
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
-from potluck.server.aggregation.label_audit import (
+from potluck.server.aggregation.audit.label_audit import (
     AuditSettings,
     BiasUpdates,
     ClientAudit,

@@ -19,7 +19,7 @@ from potluck.common.disclosure import LABEL_COUNTS, Weighting
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.tensor_files import Tensors
-from potluck.server.aggregation.label_audit import (
+from potluck.server.aggregation.audit.label_audit import (
     BiasUpdates,
     ClientAudit,
     audit_labels,

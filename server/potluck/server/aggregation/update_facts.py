@@ -1,0 +1,153 @@
+"""What selectors learn of a round's updates, in one pass over them, block by block in float64.
+
+An update is its difference from the round's model, over the floating-point tensors that are
+parameters. Sums are made within spans of the vector and then over spans, in their order: the
+result has the same bits, no matter which thread takes which span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import RunError
+from potluck.common.tensors.encoding import EncodedUpdate
+from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.common.tensors.tensor_files import Tensors
+from potluck.server.aggregation.blocks import BLOCK_ELEMENTS, for_each_block
+from potluck.server.aggregation.update_files import Update, decoders_of
+from potluck.server.selection import SKETCH_SIZE, Floats, UpdateFact
+
+_BLOCK_NUMBERS: Final = 2**20
+"""Numbers of all updates that are worked on at once, by each thread."""
+_SPANS: Final = 64
+_MIX: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def read_facts(
+    wanted: Collection[UpdateFact],
+    updates: Sequence[Update],
+    model: Tensors,
+    *,
+    seed: int,
+    buffers: Collection[str],
+    classes: int,
+    threads: int | None = None,
+) -> dict[str, Floats]:
+    """The facts wanted of the updates, in their order, by the name that `UpdateFacts` has for them.
+
+    seed: of the sketches. buffers: floating-point tensors that are no parameters. classes: the
+    task's, for the output layer. Raises LayoutError if an update does not fit the model, RunError
+    where the model has no output layer to be found.
+    """
+    decoders = decoders_of(updates, model.layout)
+    pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
+    found: dict[str, Floats] = {}
+    if pairs or sketched:
+        grams, sketches = _sums(decoders, model, buffers, seed, pairs, sketched, threads)
+        found |= {"gram": grams} if pairs else {}
+        found |= {"sketches": sketches} if sketched else {}
+    if UpdateFact.OUTPUT_MOVE in wanted:
+        found["output_moves"] = _output_moves(decoders, model, classes)
+    return found
+
+
+def _sums(
+    decoders: Sequence[EncodedUpdate],
+    model: Tensors,
+    buffers: Collection[str],
+    seed: int,
+    pairs: bool,
+    sketched: bool,
+    threads: int | None,
+) -> tuple[Floats, Floats]:
+    """The Gram matrix and the sketches; 0 where they are not wanted."""
+    base = FlatVector(model.arrays, model.layout)
+    borders, count = TensorBorders(model.layout), len(decoders)
+    block = max(1, min(BLOCK_ELEMENTS, _BLOCK_NUMBERS // count))
+    span = block * max(1, -(-len(base) // (block * _SPANS)))
+    spans = -(-len(base) // span)
+    grams = np.zeros((spans if pairs else 0, count, count))
+    sketches = np.zeros((spans if sketched else 0, count, SKETCH_SIZE))
+
+    def combiner() -> Callable[[int, int], None]:
+        scratch, differences = np.empty(block, np.float32), np.empty((count, block))
+
+        def one_block(begin: int, end: int, into: int) -> None:
+            rows = differences[:, : end - begin]
+            origin = base.block(begin, end, scratch).astype(np.float64)
+            for row, decoder in zip(rows, decoders, strict=True):
+                np.copyto(row, decoder.block(begin, end, scratch))
+                np.subtract(row, origin, out=row)
+            if buffers:
+                for place, name in borders.parts(begin, end):
+                    if name in buffers:
+                        rows[:, place] = 0.0
+            if pairs:
+                grams[into] += rows @ rows.T
+            if sketched:
+                places, signs = _projection(seed, begin, end)
+                for sketch, row in zip(sketches[into], rows, strict=True):
+                    sketch += np.bincount(places, signs * row, SKETCH_SIZE)
+
+        def one_span(begin: int, end: int) -> None:
+            for first in range(begin, end, block):
+                one_block(first, min(first + block, end), begin // span)
+
+        return one_span
+
+    for_each_block(len(base), span, combiner, threads)
+    return grams.sum(axis=0), sketches.sum(axis=0)
+
+
+def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Floats]:
+    """For elements [begin, end) of the vector: which number of a sketch each adds to, and its sign.
+
+    By the mixing function of SplitMix64 (Steele et al. 2014), so that nothing has to be kept.
+    """
+    add, first, second = (np.uint64(word) for word in _MIX)
+    with np.errstate(over="ignore"):
+        mixed = (np.arange(begin, end, dtype=np.uint64) + np.uint64(seed % 2**64) * second) * add
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * first
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * second
+        mixed ^= mixed >> np.uint64(31)
+    places = (mixed % np.uint64(SKETCH_SIZE)).astype(np.int64)
+    signs = np.where((mixed >> np.uint64(32)) & np.uint64(1), 1.0, -1.0)
+    return places, signs
+
+
+def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: int) -> Floats:
+    """How far each update moves each class of the output layer."""
+    name = output_tensor(model.arrays, classes)
+    begin = 0
+    for tensor in model.layout.tensors:
+        if tensor.name == name:
+            break
+        begin += tensor.elements if tensor.floating else 0
+    before = model.arrays[name].astype(np.float64).reshape(classes, -1)
+    moves = np.empty((len(decoders), classes))
+    for move, decoder in zip(moves, decoders, strict=True):
+        after = decoder.read(begin, begin + before.size, np.empty(before.size, np.float32))
+        move[:] = (after.astype(np.float64).reshape(before.shape) - before).mean(axis=1)
+    return moves
+
+
+def output_tensor(model: Mapping[str, NDArray[Any]], classes: int) -> str:
+    """The name of the output layer's bias, the last tensor of `classes` numbers; where there is
+    none, of its weights, the last matrix of `classes` rows. Raises RunError if there is neither."""
+    floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
+    biases = [name for name, array in floating.items() if array.shape == (classes,)]
+    weights = [
+        name
+        for name, array in floating.items()
+        if array.ndim == 2 and array.shape[0] == classes and array.size
+    ]
+    if not classes or not (biases or weights):
+        raise RunError(
+            f"the model has no output layer of {classes} classes, by whose moves the selector "
+            "goes; choose another selector, or give the task's model such a layer"
+        )
+    return (biases or weights)[-1]

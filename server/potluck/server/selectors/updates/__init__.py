@@ -1,0 +1,5 @@
+"""Selectors that learn from the updates themselves; none of them goes with secure aggregation.
+
+Imports the seam for selectors, and the steps that all selectors share. Facts of a round's updates
+come in; a judgement of them, and later cohorts, come out.
+"""

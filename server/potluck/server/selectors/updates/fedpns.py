@@ -1,0 +1,167 @@
+"""FedPNS: clients whose updates pull against the others are left out, and chosen more rarely.
+
+Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022
+(ALGORITHMS §1.4, §8.1); what the paper leaves open is as in its authors' program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
+
+from potluck.server.selection import (
+    Floats,
+    Judgement,
+    MeasureMean,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFact,
+    UpdateFacts,
+)
+from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, largest
+from potluck.server.state import State
+
+
+@dataclass(kw_only=True)
+class FedPNS(Selector):
+    """Clients are drawn with probabilities that fall for those whose updates are left out.
+
+    rule: which updates are left out. `expected`: one after the other, as long as more than `share`
+    of the updates stay, the one without which E(S) = |S|·‖mean g‖² is largest, if that is larger
+    than E(S) with it; g is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the
+    inequality of the paper reads. check: before one is left out by `expected`, the mean without it
+    is measured on the coordinator's data, and where the loss rises, it stays and no more are left
+    out. A client that is left out loses min((flagged/selected + beta)^alpha, 1) of its
+    probability, which all others share. Late joiners begin with the mean probability. O(K) and one
+    pass over the updates, of O(cohort² · parameters).
+    """
+
+    alpha: NonNegativeFloat = 2.0
+    beta: NonNegativeFloat = 0.7
+    share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    rule: Literal["expected", "literal"] = "expected"
+    check: bool = False
+
+    learns = frozenset({UpdateFact.GRAM})
+
+    def __post_init__(self) -> None:
+        self.measures = self.check
+
+    def init(self, population: Population) -> State:
+        """State: per row its probability, how often it was selected, how often left out."""
+        return State(arrays=_grown({}, len(population)))
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Draw without replacement."""
+        generator = context.generator("fedpns")
+        cohort = Cohort(context, generator)
+        probabilities = _grown(state.arrays, len(context.population))["probability"]
+        relative = probabilities[context.available] * len(probabilities)
+        drawn = draw_weighted(relative, cohort.size, generator)
+        reasons = [f"drawn with {factor:.2f} of an equal share" for factor in relative[drawn]]
+        cohort.extend(context.available[drawn].tolist(), reasons)
+        return cohort.selection()
+
+    def judge(
+        self,
+        state: State,
+        facts: UpdateFacts,
+    ) -> Generator[MeasureMean, float, Judgement]:
+        """Leave out the updates that the rule flags."""
+        gram = _per_step(facts)
+        if self.rule == "literal":
+            against = np.flatnonzero(gram.sum(axis=1) < 0)
+            reason = "its update points against the mean of all"
+            return Judgement(set_aside=dict.fromkeys(facts.rows[against].tolist(), reason))
+        set_aside: dict[int, str] = {}
+        kept, generator = np.arange(len(facts.rows)), facts.generator("fedpns")
+        while len(kept) > max(1, self.share * len(facts.rows)):
+            expected, without = leaving_out(gram[np.ix_(kept, kept)])
+            worst = largest(without, generator)
+            if without[worst] <= expected:
+                break
+            fewer = np.delete(kept, worst)
+            if self.check:
+                before = yield MeasureMean(rows=facts.rows[kept], weights=np.ones(len(kept)))
+                after = yield MeasureMean(rows=facts.rows[fewer], weights=np.ones(len(fewer)))
+                if after > before:
+                    break
+            gain = f" {without[worst] / expected:.3g} times" if expected > 0 else ""
+            set_aside[int(facts.rows[kept[worst]])] = f"without it the others pull{gain} as far"
+            kept = fewer
+        return Judgement(set_aside=set_aside)
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Move probability from those left out to all others."""
+        arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
+        selected, flagged = arrays["selected"].copy(), arrays["flagged"].copy()
+        aside = np.array(sorted(outcome.judgement.set_aside), dtype=np.int64)
+        selected[outcome.selected] += 1
+        flagged[aside] += 1
+        rates = flagged[aside] / np.maximum(selected[aside], 1)
+        lost = lost_share(rates, alpha=self.alpha, beta=self.beta)
+        return State(
+            arrays={
+                "probability": moved(arrays["probability"], aside, lost),
+                "selected": selected,
+                "flagged": flagged,
+            }
+        )
+
+
+def leaving_out(gram: Floats) -> tuple[float, Floats]:
+    """E(S), and E without each. gram: n × n inner products of S, n ≥ 2; E(S) is their sum / n."""
+    total, count = float(gram.sum()), len(gram)
+    rest: Floats = total - 2 * gram.sum(axis=1) + np.diagonal(gram)
+    return total / count, rest / (count - 1)
+
+
+def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
+    """The share of its probability that a client loses which is left out at such a rate."""
+    with np.errstate(over="ignore"):
+        lost: Floats = np.minimum((rates + beta) ** alpha, 1.0)
+    return lost
+
+
+def moved(probabilities: Floats, aside: Rows, lost: Floats) -> Floats:
+    """The probabilities after those of `aside` lost a share of theirs, each, to all others."""
+    result = probabilities.copy()
+    if not 0 < len(aside) < len(result):
+        return result
+    taken = result[aside] * lost
+    others = np.ones(len(result), dtype=bool)
+    others[aside] = False
+    result[aside] -= taken
+    result[others] += taken.sum() / others.sum()
+    return result
+
+
+def _per_step(facts: UpdateFacts) -> Floats:
+    """Inner products of updates per step, over the largest; 0 where there is none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        gram = facts.gram / np.outer(facts.steps, facts.steps)
+        scaled = gram / np.abs(gram).max()
+    return scaled if np.isfinite(scaled).all() else np.zeros(gram.shape)
+
+
+def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
+    """With rows for those that have joined since, who have the mean probability."""
+    known = len(arrays.get("probability", ()))
+    if known >= clients:
+        return dict(arrays)
+    joined = clients - known
+    before = arrays.get("probability", np.zeros(0)) * (known / clients)
+    grown = {"probability": np.append(before, np.full(joined, 1 / clients))}
+    for name in ("selected", "flagged"):
+        counts = arrays.get(name, np.zeros(0, dtype=np.int64))
+        grown[name] = np.append(counts, np.zeros(joined, dtype=np.int64))
+    return grown

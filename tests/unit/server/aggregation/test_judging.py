@@ -1,0 +1,114 @@
+"""The selector's judgement of updates: what it may say, and what is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.populations import context, facts, population
+
+from potluck.common.errors import RunError
+from potluck.server.aggregation.judging import UpdatesSeen, judged
+from potluck.server.selection import (
+    Floats,
+    Judgement,
+    MeasureMean,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFacts,
+)
+from potluck.server.state import State
+
+GIVEN = facts(np.array([4, 7, 2]))
+
+
+class Says(Selector):
+    """Judges with what it was made of: a judgement, or a generator function."""
+
+    def __init__(self, said: Any) -> None:
+        self._said = said
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        return Selection(rows=context.available, reasons=["x"] * len(context.available))
+
+    def judge(self, state: State, facts: UpdateFacts) -> Any:
+        return self._said() if callable(self._said) else self._said
+
+
+def judge(said: Any, losses: Sequence[float] = ()) -> tuple[Judgement, list[Any]]:
+    left, asked = iter(losses), []
+
+    def loss_of_mean(places: Sequence[int], weights: Floats) -> float:
+        asked.append((list(places), weights.tolist()))
+        return next(left)
+
+    return judged(Says(said), "says", State(), GIVEN, loss_of_mean), asked
+
+
+def test_a_selector_judges_nothing_by_default() -> None:
+    class Silent(Says):
+        judge = Selector.judge
+
+    found = judged(Silent(None), "silent", State(), GIVEN, lambda places, weights: 0.0)
+    assert (found.set_aside, found.values) == ({}, {})
+
+
+def test_means_are_measured_with_weights_that_sum_to_1() -> None:
+    def asking() -> Generator[MeasureMean, float, Judgement]:
+        one = yield MeasureMean(rows=np.array([2, 4]))
+        two = yield MeasureMean(rows=np.array([7, 2]), weights=np.array([3.0, 1.0]))
+        none = yield MeasureMean(rows=np.array([], dtype=np.int64))
+        return Judgement(set_aside={7: "worse"}, values={"losses": np.array([one, two, none])})
+
+    found, asked = judge(asking, [0.5, np.inf, 2.0])
+    assert asked == [([2, 0], [0.5, 0.5]), ([1, 2], [0.75, 0.25]), ([], [])]
+    assert found.values["losses"].tolist() == [0.5, np.inf, 2.0]
+    assert found.set_aside == {7: "worse"}
+
+
+def failing() -> Generator[MeasureMean, float, Judgement]:
+    yield MeasureMean(rows=np.array([2]))
+    raise ValueError("no idea")
+
+
+def yields(said: Any) -> Any:
+    def asking() -> Generator[Any, float, Judgement]:
+        yield said
+        return Judgement()
+
+    return asking
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (Judgement(set_aside={5: "x"}), "'says' sets row 5 aside, of which there is no update"),
+        (Judgement(set_aside={4: "x", 7: "x", 2: "x"}), "'says' sets all 3 updates of round 1"),
+        ("nonsense", "'says' judged updates with a str, not with a Judgement"),
+        (yields("nonsense"), "'says' yielded a str, not a MeasureMean"),
+        (yields(MeasureMean(rows=np.array([3]))), r"'says' has a mean of rows \[3\] measured"),
+        (yields(MeasureMean(rows=np.array([2, 2]))), r"a mean of rows \[2, 2\] measured"),
+        (
+            yields(MeasureMean(rows=np.array([2]), weights=np.array([0.0]))),
+            r"measured with weights \[0.0\]",
+        ),
+        (failing, "'says' failed to judge the updates of round 1: ValueError: no idea"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(said: Any, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        judge(said, [1.0])
+
+
+def test_who_sent_the_updates_set_aside() -> None:
+    seen = UpdatesSeen(state=State(), places={"a": 4, "b": 7, "c": 2})
+    assert seen.rows.tolist() == [4, 7, 2]
+    assert seen.clients({7: "x", 9: "y"}) == ["b"]
+
+
+def test_draws_of_a_judgement_are_others_than_those_of_the_selection() -> None:
+    first = GIVEN.generator("says").random(), GIVEN.generator("says").random()
+    assert first[0] == first[1] != context(population(3), 2).generator("says").random()

@@ -1,0 +1,105 @@
+"""FedPNS against vectors computed by hand and by plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.populations import context, facts_of, judged, outcome, population, select
+
+from potluck.server.selection import Judgement, MeasureMean
+from potluck.server.selectors.updates.fedpns import FedPNS, leaving_out, lost_share, moved
+from potluck.server.state import State
+
+FOUR = np.array([(1, 0), (0.8, 0.6), (-1, 0.2), (0.9, -0.1)])
+
+
+def plain(updates: np.ndarray) -> float:
+    """E(S), by its definition."""
+    mean = updates.mean(axis=0)
+    return float(sum(update @ mean for update in updates))
+
+
+def test_what_is_expected_of_the_others() -> None:
+    expected, without = leaving_out(FOUR @ FOUR.T)
+    assert expected == pytest.approx(0.845, abs=5e-4)
+    assert without == pytest.approx([0.327, 0.273, 2.513, 0.427], abs=5e-4)
+
+
+def test_it_is_the_definition_whatever_the_updates() -> None:
+    updates = np.random.default_rng(3).normal(size=(9, 40))
+    expected, without = leaving_out(updates @ updates.T)
+    assert expected == pytest.approx(plain(updates))
+    assert without == pytest.approx([plain(np.delete(updates, k, axis=0)) for k in range(9)])
+
+
+def test_the_one_that_pulls_against_the_others_is_left_out() -> None:
+    judgement = judged(FedPNS(), State(), facts_of(FOUR))
+    assert list(judgement.set_aside) == [2]
+    assert judgement.set_aside[2] == "without it the others pull 2.97 times as far"
+
+
+def test_updates_of_any_length_are_judged_alike() -> None:
+    for scale in (1e-150, 1e150):
+        assert list(judged(FedPNS(), State(), facts_of(scale * FOUR)).set_aside) == [2]
+
+
+def test_no_more_are_left_out_than_the_share_allows() -> None:
+    updates = [(1.0, 0.0)] * 8 + [(-1.0, 0.1), (-1.0, -0.1)]
+    allowed = {0.8: 2, 0.9: 1, 1.0: 0}
+    for share, count in allowed.items():
+        judgement = judged(FedPNS(share=share), State(), facts_of(updates))
+        assert len(judgement.set_aside) == count
+        assert set(judgement.set_aside) <= {8, 9}
+
+
+def test_read_literally_all_against_the_mean_are_left_out() -> None:
+    updates = [(1.0, 0.0), (1.0, 0.1), (-0.2, 0.0), (-0.3, 0.1)]
+    judgement = judged(FedPNS(rule="literal"), State(), facts_of(updates))
+    assert list(judgement.set_aside) == [2, 3]
+
+
+@pytest.mark.parametrize(("loss_without", "left_out"), [(0.9, [2]), (1.0, [2]), (1.1, [])])
+def test_with_the_check_one_without_which_the_loss_rises_stays(
+    loss_without: float, left_out: list[int]
+) -> None:
+    def measured(wanted: MeasureMean) -> float:
+        assert wanted.weights is not None
+        assert (wanted.weights == 1).all(), "the paper's mean is not weighted"
+        return 1.0 if 2 in wanted.rows else loss_without
+
+    selector = FedPNS(check=True)
+    assert selector.measures
+    assert not FedPNS().measures
+    assert list(judged(selector, State(), facts_of(FOUR), measured).set_aside) == left_out
+
+
+def test_who_was_left_out_gives_of_its_probability_to_all_others() -> None:
+    lost = lost_share(np.array([0.1]), alpha=2, beta=0.7)
+    after = moved(np.full(5, 0.2), np.array([2]), lost)
+    assert after == pytest.approx([0.232, 0.232, 0.072, 0.232, 0.232])
+
+
+def test_a_client_that_is_always_left_out_is_drawn_only_where_no_others_are() -> None:
+    selector, federation = FedPNS(), population(5)
+    state = selector.init(federation)
+    everybody = select(selector, state, context(federation, 5))
+    state = selector.observe(state, outcome(1, everybody, judgement=Judgement(set_aside={3: "x"})))
+    assert state.arrays["probability"] == pytest.approx([0.25, 0.25, 0.25, 0, 0.25])
+    for seed in range(20):
+        chosen = select(selector, state, context(federation, 4, number=2, seed=seed))
+        assert 3 not in chosen.rows
+    assert 3 in select(selector, state, context(federation, 5, number=2)).rows
+
+
+def test_a_late_joiner_has_the_mean_probability() -> None:
+    selector = FedPNS()
+    state = selector.init(population(4))
+    first = select(selector, state, context(population(4), 4))
+    state = selector.observe(state, outcome(1, first, judgement=Judgement(set_aside={0: "x"})))
+    grown = select(selector, state, context(population(6), 6, number=2))
+    state = selector.observe(state, outcome(2, grown))
+    expected = np.array([0, 4 / 3, 4 / 3, 4 / 3, 1.5, 1.5]) / 6
+    expected[1:4] = 1 / 3 * 4 / 6
+    expected[4:] = 1 / 6
+    assert state.arrays["probability"] == pytest.approx(expected)
+    assert state.arrays["probability"].sum() == pytest.approx(1)
