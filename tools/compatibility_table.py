@@ -39,6 +39,9 @@ class Tables:
     combinations: int = 0
 
 
+_ADAM = 'optimizer = "adam"\n'
+
+
 def built_in(group: str) -> list[str]:
     """Names of the plug-ins that come with Potluck."""
     return [n for n in plugins.installed(group) if plugins.origin(group, n).startswith(_OWN)]
@@ -73,10 +76,12 @@ def try_all() -> Tables:
             ],
         )
         tables.combinations += len(selectors) * len(objectives)
-        adam = _tried(tables, [run_text(strategy, training='optimizer = "adam"\n')])
+        adam = _tried(tables, [run_text(strategy, training=_ADAM)])
         step = _tried(tables, [run_text("scaffold", options=f'step = "{strategy}"\n')])
         masked = _checked(tables, partial(_mask, strategy))
         tables.rows.append([f"`{strategy}`", every, adam, step, masked])
+    gradients = run_text("scaffold", options='control = "gradients"\n', training=_ADAM)
+    _tried(tables, [gradients])
     return tables
 
 

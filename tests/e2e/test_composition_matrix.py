@@ -29,6 +29,11 @@ pytestmark = [
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 TWO = ("cross-entropy", "noise-robust")
 COUNT, CLIENTS = 3, 20
+ADAPTIVE = '{name="scaffold", control="gradients"}'
+ADAM: tuple[list[str], list[str]] = (
+    [],
+    ['training.optimizer="adam"', "training.learning_rate=0.001"],
+)
 OPTIONS = {
     "dc-exhaustive": ["selector.added=1"],
     "feddf": ["strategy.steps=2"],
@@ -127,9 +132,9 @@ async def test_objectives_add_up(federation: Federation) -> None:
     assert single == listed
     assert term == spelled_out
     assert len({composed, single, term}) == 3
-    for strategy in ("fedavg", "fednova"):  # FLASH with FedProx's term
-        names = ('selector.name="flash"', f'strategy.name="{strategy}"')
-        await federation.finished(await federation.start_run(*names, f"objective={both}"))
+    for strategy in ('{name="fedavg"}', '{name="fednova"}', ADAPTIVE):  # FLASH with others
+        names = ('selector.name="flash"', f"strategy={strategy}", f"objective={both}")
+        await federation.finished(await federation.start_run(*names, *ADAM[strategy == ADAPTIVE]))
 
 
 @pytest.mark.parametrize("assignments", REFUSED, ids=lambda each: each[-1])

@@ -326,3 +326,8 @@ def test_the_entropy_of_a_cohort_is_that_of_its_true_labels() -> None:
     expected = -sum(share * np.log2(share) for share in shares if share)
     assert mix.entropy(["client-1", "client-4"]) == pytest.approx(expected)
     assert mix.entropy([]) == 0
+    run = experiment().run
+    noisy = experiment(run={**run, "task": {**run["task"], "label_noise": 0.5}})
+    cell = cells_of(noisy, hosts=2, source=Path("grid.toml"))[0]
+    assert "label_noise" in cell.task_text
+    assert LabelMixes(None).of(cell).counts.tolist() == mix.counts.tolist(), "labels as they were"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -17,20 +21,29 @@ from potluck.common.errors import ConfigurationError
 CONTROL = "control"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ScaffoldCorrection(LocalCorrection):
-    """Steps follow ∇f_k(y) − c_k + c; afterwards c_k⁺ = c_k − c + (w − y)/(a_k·η).
+    """Steps follow ∇f_k(y) − c_k + c; afterwards c_k⁺ is the mean of the gradients ∇f_k(y).
 
-    a_k is the number of steps for plain SGD. With momentum ρ it is what the steps amount to,
-    without which c_k⁺ would be too large (2.6 times after 5 steps with ρ = 0.9). η is the round's
-    learning rate. Where gradients are clipped, clipped ones are corrected. Buffers take no part.
+    control: where that mean is from. `way`: it is read off the way taken, as in the paper, as
+    c_k − c + (w − y)/(a_k·η). a_k is the number of steps for plain SGD. With momentum ρ it is what
+    the steps amount to, without which c_k⁺ would be too large (2.6 times after 5 steps with
+    ρ = 0.9). η is the round's learning rate. `gradients`: they are added up in the steps, with any
+    optimiser; for plain SGD that is the same. It takes another copy of the model.
+    Where gradients are clipped, clipped ones are corrected. Buffers take no part.
     """
+
+    control: Literal["way", "gradients"] = "way"
 
     def begin(self, context: CorrectionContext) -> RunningCorrection:
         """c_k is what was kept, or what the coordinator keeps; else 0."""
+        if self.control == "gradients":
+            return _Adding(context)
         if context.settings.adaptive:
             raise ConfigurationError(
                 f"SCAFFOLD and optimizer {context.settings.optimizer} don't go together: control "
-                "variates are read off the way taken, which Adam rescales; use sgd"
+                "variates are read off the way taken, which Adam rescales; use sgd, or control "
+                '= "gradients"'
             )
         return _Running(context)
 
@@ -70,13 +83,41 @@ class _Running:
 
     def finish(self, normalizer: float) -> CorrectionOutcome:
         """c_k⁺ to keep, c_k⁺ − c_k to send."""
-        length = normalizer * self._rate
         send: dict[str, Tensor] = {}
         keep: dict[str, Tensor] = {}
-        for index, name in enumerate(self._names):
-            way = (self._received[index] - self._parameters[index].detach()) / length
-            send[name] = way - self._common[index]
+        for index, (name, change) in enumerate(
+            zip(self._names, self._changes(normalizer), strict=True)
+        ):
+            send[name] = change
             # As the coordinator adds it up: its sum must stay that of all that is kept.
             keep[name] = self._own[index] + send[name]
         kept: dict[str, Tensors] | None = {CONTROL: keep} if self._keeps else None
         return CorrectionOutcome(send={CONTROL: send}, keep=kept)
+
+    def _changes(self, normalizer: float, /) -> Iterator[Tensor]:
+        """c_k⁺ − c_k, tensor by tensor."""
+        length = normalizer * self._rate
+        ways = zip(self._received, self._parameters, self._common, strict=True)
+        for received, parameter, common in ways:
+            yield (received - parameter.detach()) / length - common
+
+
+class _Adding(_Running):
+    """Adds the gradients up."""
+
+    def __init__(self, context: CorrectionContext) -> None:
+        super().__init__(context)
+        self._received = []  # not needed
+        self._sums, self._steps = self._zeros(), 0
+
+    def correct(self) -> None:
+        """Add the gradients up before they are corrected."""
+        for total, parameter in zip(self._sums, self._parameters, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad)
+        self._steps += 1
+        super().correct()
+
+    def _changes(self, _: float, /) -> Iterator[Tensor]:
+        for total, own in zip(self._sums, self._own, strict=True):
+            yield total / self._steps - own

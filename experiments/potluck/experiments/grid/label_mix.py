@@ -1,8 +1,10 @@
-"""The true labels of a task's clients; an experiment may know them, a coordinator may not."""
+"""The true labels of a task's clients, also where a task makes some wrong on purpose; an experiment
+may know them, a coordinator may not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from potluck.client.training.samples.signals import label_counts
 from potluck.common.learning.heterogeneity import entropy
 from potluck.common.names import ClientId
+from potluck.common.tasks.label_noise import LabelNoise
 from potluck.experiments.grid.grid_cells import Cell
 
 
@@ -38,6 +41,8 @@ class LabelMixes:
         """The label mix of a cell's task. Raises what the task raises, as for missing data."""
         if cell.task_text not in self._known:
             task = cell.task()
+            if isinstance(task, LabelNoise):  # which samples a client has does not depend on it
+                task = replace(task, label_noise=0.0)
             counts = [
                 label_counts(
                     task.client_data(ClientId(f"client-{number}"), self._data).train, task.classes

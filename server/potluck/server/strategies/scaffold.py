@@ -32,6 +32,11 @@ from potluck.server.strategy import (
 CONTROL: Final = "control"
 """The auxiliary: down c and, where the coordinator keeps it, c_k; up c_k⁺ − c_k."""
 
+_CAVEAT: Final = (
+    "Adam rescales each corrected gradient, so clients' drifts no longer cancel out as the "
+    "correction means them to, and nothing is proven for it"
+)
+
 
 @dataclass(kw_only=True)
 class Scaffold(Strategy):
@@ -45,6 +50,8 @@ class Scaffold(Strategy):
     lost its state directory can't take part any more, for its share of c could not be replaced.
     `coordinator`: it keeps all c_k (as much as the model for every client, written at each
     commit), for clients that may lose their disk.
+    control: clients read their control variates off the `way` they took, as in the paper, or add
+    their `gradients` up, as Adam needs it.
     learning_rate: η_g > 0 of the mean, equal over clients (`weights = "equal"`, the paper's) or by
     samples (`"samples"`). step: another strategy to move the model by instead, by name or as a
     table with its options; then these two are not looked at. Raises ConfigurationError,
@@ -55,6 +62,7 @@ class Scaffold(Strategy):
     weights: Literal["equal", "samples"] = "equal"
     keeper: Literal["clients", "coordinator"] = "clients"
     step: str | Mapping[str, object] | None = None
+    control: Literal["way", "gradients"] = "way"
 
     auxiliary = frozenset({CONTROL})
 
@@ -63,23 +71,31 @@ class Scaffold(Strategy):
         mean = _Mean(rate=self.learning_rate, equal=equal)
         self._step: Strategy = mean if self.step is None else _other_step(self.step)
         self._keeps = self.keeper == "coordinator"
-        self.correction = Correction(name="scaffold", keeps=not self._keeps)
+        options = {} if self.control == "way" else {"control": self.control}
+        self.correction = Correction(name="scaffold", options=options, keeps=not self._keeps)
         self.needs = self._step.needs
         self.individual = self._keeps or self._step.individual
         self.summation = self._step.summation
         self.by_samples = self._step.by_samples
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Refused with optimisers that rescale gradients."""
+        """With optimisers that rescale gradients only `control = "gradients"`, and a remark."""
+        remarks = self._step.review(training, weighting)
+        if training.adaptive and self.control == "gradients":
+            return (
+                f"strategy scaffold with optimizer {training.optimizer}: {_CAVEAT}",
+                *remarks,
+            )
         if training.adaptive:
             raise ConfigurationError(
                 f"strategy scaffold and optimizer {training.optimizer} don't go together: control "
                 "variates are read off the way a client took, as a mean of its gradients, and "
-                'Adam rescales each; set training.optimizer = "sgd"',
+                'Adam rescales each; set training.optimizer = "sgd", or strategy.control = '
+                '"gradients"',
                 strategy="scaffold",
                 optimizer=training.optimizer,
             )
-        return self._step.review(training, weighting)
+        return remarks
 
     def init(self, model: Weights) -> State:
         """All control variates 0."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from support.strategy_rounds import Rounds, Sent, vector
 from torch import Tensor, nn
 
+from potluck.client.correction import LocalCorrection
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.auxiliary_files import (
     ReceivedAuxiliaries,
@@ -24,12 +25,14 @@ from potluck.client.training.auxiliary_files import (
     sendable,
     write_kept,
 )
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.scaffold_correction import ScaffoldCorrection
-from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train
+from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult, train
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.common.errors import ConfigurationError, StateLostError
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.plugins import create
 from potluck.common.task import Examples
 from potluck.common.tensors.auxiliary import auxiliaries_layout, joined
 from potluck.common.tensors.layout import Layout
@@ -198,9 +201,7 @@ def test_momentum_is_taken_into_account(tmp_path: Path) -> None:
         assert result.normalizer / 5 == pytest.approx(2.62882 if momentum else 1.0, rel=1e-4)
 
 
-def _corrected(shared: Any) -> Any:
-    from potluck.client.training.steps.loop import Corrected
-
+def _corrected(shared: Any) -> Corrected:
     return Corrected(
         correction=ScaffoldCorrection(), shared=shared, personal={}, kept=None, layout=LAYOUT
     )
@@ -238,6 +239,76 @@ def test_what_steps_amount_to(momentum: float, eta_mu: float, steps: int, amount
         assert found == pytest.approx(closed)
     adam = LocalTraining(optimizer="adam", momentum=momentum)
     assert normalizer(adam, steps, round_number=1, mu=eta_mu) == steps
+
+
+def drawn() -> tuple[nn.Linear, Examples, dict[str, Any], dict[str, Any]]:
+    """A model, samples, and control variates c and c_k."""
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3)
+    samples = Examples(inputs=torch.randn(6, 4), labels=torch.arange(6) % 3)
+    common, own = ({n: torch.randn_like(p) for n, p in model.named_parameters()} for _ in "ab")
+    return model, samples, {CONTROL: common}, {CONTROL: own}
+
+
+def trained_with(control: str, optimizer: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is sent of c_k, and the trained weights, after three steps over all samples."""
+    model, samples, common, own = drawn()
+    result = train(
+        model,
+        samples,
+        CrossEntropy(),
+        LocalTraining.model_validate(
+            {"optimizer": optimizer, "learning_rate": 0.05, "steps": 3, "batch_size": 6}
+        ),
+        TrainingContext(classes=3, seed=0, round=1, device=torch.device("cpu")),
+        corrected=Corrected(
+            correction=create(LocalCorrection, "scaffold", {"control": control}),
+            shared=common,
+            personal={},
+            kept=own,
+            layout=Layout.of(state_arrays(model)),
+        ),
+    )
+    assert result.correction is not None
+    assert result.correction.keep is not None
+    sent = dict(result.correction.send[CONTROL])
+    for name, kept in result.correction.keep[CONTROL].items():
+        assert kept.tolist() == (own[CONTROL][name] + sent[name]).tolist()
+    return sent, {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def test_added_up_gradients_are_those_read_off_the_way() -> None:
+    added, read = (trained_with(control, "sgd") for control in ("gradients", "way"))
+    for name in ("weight", "bias"):
+        assert added[1][name].tolist() == read[1][name].tolist()
+        assert added[0][name].flatten().tolist() == pytest.approx(
+            read[0][name].flatten().tolist(), abs=1e-5
+        )
+
+
+def test_with_adam_gradients_are_corrected_and_added_up() -> None:
+    """Against Adam as its paper has it, in numpy, and gradients of softmax by hand."""
+    model, samples, common, own = drawn()
+    x, y = samples.inputs.double().numpy(), np.eye(3)[samples.labels.numpy()]
+    w = {n: p.detach().double().numpy().copy() for n, p in model.named_parameters()}
+    offset = {n: (common[CONTROL][n] - own[CONTROL][n]).double().numpy() for n in w}
+    first, second, total = ({n: np.zeros_like(a) for n, a in w.items()} for _ in "abc")
+    for step in (1, 2, 3):
+        z = x @ w["weight"].T + w["bias"]
+        p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+        gradients = {"weight": (p - y).T @ x / len(x), "bias": (p - y).mean(axis=0)}
+        for name, gradient in gradients.items():
+            total[name] += gradient
+            corrected_ = gradient + offset[name]
+            first[name] = 0.9 * first[name] + 0.1 * corrected_
+            second[name] = 0.999 * second[name] + 0.001 * corrected_**2
+            unbiased = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
+            w[name] -= 0.05 * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
+    sent, weights = trained_with("gradients", "adam")
+    for name in w:
+        expected = total[name] / 3 - own[CONTROL][name].double().numpy()
+        assert sent[name].double().numpy() == pytest.approx(expected, abs=1e-5)
+        assert weights[name].double().numpy() == pytest.approx(w[name], abs=1e-5)
 
 
 def test_a_lost_state_directory_is_said(tmp_path: Path) -> None:
