@@ -33,8 +33,8 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names tags settings trainer task models tasks learning "
-        "disclosure tensors net "
+        "plain_text errors interruptible names tags settings trainer task adapters models tasks "
+        "learning disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
@@ -330,7 +330,7 @@ def required_name(text: str) -> str:
 
 EXTRAS = {
     "client": ("gpu",),
-    "common": (),
+    "common": ("lightning", "lora", "monai", "transformers"),
     "deploy": ("operator",),
     "experiments": ("experiments",),
     "server": ("postgresql", "server"),

@@ -1,7 +1,7 @@
 """The extra of Potluck that brings a library which is not installed.
 
 `pip install potluck` brings what every machine needs. What only some need comes with an extra:
-`potluck[server]`, `potluck[operator]`, `potluck[experiments]`.
+`potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and one for each adapter.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ _EXTRAS: Final = {
 }
 """Extra of each package of the product, for what it needs beside the common parts."""
 
+_ADAPTERS: Final = {
+    f"potluck.common.adapters.{name}": f"potluck[{name}]"
+    for name in ("lightning", "monai", "transformers")
+}
+"""Extra of each module that brings what only some tasks train with."""
+
 
 def missing_library(error: BaseException | None) -> str | None:
     """One line that names the library and the extra that brings it.
@@ -25,10 +31,12 @@ def missing_library(error: BaseException | None) -> str | None:
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    importer = _importer(error.__traceback__).split(".")
+    module = _importer(error.__traceback__)
+    importer = module.split(".")
     if importer[0] != "potluck" or error.name.startswith("potluck."):
         return None
-    library, wanted = error.name.partition(".")[0], _EXTRAS.get(importer[1], "potluck")
+    wanted = _ADAPTERS.get(module) or _EXTRAS.get(importer[1], "potluck")
+    library = error.name.partition(".")[0]
     return f"{library} is not installed; pip install '{wanted}'"
 
 

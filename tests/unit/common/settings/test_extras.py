@@ -25,6 +25,8 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.deploy.machines.docker_engine", "potluck[operator]"),
         ("potluck.experiments.reports.tables", "potluck[experiments]"),
         ("potluck.common.tensors.compression", "potluck"),
+        ("potluck.common.adapters.lightning", "potluck[lightning]"),
+        ("potluck.common.adapters.loops", "potluck"),
     ],
 )
 def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:

@@ -1,0 +1,148 @@
+"""PyTorch Lightning: a `LightningModule` is the model, its own steps train and measure it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from potluck.common.adapters.adapted import AdaptedTrainer
+from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
+from potluck.common.errors import TrainingError
+from potluck.common.trainer import (
+    Contribution,
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Measures,
+    TrainerSettings,
+    TrainingProgress,
+)
+
+
+class LightningTrainer(AdaptedTrainer):
+    """Trains with `training_step`, measures with `validation_step`.
+
+    The task's model is a `LightningModule`. Data are loaders, or what `lightning.Trainer` takes in
+    their place. Measures are what `validation_step` logs, by the same names, as means over the
+    samples; `loss`, if declared, is also measured while training.
+    """
+
+    def __init__(
+        self,
+        measures: Mapping[str, Measure],
+        *,
+        learning_rate: str | None = None,
+        **options: Any,
+    ) -> None:
+        """learning_rate: the attribute of the module, e.g. "lr", that is set to the round's rate
+        before each training; by default the module has its own. options: of `lightning.Trainer`.
+
+        Of the run's `[training]` table come `epochs`, `steps` and `gradient_clip` where `options`
+        has no max_epochs, max_steps, gradient_clip_val.
+        """
+        super().__init__(measures)
+        self._learning_rate, self._options = learning_rate, options
+
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
+        """Fit the module to the data."""
+        if self._learning_rate is not None:
+            setattr(model, self._learning_rate, settings.learning_rate)
+        seed_loader(data, settings.seed)
+        watching = _WatchedFit(report)
+        training = settings.training
+        chosen: dict[str, Any] = {
+            "max_epochs": None if training.steps else training.epochs,
+            "max_steps": training.steps or -1,
+            "gradient_clip_val": training.gradient_clip,
+            **self._options,
+        }
+        chosen["callbacks"] = [*_listed(chosen.get("callbacks")), watching]
+        with _quiet_trainer(settings.device, chosen) as trainer:
+            trainer.fit(model, train_dataloaders=data)
+            steps = trainer.global_step
+        if not watching.samples:
+            raise TrainingError(
+                f"client '{settings.client}': the training took no batch of its loader; see that "
+                "it has samples, and that drop_last does not drop them"
+            )
+        measures: dict[str, Measured] = {}
+        if "loss" in self.measures:
+            measures["loss"] = Measured(watching.loss, watching.samples)
+        samples = dataset_size(data) or watching.first_pass
+        return Contribution(samples=samples, steps=steps, measures=measures)
+
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
+        """Validate the module on the data."""
+        seed_loader(data, settings.seed)
+        options = {**self._options, "callbacks": _listed(self._options.get("callbacks"))}
+        with _quiet_trainer(settings.device, options) as trainer:
+            [logged] = trainer.validate(model, dataloaders=data, verbose=False)
+        found = {name: float(logged[name]) for name in self.measures if name in logged}
+        return self.over_samples(found, dataset_size(data))
+
+
+class _WatchedFit(lightning.Callback):
+    """Reports at each batch, and adds up samples and losses."""
+
+    def __init__(self, report: TrainingProgress) -> None:
+        self._report = report
+        self.samples = self.first_pass = 0
+        self.loss = 0.0
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        del pl_module, batch, batch_idx
+        planned = trainer.estimated_stepping_batches
+        self._report(min(trainer.global_step / planned, 1.0) if planned > 0 else 0.0)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        del pl_module, batch_idx
+        samples = extract_batch_size(batch)
+        self.samples += samples
+        if trainer.current_epoch == 0:
+            self.first_pass += samples
+        loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+        if loss is not None:  # Lightning has divided it by the batches that it accumulates
+            self.loss += float(loss) * trainer.accumulate_grad_batches * samples
+
+
+@contextlib.contextmanager
+def _quiet_trainer(device: str, options: Mapping[str, Any]) -> Iterator[Any]:
+    """A `lightning.Trainer` for this device that logs, saves and prints nothing."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    kind, _, index = device.partition(":")
+    where: dict[str, Any] = (
+        {"accelerator": "cpu", "devices": 1}
+        if kind == "cpu"
+        else {"accelerator": "gpu", "devices": [int(index or 0)]}
+    )
+    with TemporaryDirectory(prefix="potluck-lightning-") as folder:
+        yield lightning.Trainer(
+            **{
+                **options,
+                **where,
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "default_root_dir": folder,
+            }
+        )
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]

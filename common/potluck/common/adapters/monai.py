@@ -1,0 +1,134 @@
+"""MONAI: loops with its transforms, losses and metrics; and its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ignite.engine import Events
+from monai.data.utils import set_rnd
+from monai.utils.misc import MAX_SEED
+
+from potluck.common.adapters.adapted import AdaptedTrainer
+from potluck.common.adapters.loops import LoopTrainer
+from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
+from potluck.common.errors import TrainingError
+from potluck.common.trainer import (
+    Contribution,
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Measures,
+    TrainerSettings,
+    TrainingProgress,
+)
+
+
+def measured(metric: Any) -> Measured:
+    """Sum and count of a metric's values over images, e.g. of a `DiceMetric` after its last batch.
+
+    An image's value is the mean over its channels. What is NaN does not count: a class that an
+    image does not have, an image without any.
+    """
+    return _over_images(metric.get_buffer())
+
+
+def _over_images(values: Any) -> Measured:
+    table = np.asarray(values.detach().cpu(), np.float64)
+    table = table.reshape(len(table), -1)
+    known = ~np.isnan(table)
+    images = known.any(axis=1)
+    sums = np.where(known, table, 0.0).sum(axis=1)[images]
+    means = sums / known.sum(axis=1)[images]
+    return Measured(float(means.sum()), int(images.sum()))
+
+
+def seed_transforms(loader: Any, seed: int) -> None:
+    """Seed the random transforms of a loader's data set, which have generators of their own."""
+    seed_loader(loader, seed)
+    set_rnd(getattr(loader, "dataset", loader), seed % MAX_SEED)
+
+
+class MonaiLoopTrainer(LoopTrainer):
+    """A `LoopTrainer` whose data sets have random transforms of MONAI: they draw from the seed."""
+
+    def _seed(self, loader: Any, seed: int) -> None:
+        seed_transforms(loader, seed)
+
+
+class MonaiEngineTrainer(AdaptedTrainer):
+    """Trains with a `monai.engines.Trainer`, measures with a `monai.engines.Evaluator`.
+
+    Data are loaders. Measures are the evaluator's metrics by the same names: over images, as
+    MONAI's metrics keep the value of each; others are means over the samples. `loss`, if declared,
+    is also measured while training.
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[Any, Any, TrainerSettings], Any],
+        evaluator: Callable[[Any, Any], Any],
+        measures: Mapping[str, Measure],
+    ) -> None:
+        """trainer: gets the network, the training loader and the settings, and returns an engine.
+        evaluator: likewise, of the network and the loader of what is held out."""
+        super().__init__(measures)
+        self._trainer, self._evaluator = trainer, evaluator
+
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
+        """Run the engine."""
+        seed_transforms(data, settings.seed)
+        engine = self._trainer(model, data, settings)
+        watching = _WatchedEngine(report)
+        engine.add_event_handler(Events.ITERATION_STARTED, watching.begin)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, watching.end)
+        engine.run()
+        if not watching.samples:
+            raise TrainingError(
+                f"client '{settings.client}': the training took no batch of its loader; see that "
+                "it has samples, and that drop_last does not drop them"
+            )
+        measures: dict[str, Measured] = {}
+        if "loss" in self.measures:
+            measures["loss"] = Measured(watching.loss, watching.samples)
+        samples = dataset_size(data) or watching.first_pass
+        return Contribution(samples=samples, steps=engine.state.iteration, measures=measures)
+
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
+        """Run the evaluator."""
+        seed_transforms(data, settings.seed)
+        evaluator = self._evaluator(model, data)
+        evaluator.run()
+        details = getattr(evaluator.state, "metric_details", {})
+        found: dict[str, Measured | float] = {}
+        for name, value in evaluator.state.metrics.items():
+            if name in self.measures:
+                found[name] = _over_images(details[name]) if name in details else float(value)
+        return self.over_samples(found, dataset_size(data))
+
+
+class _WatchedEngine:
+    """Reports at each batch, and adds up samples and losses."""
+
+    def __init__(self, report: TrainingProgress) -> None:
+        self._report = report
+        self.samples = self.first_pass = 0
+        self.loss = 0.0
+
+    def begin(self, engine: Any) -> None:
+        state = engine.state
+        planned = state.max_epochs * (state.epoch_length or 0)
+        self._report(min((state.iteration - 1) / planned, 1.0) if planned else 0.0)
+
+    def end(self, engine: Any) -> None:
+        """One output for each sample where the engine takes batches apart, else one for all."""
+        output = engine.state.output
+        samples = len(output) if isinstance(output, list) else len(output["pred"])
+        loss = (output[0] if isinstance(output, list) else output)["loss"]
+        self.samples += samples
+        self.loss += float(loss) * samples
+        if engine.state.epoch == 1:
+            self.first_pass += samples

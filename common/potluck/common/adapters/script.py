@@ -1,0 +1,53 @@
+"""A task of functions that a script has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Recommended, Task
+from potluck.common.trainer import Trainer
+
+
+def script_task(
+    *,
+    model: Callable[[], Any],
+    data: Callable[[ClientId, Path], tuple[Any, Any]],
+    trainer: Trainer,
+    evaluation_data: Callable[[Path | None], Any] = lambda _: None,
+    training: Recommended | None = None,
+) -> type[Task]:
+    """A task without options, to be registered in the group `potluck.tasks`.
+
+    model: makes a new model. data: gets a client and its host's `data_directory`, and returns
+    what the client trains on and what it holds out. trainer: serves all clients. evaluation_data:
+    returns the coordinator's own samples; by default it has none. training: settings for runs
+    that choose none, as in `[training]`. Who wants options derives from `Task` instead.
+    """
+    recommended = training or {}
+
+    class ScriptTask(Task):
+        training = recommended
+
+        def model(self) -> Any:
+            return model()
+
+        def client_data(self, client: ClientId, folder: Path | None) -> ClientData[Any]:
+            if folder is None:
+                raise ConfigurationError(
+                    f"the data of client '{client}' are files; set data_directory in the "
+                    "configuration of its host"
+                )
+            train, held_out = data(client, folder)
+            return ClientData(train=train, held_out=held_out)
+
+        def evaluation_data(self, folder: Path | None) -> Any:
+            return evaluation_data(folder)
+
+        def trainer(self) -> Trainer:
+            return trainer
+
+    return ScriptTask

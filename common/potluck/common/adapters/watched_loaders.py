@@ -1,0 +1,88 @@
+"""Loaders of batches, watched: how far a training is, how many samples there are, what is random.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.trainer import TrainingProgress
+
+
+class WatchedLoader:
+    """A loader that reports at each batch. Has the attributes of the loader that it is made of."""
+
+    def __init__(
+        self, loader: Iterable[Any], training: LocalTraining, report: TrainingProgress
+    ) -> None:
+        """training: says how long the training is planned to be, for the progress."""
+        self._loader, self._report = loader, report
+        self._steps, self._epochs = training.steps, training.epochs
+        self._passes = self._samples = 0
+        self.batches = 0
+        """That were handed out so far."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass. Raises RoundClosedError where nobody waits for the training any more."""
+        for batch in self._loader:
+            self._report(self._share())
+            self.batches += 1
+            if self._passes == 0:
+                self._samples += samples_of(batch)
+            yield batch
+        self._passes += 1
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # not every loader has a length
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # where it is copied, before it has one
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples: what its dataset says, or those of the first pass."""
+        return dataset_size(self._loader) or self._samples
+
+    def _share(self) -> float:
+        try:
+            steps = self._steps or self._epochs * len(self)
+            done = self.batches / steps if steps else 0.0
+        except TypeError:
+            done = self._passes / self._epochs
+        return min(done, 1.0)
+
+
+def dataset_size(loader: Any) -> int:
+    """The number of samples that a loader's dataset tells; 0 where it tells none."""
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError, NotImplementedError):
+        return 0
+
+
+def samples_of(batch: Any) -> int:
+    """The number of samples in a batch: the length of the first array that it holds; or 1."""
+    if getattr(batch, "shape", ()):
+        return int(batch.shape[0])
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        parts = batch
+    return next((samples_of(part) for part in parts), 1)
+
+
+def seed_loader(loader: Any, seed: int) -> None:
+    """Seed the generators that a loader and its sampler have of their own.
+
+    Those without one draw from torch's global generator, which a host seeds.
+    """
+    for owner in (loader, getattr(loader, "sampler", None)):
+        generator = getattr(owner, "generator", None)
+        if generator is not None and hasattr(generator, "manual_seed"):
+            generator.manual_seed(seed)

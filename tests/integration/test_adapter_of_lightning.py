@@ -1,0 +1,113 @@
+"""A LightningModule trains and measures itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from support.adapted_training import check_manners, measured_by, settings_of, trained
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from potluck.common.adapters.lightning import LightningTrainer
+from potluck.common.errors import TrainingError
+from potluck.common.trainer import Measure
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"
+)
+MEASURES = {"error": Measure(label="mean error", lowest=0), "loss": Measure(label="loss")}
+
+
+class Line(lightning.LightningModule):  # type: ignore[misc]  # its library is not read
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.lr = 0.1
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.layer(inputs), targets)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        inputs, targets = batch
+        self.log("error", (self.layer(inputs) - targets).abs().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def samples(count: int = 22) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 3, generator=generator)
+    return TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]]))
+
+
+def new_model() -> Line:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Line()
+
+
+def test_the_module_trains_and_is_measured() -> None:
+    trainer, model = LightningTrainer(MEASURES), new_model()
+    contribution, after = trained(
+        trainer, model, DataLoader(samples(), batch_size=4, shuffle=True), settings_of(epochs=3)
+    )
+    assert (contribution.samples, contribution.steps) == (22, 18)
+    assert contribution.measures["loss"].count == 66
+    inputs, targets = samples().tensors
+    expected = (model.layer(inputs) - targets).abs().mean().item()
+    before = measured_by(trainer, model, DataLoader(samples(), batch_size=8))
+    assert list(before) == ["error"]
+    assert before["error"].count == 22
+    assert before["error"].mean == pytest.approx(expected, rel=1e-6)
+    after_it = measured_by(trainer, after, DataLoader(samples(), batch_size=8))
+    assert after_it["error"].mean < 0.5 * expected
+
+
+def test_settings_of_the_run_count_where_the_script_chooses_none() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+    by_steps, _ = trained(LightningTrainer(MEASURES), new_model(), loader, settings_of(steps=7))
+    assert by_steps.steps == 7
+    chosen = LightningTrainer(MEASURES, learning_rate="lr", max_epochs=1)
+    contribution, model = trained(
+        chosen, new_model(), loader, settings_of(epochs=5, learning_rate=0.02)
+    )
+    assert contribution.steps == 6
+    assert model.lr == 0.02
+
+
+def test_losses_of_accumulated_batches_count_whole() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+    still = {"learning_rate": "lr"}
+    rate = settings_of(learning_rate=1e-30)
+    plain, _ = trained(LightningTrainer(MEASURES, **still), new_model(), loader, rate)
+    accumulating = LightningTrainer(MEASURES, accumulate_grad_batches=3, **still)
+    accumulated, _ = trained(accumulating, new_model(), loader, rate)
+    assert accumulated.steps == 2
+    assert accumulated.measures["loss"].mean == pytest.approx(plain.measures["loss"].mean)
+
+
+def test_manners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(samples(), batch_size=4, shuffle=True)
+    check_manners(
+        LightningTrainer(MEASURES),
+        new_model(),
+        loader,
+        settings_of(epochs=2),
+        tmp_path / "here",
+        monkeypatch,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")
+def test_a_loader_without_batches_is_named() -> None:
+    loader = DataLoader(samples(3), batch_size=4, drop_last=True)
+    with pytest.raises(TrainingError, match="took no batch"):
+        trained(LightningTrainer(MEASURES), new_model(), loader, settings_of())

@@ -1,0 +1,162 @@
+"""MONAI's transforms, metrics and engines as a trainer uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.data import DataLoader, Dataset, decollate_batch
+from monai.engines import SupervisedEvaluator, SupervisedTrainer
+from monai.handlers import MeanDice, from_engine
+from monai.losses import DiceLoss
+from monai.metrics import DiceMetric
+from monai.networks.nets import UNet
+from monai.transforms import AsDiscrete, AsDiscreted, Compose, RandGaussianNoised, ToTensord
+from support.adapted_training import check_manners, measured_by, settings_of, trained
+from torch import nn
+
+from potluck.common.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer, measured
+from potluck.common.trainer import SHARE, Measure, Measured, TrainerSettings
+
+MEASURES = {
+    "dice": Measure(label="Dice", unit=SHARE, higher_is_better=True),
+    "loss": Measure(label="Dice loss", unit=SHARE),
+}
+
+
+def slices(count: int) -> list[dict[str, Any]]:
+    """Bright squares on noise; the last has none."""
+    generator = np.random.default_rng(count)
+    made = []
+    for number in range(count):
+        label = np.zeros((1, 16, 16), np.float32)
+        if number < count - 1:
+            y, x = generator.integers(2, 8, 2)
+            label[0, y : y + 6, x : x + 6] = 1
+        noise = generator.normal(0, 0.3, label.shape).astype(np.float32)
+        made.append({"image": label + noise, "label": label})
+    return made
+
+
+def loader(count: int, *, train: bool) -> Any:
+    noise = [RandGaussianNoised("image", prob=1.0, std=0.1)] if train else []
+    dataset = Dataset(slices(count), Compose([ToTensord(["image", "label"]), *noise]))
+    return DataLoader(dataset, batch_size=4, shuffle=train)
+
+
+def new_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net: nn.Module = UNet(
+            spatial_dims=2, in_channels=1, out_channels=1, channels=(4, 8), strides=(2,)
+        )
+        return net
+
+
+def fit(model: nn.Module, batches: Any, settings: TrainerSettings) -> dict[str, float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    loss_function, total = DiceLoss(sigmoid=True), 0.0
+    for _ in range(settings.training.epochs):
+        for batch in batches:
+            loss = loss_function(model(batch["image"]), batch["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch["image"])
+    return {"loss": total / (settings.training.epochs * len(batches.dataset))}
+
+
+def measure(model: nn.Module, batches: Any) -> dict[str, Measured]:
+    metric = DiceMetric(ignore_empty=True)
+    discrete = AsDiscrete(threshold=0.5)
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            outputs = [discrete(each.sigmoid()) for each in decollate_batch(model(batch["image"]))]
+            metric(outputs, decollate_batch(batch["label"]))
+    return {"dice": measured(metric)}
+
+
+def engine(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
+    return SupervisedTrainer(
+        device=torch.device(settings.device),
+        max_epochs=settings.training.epochs,
+        train_data_loader=batches,
+        network=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=settings.learning_rate),
+        loss_function=DiceLoss(sigmoid=True),
+    )
+
+
+def evaluator(model: nn.Module, batches: Any) -> Any:
+    return SupervisedEvaluator(
+        device=torch.device("cpu"),
+        val_data_loader=batches,
+        network=model,
+        postprocessing=Compose([nn.Sequential(), Squashed()]),
+        key_val_metric={"dice": MeanDice(output_transform=from_engine(["pred", "label"]))},
+    )
+
+
+class Squashed:
+    """Probabilities above a half, as the loop above has them."""
+
+    def __call__(self, data: dict[str, Any]) -> Any:
+        data = {**data, "pred": data["pred"].sigmoid()}
+        return AsDiscreted("pred", threshold=0.5)(data)
+
+
+TRAINERS = {
+    "loop": MonaiLoopTrainer(fit, measure, MEASURES),
+    "engine": MonaiEngineTrainer(engine, evaluator, MEASURES),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_it_trains_and_measures_over_images(kind: str) -> None:
+    trainer, model = TRAINERS[kind], new_model()
+    settings = settings_of(learning_rate=0.02, epochs=6)
+    contribution, after = trained(trainer, model, loader(12, train=True), settings)
+    assert (contribution.samples, contribution.steps) == (12, 18)
+    assert 0 < contribution.measures["loss"].mean < 1
+    before = measured_by(trainer, model, loader(9, train=False))["dice"]
+    assert before.count == 8  # one image has no such class
+    assert measured_by(trainer, after, loader(9, train=False))["dice"].mean > max(0.6, before.mean)
+
+
+def test_both_ways_train_and_measure_the_same() -> None:
+    settings = settings_of(learning_rate=0.02, epochs=2)
+    ways = [
+        trained(trainer, new_model(), loader(12, train=True), settings)[1]
+        for trainer in TRAINERS.values()
+    ]
+    for one, other in zip(*(model.parameters() for model in ways), strict=True):
+        torch.testing.assert_close(one, other)
+    found = [
+        measured_by(trainer, ways[0], loader(9, train=False))["dice"]
+        for trainer in TRAINERS.values()
+    ]
+    assert found[0].sum == pytest.approx(found[1].sum)
+    assert found[0].count == found[1].count
+
+
+def test_the_sum_of_a_metric_is_over_images() -> None:
+    metric = DiceMetric(include_background=True, reduction="mean")
+    generator = torch.Generator().manual_seed(4)
+    ours, theirs = (torch.randint(0, 2, (5, 3, 8, 8), generator=generator) for _ in range(2))
+    theirs[0, 1] = 0  # no such class in that image
+    theirs[1] = 0
+    metric(ours, theirs)
+    expected = metric.aggregate().item()
+    assert measured(metric).count == 4
+    assert measured(metric).mean == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_manners(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(learning_rate=0.02, epochs=2)
+    batches = loader(12, train=True)
+    check_manners(TRAINERS[kind], new_model(), batches, settings, tmp_path / "here", monkeypatch)

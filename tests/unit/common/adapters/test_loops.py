@@ -1,0 +1,115 @@
+"""A script's own loop trains and measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.adapted_training import check_manners, measured_by, settings_of, trained
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from potluck.common.adapters.loops import LoopTrainer
+from potluck.common.errors import TrainingError
+from potluck.common.trainer import Measure, Measured, TrainerSettings
+
+MEASURES = {"error": Measure(label="squared error", lowest=0)}
+
+
+def samples(count: int = 20) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 3, generator=generator)
+    return TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [0.5]]))
+
+
+def fit(model: nn.Module, loader: Any, settings: TrainerSettings) -> float:
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+    total = 0.0
+    for _ in range(settings.training.epochs):
+        for inputs, targets in loader:
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.item()
+    return total / (settings.training.epochs * len(loader))
+
+
+def error_of(model: nn.Module, loader: Any) -> float:
+    with torch.no_grad():
+        errors = [(model(inputs) - targets).square().mean() for inputs, targets in loader]
+    return float(torch.stack(errors).mean())
+
+
+def new_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+
+def test_the_functions_train_and_measure() -> None:
+    trainer, model = LoopTrainer(fit, error_of, MEASURES), new_model()
+    loader = DataLoader(samples(), batch_size=4, shuffle=True)
+    contribution, after = trained(trainer, model, loader, settings_of(epochs=3))
+    assert (contribution.samples, contribution.steps) == (20, 15)
+    assert contribution.measures["error"].count == 20
+    held_out = DataLoader(samples(), batch_size=5)
+    before = measured_by(trainer, model, held_out)["error"]
+    assert before == Measured(error_of(model, held_out) * 20, 20)
+    assert measured_by(trainer, after, held_out)["error"].mean < 0.5 * before.mean
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_manners(own_generator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(9) if own_generator else None
+    loader = DataLoader(samples(), batch_size=4, shuffle=True, generator=generator)
+    trainer = LoopTrainer(fit, error_of, MEASURES)
+    check_manners(
+        trainer, new_model(), loader, settings_of(epochs=2), tmp_path / "here", monkeypatch
+    )
+
+
+class Stream(IterableDataset[Any]):
+    """Without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(samples(10))
+
+
+def test_a_stream_is_counted_while_it_is_read() -> None:
+    loader = DataLoader(Stream(), batch_size=4)
+
+    def fit_stream(model: nn.Module, loader: Any, settings: TrainerSettings) -> None:
+        for _ in range(2):
+            for _batch in loader:
+                pass
+
+    trainer = LoopTrainer(fit_stream, lambda model, loader: 0.5, MEASURES)
+    contribution, _ = trained(trainer, new_model(), loader, settings_of(epochs=2))
+    assert (contribution.samples, contribution.steps) == (10, 6)
+    with pytest.raises(TrainingError, match=r"return Measured\(sum, count\)"):
+        measured_by(trainer, new_model(), loader)
+
+
+def test_the_watched_loader_has_what_the_loader_has() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+    seen: list[Any] = []
+
+    def look(model: nn.Module, watched: Any, settings: TrainerSettings) -> None:
+        seen.extend((len(watched), watched.batch_size, watched.dataset))
+        list(watched)
+
+    trained(LoopTrainer(look, error_of, MEASURES), new_model(), loader, settings_of())
+    assert seen == [5, 4, loader.dataset]
+
+
+def test_what_can_not_be_a_measure_or_a_training_is_said() -> None:
+    two = {**MEASURES, "loss": Measure(label="loss")}
+    loader = DataLoader(samples(), batch_size=4)
+    with pytest.raises(TrainingError, match="return them by name: error, loss"):
+        measured_by(LoopTrainer(fit, error_of, two), new_model(), loader)
+    idle = LoopTrainer(lambda model, loader, settings: None, error_of, MEASURES)
+    with pytest.raises(TrainingError, match="took no batch"):
+        trained(idle, new_model(), loader, settings_of())
