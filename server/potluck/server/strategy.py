@@ -76,7 +76,7 @@ class UpdateStatistics:
     a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the floating-point
     tensors that are no parameters (running statistics). norms: float64, L2 norm of update − model
     over all floating-point tensors. tensor_norms: the same of each floating-point tensor by its
-    name. Norms are None unless the strategy `needs` them.
+    name. Norms are None unless the strategy `needs` them. state: what the strategy remembers.
     """
 
     clients: Sequence[str]
@@ -87,6 +87,7 @@ class UpdateStatistics:
     buffers: frozenset[str] = frozenset()
     norms: NDArray[np.float64] | None = None
     tensor_norms: Mapping[str, NDArray[np.float64]] | None = None
+    state: State = field(default_factory=State)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,16 +135,17 @@ class RoundContext:
     """What a strategy may look at when it moves the model.
 
     round: from 1. clients: the run's clients so far, selected or not (K). included: whose updates
-    were reduced, in client order. weights: what `weigh` gave them. buffers: floating-point tensors
-    that are no parameters. auxiliary: the reduced auxiliaries by name. updates: each of the
-    included ones by itself, to be read one after another; empty unless the strategy is
-    `individual`.
+    were reduced, in client order. weights: what `weigh` gave them. losses: what each of them
+    reported, NaN where nothing. buffers: floating-point tensors that are no parameters. auxiliary:
+    the reduced auxiliaries by name. updates: each of the included ones by itself, to be read one
+    after another; empty unless the strategy is `individual`.
     """
 
     round: int
     clients: int
     included: Sequence[str]
     weights: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     buffers: frozenset[str] = frozenset()
     auxiliary: Mapping[str, Weights] = field(default_factory=dict)
     updates: Sequence[ReadableUpdate] = ()

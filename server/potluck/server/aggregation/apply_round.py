@@ -118,7 +118,7 @@ def apply_round(
     strategy asks for what can't be, NotFiniteError where the result overflows.
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
-    statistics = _statistics(strategy.needs, updates, before, numbers)
+    statistics = _statistics(strategy.needs, updates, before, numbers, state)
     combine = strategy.weigh(statistics)
     combined = reduce(updates.encoded, combine, before, norms=statistics.norms, draft=draft)
     context = RoundContext(
@@ -126,6 +126,7 @@ def apply_round(
         clients=numbers.clients,
         included=updates.clients,
         weights=combine.weights,
+        losses=statistics.losses,
         buffers=numbers.buffers,
         auxiliary=_auxiliaries(strategy.auxiliary, combine, updates),
         updates=updates.single() if strategy.individual else (),
@@ -139,6 +140,7 @@ def _statistics(
     updates: OpenUpdates,
     current: Tensors,
     round_numbers: RoundNumbers,
+    state: State,
 ) -> UpdateStatistics:
     def numbers(of: Callable[[int], float]) -> NDArray[np.float64]:
         return np.array([of(index) for index in range(len(rows))], dtype=np.float64)
@@ -153,6 +155,7 @@ def _statistics(
         buffers=round_numbers.buffers,
         norms=update_norms(encoded, current) if Statistic.NORMS in needs else None,
         tensor_norms=tensor_norms(encoded, current) if Statistic.TENSOR_NORMS in needs else None,
+        state=state,
     )
 
 

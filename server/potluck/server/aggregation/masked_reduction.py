@@ -129,7 +129,7 @@ def move_masked(
     The strategy sees that many clients that are all alike. draft: as for `apply_round`. Raises
     PluginError where it would weigh them otherwise, NotFiniteError where the result overflows.
     """
-    combine = strategy.weigh(_alike(total, clients, numbers.buffers))
+    combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
     _check_combine(combine, len(clients))
     factors = _factors(strategy, combine, total, current, numbers.buffers)
     on_top = not combine.difference
@@ -148,7 +148,9 @@ def move_masked(
     return weights, state.apart(current.arrays, combined)
 
 
-def _alike(total: MaskedSum, clients: Sequence[str], buffers: frozenset[str]) -> UpdateStatistics:
+def _alike(
+    total: MaskedSum, clients: Sequence[str], buffers: frozenset[str], state: State
+) -> UpdateStatistics:
     count, head = len(clients), total.head
     return UpdateStatistics(
         clients=clients,
@@ -157,6 +159,7 @@ def _alike(total: MaskedSum, clients: Sequence[str], buffers: frozenset[str]) ->
         normalizers=np.full(count, total.normalizer),
         losses=np.full(count, head.metrics[LOSS]),
         buffers=buffers,
+        state=state,
     )
 
 

@@ -125,7 +125,8 @@ class Scaffold(Strategy):
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """As the step does; of what the clients' c_k changed by, the sum."""
         ones = np.ones(len(statistics.clients))
-        return replace(self._step.weigh(statistics), auxiliary={CONTROL: ones})
+        of_step = replace(statistics, state=_step_state(statistics.state))
+        return replace(self._step.weigh(of_step), auxiliary={CONTROL: ones})
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext

@@ -72,7 +72,15 @@ def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
 @pytest.mark.parametrize("name", installed(STRATEGIES))
 def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: str) -> None:
     strategy = create(Strategy, name, {})
-    if name in ("fedatt", "median", "trimmed-mean", "clipped-mean", "lora-stacking", "feddf"):
+    if name in (
+        "fedatt",
+        "median",
+        "trimmed-mean",
+        "clipped-mean",
+        "lora-stacking",
+        "feddf",
+        "rhfl",
+    ):
         with pytest.raises(ConfigurationError, match=f"{name} and secure aggregation don't go"):
             check_maskable(name, strategy)
     else:

@@ -319,6 +319,7 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         "clipped-mean",
         "lora-stacking",
         "feddf",
+        "rhfl",
     }
     assert strategy("scaffold", step="median").individual
     assert strategy("scaffold", keeper="coordinator").individual

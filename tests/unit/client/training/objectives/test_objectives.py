@@ -27,6 +27,7 @@ from potluck.client.training.objectives.noise_robust import (
     noise_robust_loss,
     reverse_cross_entropy,
 )
+from potluck.client.training.objectives.symmetric_cross_entropy import SymmetricCrossEntropy
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.plugins import OBJECTIVES, create, installed
 
@@ -160,6 +161,14 @@ def focal(logits: Floats, labels: Rows, gamma: float) -> float:
     return float(np.mean(-((1 - p) ** gamma) * np.log(p)))
 
 
+def symmetric(logits: Floats, labels: Rows, beta: float) -> float:
+    """0.1·CE + β·RCE, class by class, with log 0 := ln 1e-4 in the one-hot labels."""
+    p, one_hot = softmax(logits), np.eye(logits.shape[1])[labels]
+    straight = -(one_hot * np.log(p)).sum(axis=1)
+    reverse = -(p * np.log(np.where(one_hot > 0, 1.0, 1e-4))).sum(axis=1)
+    return float(np.mean(0.1 * straight + beta * reverse))
+
+
 def balanced(logits: Floats, labels: Rows, counts: Floats, tau: float) -> float:
     """softmax weighed by frequencies: n_y^τ·e^{z_y} / Σ n_c^τ·e^{z_c}."""
     weighed = counts**tau * np.exp(logits)
@@ -197,6 +206,7 @@ def test_losses_are_those_of_their_papers(seed: int, strength: float) -> None:
     for objective, expected in {
         Focal(gamma=strength): focal(logits, labels, strength),
         BalancedSoftmax(tau=strength): balanced(logits, labels, counts, strength),
+        SymmetricCrossEntropy(beta=strength): symmetric(logits, labels, strength),
     }.items():
         assert float(objective.loss(z, batch, local)) == pytest.approx(expected, rel=1e-5)
     found = float(FedNTD(beta=0.5, tau=strength).loss(z, batch, local))
@@ -216,6 +226,15 @@ def test_classes_a_client_lacks_take_no_part_in_balanced_softmax() -> None:
     expected = loss_of(BalancedSoftmax(), [1.0, 2.0], 0, [5, 3])
     assert loss_of(BalancedSoftmax(), [1.0, 2.0, 50.0], 0, [5, 3, 0]) == pytest.approx(expected)
     assert BalancedSoftmax(tau=1e-9).adjustments(torch.tensor([1, 0])).tolist() == [0.0, -math.inf]
+
+
+def test_without_its_reverse_term_symmetric_cross_entropy_is_cross_entropy() -> None:
+    z, counts = [1.0, -2.0, 0.5], [5, 3, 0]
+    found = loss_of(SymmetricCrossEntropy(alpha=1.0, beta=0.0), z, 1, counts)
+    assert found == pytest.approx(loss_of(CrossEntropy(), z, 1, counts), rel=1e-6)
+    doubt = 1 - float(softmax(np.array([z]))[0, 1])
+    reverse = loss_of(SymmetricCrossEntropy(alpha=0.0, zero=math.exp(-4)), z, 1, counts)
+    assert reverse == pytest.approx(4 * doubt, rel=1e-6)
 
 
 # Several together -------------------------------------------------------------------------------

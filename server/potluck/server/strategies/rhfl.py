@@ -1,0 +1,59 @@
+"""RHFL's weights: clients whose loss falls count more (Fang & Ye, CVPR 2022, Eqs. 11–13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+
+_LOSS: Final = "loss/"
+_FALL_COUNTS: Final = 0.5
+_NO_FALL: Final = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RHFL(Averaging):
+    """w ← Σ w_k·w_k with w = softmax(1/(N − 1) + ½·q/Σq) over the N updates of the round.
+
+    q_k = (L_before − L)/L, by what a client's loss fell since it last took part, at least 0; 0 for
+    a client that takes part for the first time. Where nobody's fell, all count alike. Samples do
+    not count. Losses are what clients report, with the run's objective: the paper trains with
+    `symmetric-cross-entropy`.
+    """
+
+    individual = True
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """By each client's own loss, before and now."""
+        before = [statistics.state.scalars.get(_LOSS + client) for client in statistics.clients]
+        known = np.array([np.nan if loss is None else float(loss) for loss in before])
+        return Combine(weights=confidence(known, statistics.losses))
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The mean; losses are kept for the next time."""
+        following, _ = super().apply(state, model, combined, context)
+        told = zip(context.included, context.losses.tolist(), strict=True)
+        losses = {_LOSS + client: loss for client, loss in told if np.isfinite(loss)}
+        return following, State(scalars={**state.scalars, **losses})
+
+
+def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The clients' weights, which sum to 1. before, losses: N each, NaN where not known."""
+    count = len(losses)
+    known = np.isfinite(before) & np.isfinite(losses) & (losses > 0) & (before > losses)
+    with np.errstate(all="ignore"):  # what overflows counts as the largest number there is
+        fall = np.where(known, np.nan_to_num((before - losses) / losses), 0.0)
+    largest = fall.max(initial=0.0)
+    if largest < _NO_FALL:
+        return np.full(count, 1.0 / count)
+    shares = fall / largest
+    exponentials = np.exp(1.0 / max(1, count - 1) + _FALL_COUNTS * shares / shares.sum())
+    return np.asarray(exponentials / exponentials.sum())
