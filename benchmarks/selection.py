@@ -50,6 +50,7 @@ NAMES = (
     "pow-d",
     "flash",
     "feel",
+    "hcsfed",
 )
 
 
@@ -77,15 +78,15 @@ def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Se
     if isinstance(selecting, Selection):
         return selecting, ()
     generator, answers = np.random.default_rng(number), list[Answers]()
-    ask = next(selecting)
-    while True:
-        assert isinstance(ask, Ask)
-        values = {name: generator.uniform(0.5, 1.5, len(ask.rows)) for name in ask.wanted}
-        answers.append(Answers(rows=ask.rows, values=values))
-        try:
+    try:
+        ask = next(selecting)
+        while True:
+            assert isinstance(ask, Ask)
+            values = {name: generator.uniform(0.5, 1.5, len(ask.rows)) for name in ask.wanted}
+            answers.append(Answers(rows=ask.rows, values=values))
             ask = selecting.send(answers[-1])
-        except StopIteration as ended:
-            return ended.value, answers
+    except StopIteration as ended:
+        return ended.value, answers
 
 
 def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:

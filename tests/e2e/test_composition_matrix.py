@@ -71,7 +71,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         ],
         disclosure={
             "signals": ["label_counts", "triplet", "interaction_matrix"],
-            "questions": ["loss", "context", "gradient-norm"],
+            "questions": ["loss", "context", "gradient-norm", "sketch"],
         },
     ) as found:
         await found.until_attending()

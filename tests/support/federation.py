@@ -267,7 +267,9 @@ async def crash_federation(
         device="cpu",
         assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
         root=root,
-        disclosure={"questions": ["loss", "context", "gradient-norm", "watched-loss", "psychic"]},
+        disclosure={
+            "questions": ["loss", "context", "gradient-norm", "sketch", "watched-loss", "psychic"]
+        },
     )
     with plugins_installed(folder / "points", witnessed) as points, reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)

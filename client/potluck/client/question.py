@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from potluck.common.errors import TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.plugins import QUESTIONS, Plugin
@@ -20,6 +23,10 @@ from potluck.common.task import ClientData
 
 if TYPE_CHECKING:  # a host whose tasks bring their own trainers need not have torch
     import torch
+
+
+LocalUpdate = Mapping[str, NDArray[np.float32]]
+"""The way of each tensor of parameters in a training; names are the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,9 @@ class QuestionContext:
     its weights, not yet on `device`; None for a kind that needs none. cancelled: tells that the
     answer is no longer wanted. validation_share: of the samples that are kept back from training.
     pace: simulated seconds of a training per sample, on a virtual clock; 0 on a real one. own: what
-    the task's trainer can say; None for a classification task.
+    the task's trainer can say; None for a classification task. local_update: trains as the run does
+    and returns how far each parameter moved, float32 by tensor; nothing of that training is kept,
+    and the model is another one after it. None unless the coordinator said how the run trains.
     """
 
     client: ClientId
@@ -58,6 +67,7 @@ class QuestionContext:
     validation_share: float = 0.0
     pace: float = 0.0
     own: OwnAnswers | None = None
+    local_update: Callable[[], LocalUpdate] | None = None
 
     def require_examples(self, kind: str) -> None:
         """Raise TrainingError where the task has a trainer, which can't answer such a question."""

@@ -68,12 +68,14 @@ class Capability(StrEnum):
     LABEL_COUNTS: `Trainer.label_counts`, for profiles, secure sums and steps by protocol; the task
     says how many classes there are. LOSS: its measure `loss`, over a client's training samples, for
     selectors that ask for it before they choose (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
-    (feel). Others have the names that a selector has in its `reports`.
+    (feel). SKETCH: nothing more; `train` may also be called to answer a question (hcsfed), with a
+    folder that is empty and not kept. Others have the names that a selector has in its `reports`.
     """
 
     LABEL_COUNTS = "label_counts"
     LOSS = "loss"
     GRADIENT_NORM = "gradient-norm"
+    SKETCH = "sketch"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,13 +106,15 @@ class Ask:
 
     rows: of the clients asked, without repeats, all available. kind: of the question, e.g. "loss";
     a plug-in of the clients' hosts (`potluck.questions`). parameters: its options, JSON scalars.
-    names: of the numbers wanted; by default one, called like the kind.
+    names: of the numbers wanted; by default one, called like the kind. trains: whether a local
+    update answers it; hosts then learn how the run trains.
     """
 
     rows: Rows
     kind: str
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     names: Sequence[str] = ()
+    trains: bool = False
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -50,7 +50,9 @@ class Descent(Trainer):
         "near": Measure(label="near", unit="share", higher_is_better=True, lowest=0, highest=1),
         "loss": Measure(label="loss", lowest=0),
     }
-    capabilities = frozenset({Capability.LOSS, Capability.GRADIENT_NORM, "utility"})
+    capabilities = frozenset(
+        {Capability.LOSS, Capability.GRADIENT_NORM, Capability.SKETCH, "utility"}
+    )
 
     def __init__(self, fault: str) -> None:
         self._fault = fault

@@ -33,6 +33,7 @@ from potluck.common.settings.configuration import Settings
 MOST_RELEASES = 1000
 """Most disclosures of a client, all together: a bound on its ledger."""
 
+_SKETCH = "sketch"
 _TABLE = "the [disclosure] table of its configuration"
 
 
@@ -102,9 +103,9 @@ class DisclosurePolicy(Settings):
         default=(),
         description='Questions answered before a selection: "loss" (the mean loss of a model\n'
         'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
-        "length of the model's gradient; feel), others that are installed. Answers have no noise:\n"
-        "from ten of them whoever chooses the model can learn how many samples of each class\n"
-        "there are.",
+        'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
+        "training to itself; hcsfed), others that are installed. Answers have no noise: from ten\n"
+        "of them whoever chooses the model can learn how many samples of each class there are.",
     )
     sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
         default=("total", "cells"),
@@ -346,6 +347,13 @@ def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
             f"{allowed}; add it there, or choose a selector that does not ask it",
             client=client,
             question=kind[:40],
+        )
+    elif kind == _SKETCH and policy.updates == "masked":
+        raise DisclosureRefusedError(
+            f"client '{client}' does not answer '{kind}', which is some sums of an update without "
+            f'masks: `updates` is "masked" in {_TABLE}; choose a selector that does not ask it',
+            client=client,
+            question=kind,
         )
 
 

@@ -203,6 +203,7 @@ class Classification(TaskTraining):
                 cancelled=cancelled,
                 validation_share=min(max(work.validation_share, 0.0), 0.5),
                 pace=work.pace,
+                local_update=self.local_update(instruction, files, cancelled),
             )
         )
 

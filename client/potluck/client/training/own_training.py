@@ -233,6 +233,7 @@ class OwnTraining(TaskTraining):
                     label_counts=lambda: self.label_counts(client_id),
                     gradient_norm=lambda: self._gradient_norm(client_id, data.train),
                 ),
+                local_update=self.local_update(instruction, files, cancelled),
             )
         )
 

@@ -6,6 +6,7 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.question import Question
+from potluck.client.question import LocalUpdate, Question
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import TrainingError
 from potluck.common.learning.measures import MeasureSums
@@ -26,6 +27,7 @@ from potluck.common.names import ClientId
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.task import ClientData, Task
 from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
@@ -210,6 +212,47 @@ class TaskTraining(ABC):
         files: ClientFiles | None,
     ) -> Mapping[str, float]:
         """A client's answer, with the model where the question needs one."""
+
+    def local_update(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles | None,
+        cancelled: Callable[[], bool],
+    ) -> Callable[[], LocalUpdate] | None:
+        """The update that a question may be answered from, as its context has it."""
+        if files is None or not instruction.question.HasField("train"):
+            return None
+
+        def update() -> LocalUpdate:
+            training = rpc.Instruction()
+            training.CopyFrom(instruction)
+            training.train.CopyFrom(instruction.question.train)
+            with tempfile.TemporaryDirectory(prefix="potluck-question-") as name:
+                folder = Path(name)
+                self.train(
+                    training,
+                    TrainingFiles(
+                        model=files.model,
+                        kept=files.kept,
+                        own=folder / "own",
+                        update=folder / "update",
+                        keep_at=lambda purpose: folder / purpose,
+                    ),
+                    TrainingProgress(cancelled=cancelled),
+                )
+            return self._way(files.model)
+
+        return update
+
+    def _way(self, model: Path) -> LocalUpdate:
+        """The way of each parameter from a model's file to the weights there are now."""
+        buffers = buffer_names(self.loaded.model)
+        with open_tensors(model) as tensors:
+            return {
+                name: array.astype(np.float32) - tensors.arrays[name].astype(np.float32)
+                for name, array in self.loaded.weights().items()
+                if array.dtype.kind == "f" and name not in buffers
+            }
 
     @abstractmethod
     def label_counts(self, client_id: ClientId) -> list[int]:

@@ -1171,6 +1171,7 @@ class Question(_message.Message):
     VALIDATION_SHARE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    TRAIN_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of the question, as installed on the host."""
     parameters_json: _builtins.str
@@ -1199,6 +1200,10 @@ class Question(_message.Message):
     def kept(self) -> Global___KeptState:
         """What the client keeps of its trainings; absent where it keeps nothing."""
 
+    @_builtins.property
+    def train(self) -> Global___Train:
+        """How the run trains (objective, training, seeds), where a local update is to answer the question."""
+
     def __init__(
         self,
         *,
@@ -1211,10 +1216,11 @@ class Question(_message.Message):
         validation_share: _builtins.float = ...,
         seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
+        train: Global___Train | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "seed", b"seed", "task", b"task", "validation_share", b"validation_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "seed", b"seed", "task", b"task", "train", b"train", "validation_share", b"validation_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

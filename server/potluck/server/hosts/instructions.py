@@ -138,6 +138,8 @@ def question_instruction(
         seed=client_seed(plan.run_file.seed, round_number, client),
         kept=kept,
     )
+    if ask.trains:
+        question.train.CopyFrom(_how_to_train(plan, round_number, client))
     return _instruction(instruction_id, run_id, round_number, client, question=question)
 
 
@@ -168,14 +170,9 @@ def _train(
     """The training of a client, without quotas and auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
-    return coordinator_pb2.Train(
+    train = coordinator_pb2.Train(
         model=model,
         task=task_plugin(run_file),
-        objective=plugin(run_file.objective[0]),
-        further_objectives=[plugin(table) for table in run_file.objective[1:]],
-        training_json=plan.training.model_dump_json(),
-        seed=client_seed(run_file.seed, round_number, client),
-        run_seed=run_file.seed,
         encoding=MASKED if masked else ENCODINGS[up.encoding],
         delta=masked or up.delta,
         compressed=up.compress,
@@ -184,6 +181,20 @@ def _train(
         pace=plan.client_pace(round_number, client),
         normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
         one_way=plan.strategy.one_way,
+    )
+    train.MergeFrom(_how_to_train(plan, round_number, client))
+    return train
+
+
+def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:
+    """What decides on the weights that come out, beside those that go in."""
+    run_file = plan.run_file
+    return coordinator_pb2.Train(
+        objective=plugin(run_file.objective[0]),
+        further_objectives=[plugin(table) for table in run_file.objective[1:]],
+        training_json=plan.training.model_dump_json(),
+        seed=client_seed(run_file.seed, round_number, client),
+        run_seed=run_file.seed,
     )
 
 

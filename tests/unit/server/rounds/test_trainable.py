@@ -46,7 +46,7 @@ def test_what_its_trainer_can_not_do_is_refused(text: str, message: str) -> None
         draw_up(f"{head}{TASK}[{tables}", source="run file")
 
 
-@pytest.mark.parametrize("selector", ["uniform", "round-robin", "pow-d", "feel", "oort"])
+@pytest.mark.parametrize("selector", ["uniform", "round-robin", "pow-d", "feel", "hcsfed", "oort"])
 def test_what_it_can_do_is_not(selector: str) -> None:
     plan = draw_up(f'{TASK}[selector]\nname = "{selector}"\n', source="run file")
     assert list(plan.measures) == ["squared_error", "near", "loss"]

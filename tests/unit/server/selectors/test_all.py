@@ -56,6 +56,7 @@ NAMES = (
     "feel",
     "fedpns",
     "flash",
+    "hcsfed",
     "kl",
     "known-matrix",
     "oort",

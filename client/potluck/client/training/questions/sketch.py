@@ -1,0 +1,87 @@
+"""A local update in a few numbers."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt
+
+from potluck.client.question import LocalUpdate, Question, QuestionContext
+from potluck.common.errors import ProtocolError, TrainingError
+
+_BLOCK = 1 << 18
+_PASSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch(Question):
+    """`sketch-1`, `sketch-2`, …: one local update, as the selector `hcsfed` asks for it
+    (ALGORITHMS §1.5).
+
+    method: `projection` adds up all coordinates of the update in `numbers` sums; in which one, and
+    with which sign, is drawn for each coordinate by `seed`, the same for all clients. `centroids`
+    sends the centres of a one-dimensional k-means over the coordinates, the smallest first.
+    """
+
+    method: Literal["projection", "centroids"] = "projection"
+    numbers: Annotated[int, Field(ge=1, le=64)] = 22
+    seed: NonNegativeInt = 0
+
+    needs_model = True
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One training, of which nothing else leaves and nothing is kept."""
+        if context.local_update is None:
+            raise ProtocolError("question 'sketch' came without the run's training settings")
+        update = context.local_update()
+        if not any(array.size for array in update.values()):
+            raise TrainingError(f"the model of client '{context.client}' has no parameters")
+        if self.method == "projection":
+            numbers = projected(update, self.numbers, self.seed)
+        else:
+            numbers = centroids(update, self.numbers)
+        if not all(map(math.isfinite, numbers)):
+            raise TrainingError(f"the update of client '{context.client}' is not finite")
+        return {f"sketch-{place}": float(number) for place, number in enumerate(numbers, 1)}
+
+
+def projected(update: LocalUpdate, numbers: int, seed: int) -> NDArray[np.float64]:
+    """A sparse projection with entries 0, 1 and −1, which keeps squared lengths in expectation.
+
+    Every coordinate goes into one of the sums, drawn by the seed, the tensor's name and its place.
+    """
+    sums = np.zeros(numbers)
+    for name in sorted(update):
+        values = update[name].reshape(-1)
+        words = (seed, zlib.crc32(name.encode()))
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+        for start in range(0, len(values), _BLOCK):
+            block = values[start : start + _BLOCK].astype(np.float64)
+            drawn = generator.integers(2 * numbers, size=len(block))
+            signed = np.where(drawn % 2, -block, block)
+            sums += np.bincount(drawn // 2, weights=signed, minlength=numbers)
+    return sums
+
+
+def centroids(update: LocalUpdate, numbers: int) -> NDArray[np.float64]:
+    """Centres of a k-means over all coordinates, sorted; it begins with their quantiles."""
+    values = np.sort(np.concatenate([update[name].reshape(-1) for name in sorted(update)]))
+    sums = np.concatenate([[0.0], values.cumsum(dtype=np.float64)])
+    places = ((np.arange(numbers) + 0.5) / numbers * len(values)).astype(np.int64)
+    centres = values[places].astype(np.float64)
+    for _ in range(_PASSES):
+        borders = np.searchsorted(values, (centres[1:] + centres[:-1]) / 2)
+        edges = np.concatenate([[0], borders, [len(values)]])
+        sizes = np.diff(edges)
+        means = np.diff(sums[edges]) / np.maximum(sizes, 1)
+        moved = np.where(sizes > 0, means, centres)
+        if np.array_equal(moved, centres):
+            break
+        centres = moved
+    return centres
