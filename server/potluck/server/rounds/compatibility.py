@@ -33,12 +33,19 @@ def check_composition(
             "tensors of the model, and tensors that go one way; give it one of the two",
             strategy=run_file.strategy.name,
         )
+    if strategy.trains and _keeps(run_file):
+        raise ConfigurationError(
+            f"{source}: strategy {run_file.strategy.name} trains on the coordinator, which has no "
+            "whole model where clients `keep` tensors of [model]; choose another strategy",
+            strategy=run_file.strategy.name,
+        )
     if correction is not None:
         check_installed(plugins.CORRECTIONS, correction.name)
     for table in run_file.objective:
         check_objective(table, source=source)
     try:
-        return (*strategy.review(training, run_file.weighting), *_leaks(run_file))
+        remarks = strategy.review(training, run_file.weighting)
+        return (*remarks, *_leaks(run_file), *_on_keeping(run_file))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
 
@@ -48,6 +55,18 @@ def _leaks(run_file: RunFile) -> Sequence[str]:
     if run_file.profiles.disclosure != PROTOCOL:
         return ()
     return tuple(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS)
+
+
+def _keeps(run_file: RunFile) -> bool:
+    return run_file.model is not None and bool(run_file.model.keep)
+
+
+def _on_keeping(run_file: RunFile) -> Sequence[str]:
+    """Whose data the model is measured on, where no one has all of it."""
+    if not run_file.evaluation.every or not _keeps(run_file):
+        return ()
+    text = "clients measure the model, with what they keep; the coordinator's data are not used"
+    return (f"[model] keep: {text}",)
 
 
 def check_maskable(name: str, strategy: Strategy) -> None:

@@ -134,7 +134,6 @@ def draw_up(
         check_trainable(run_file, trainer, choosing, strategy, source=source)
     check_weights(run_file, choosing, strategy, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
-    remarks = [*remarks, *_remarks_on_keeping(run_file)]
     check_masking(run_file, strategy, choosing, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
@@ -169,14 +168,6 @@ def _check_triplets(run_file: RunFile, selector: Selector, source: str) -> None:
             "another selector",
             selector=run_file.selector.name,
         )
-
-
-def _remarks_on_keeping(run_file: RunFile) -> Sequence[str]:
-    table = run_file.model
-    if table is None or not table.keep or not run_file.evaluation.every:
-        return ()
-    text = "clients measure the model, with what they keep; the coordinator's data are not used"
-    return [f"[model] keep: {text}"]
 
 
 def _with_recommendations(run_file: RunFile, task: Task, source: str) -> RunFile:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import RoundClosedError, TrainerError, TrainingError
 from potluck.common.learning.measures import own_trainer
+from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.trainer import Measured, TrainingProgress
@@ -22,11 +25,11 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 
-def training(fault: str = "") -> OwnTraining:
+def training(fault: str = "", table: ModelTable | None = None) -> OwnTraining:
     task = Line(fault=fault)
     trainer = own_trainer(task, "line")
     assert trainer is not None
-    return OwnTraining(LoadedTask("line", task, "cpu", None), trainer)
+    return OwnTraining(LoadedTask("line", task, "cpu", None, table), trainer)
 
 
 def files(folder: Path) -> TrainingFiles:
@@ -85,6 +88,53 @@ def test_a_fault_is_one_line_and_the_next_client_trains(fault: str, tmp_path: Pa
     assert "\n" not in caught.value.message
     outcome = found.train(instruction("client-2"), files(tmp_path), TrainingProgress())
     assert outcome.samples == SAMPLES
+
+
+KEEP = ModelTable(keep=("slope",), keep_seed=3)
+
+
+def trained_keeping(folder: Path, fault: str = "", **changes: Any) -> dict[str, float]:
+    """What is kept of a training of which only the offset travels."""
+    write_tensors(folder / "model", {"offset": np.zeros((), np.float32)})
+    these = TrainingFiles(
+        model=folder / "model",
+        update=folder / "update",
+        keep_at=lambda purpose: folder / f"{purpose}.kept",
+        own=folder / "own",
+    )
+    work = instruction()
+    work.train.encoding = transfer_pb2.ENCODING_FLOAT32
+    train_update(
+        training(fault, KEEP),
+        work,
+        replace(these, **changes),
+        progress=lambda _: None,
+        cancelled=lambda: False,
+    )
+    with open_tensors(folder / "update") as update, open_tensors(folder / "model.kept") as kept:
+        assert list(update.layout.by_name) == ["offset"]
+        return {name: float(array.reshape(-1)[0]) for name, array in kept.arrays.items()}
+
+
+def test_what_a_client_keeps_begins_with_the_seed_and_goes_on(tmp_path: Path) -> None:
+    first = trained_keeping(tmp_path)
+    assert first == trained_keeping(tmp_path), "the same first values, after any kill"
+    np.random.seed(3)
+    expected = float(Line().model()["slope"][0])
+    assert float(training(table=KEEP).loaded.kept_weights()["slope"][0]) == expected
+    before = tmp_path / "before"
+    (tmp_path / "model.kept").rename(before)
+    assert trained_keeping(tmp_path, kept={"model": before}) != first
+    with open_tensors(before) as file:
+        assert float(file.arrays["slope"][0]) == first["slope"], "it is not written over"
+
+
+@pytest.mark.parametrize("fault", ["not-a-number", "shapes", "names"])
+def test_a_fault_in_what_is_kept_is_one_line_and_is_not_kept(fault: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainerError) as caught:
+        trained_keeping(tmp_path, fault)
+    assert caught.value.message.startswith(f"the trainer of task 'line' {FAULTS[fault]}")
+    assert not (tmp_path / "model.kept").exists()
 
 
 def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def test_every_strategy_goes_with_every_objective() -> None:
             "'fedpox' is not installed; installed: balanced-softmax, cross-",
         ),
         ('[strategy]\nname = "fedsgd"\n', "'fedsgd' is not installed; installed: clipped-mean"),
+        (
+            '[model]\nkeep = ["3.*"]\n[strategy]\nname = "feddf"\n',
+            "strategy feddf trains on the coordinator, which has no whole model where clients",
+        ),
+        (
+            '[model]\nkeep = ["3.*"]\n[selector]\nname = "feddiverse"\n',
+            "needs triplets, which clients estimate by training all of the model",
+        ),
         ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
         ('[model]\nname = "lenet7"\n', "'lenet7' is not installed; installed: lenet5"),
         ("[training]\nmomentum = 1.0\n", "'momentum': Input should be less than 1"),
@@ -59,6 +67,18 @@ def test_fednova_with_adam_is_allowed_and_said() -> None:
     text = f'{TASK}[strategy]\nname = "fednova"\n[training]\noptimizer = "adam"\n'
     [remark] = draw_up(text, source="run file").remarks
     assert "normalised by their number of steps" in remark
+
+
+def test_clients_measure_where_they_keep_tensors() -> None:
+    text = f'{TASK}[model]\nkeep = ["3.*"]\n'
+    plan = draw_up(text, source="run file")
+    [remark] = plan.remarks
+    assert remark.startswith("[model] keep: clients measure the model, with what they keep")
+    assert plan.kept == ["model"]
+    scaffold = draw_up(f'{text}[strategy]\nname = "scaffold"\n', source="run file")
+    assert scaffold.kept == ["correction", "model"]
+    unmeasured = draw_up(f"{text}[evaluation]\nevery = 0\n", source="run file")
+    assert list(unmeasured.remarks) == []
 
 
 def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
