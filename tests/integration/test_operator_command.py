@@ -334,7 +334,8 @@ async def test_a_model_file_says_where_it_comes_from(
         run_id=RUN_ID,
         name="tea",
         round=12,
-        run_file='seed = 7\n[task]\nname = "digits"\nclients = 24\n[training]\nepochs = 2\n',
+        run_file='seed = 7\n[task]\nname = "digits"\nclients = 24\n[training]\nepochs = 2\n'
+        '[model]\nkeep = ["b.*", "c"]\n',
     )
     ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "m.safetensors", "--json")
     told = json.loads(ended.out)
@@ -350,6 +351,7 @@ async def test_a_model_file_says_where_it_comes_from(
             "potluck.blake3": digest_of(service.model),
             "potluck.seed": "7",
             "potluck.task": '{"name": "digits", "clients": 24}',
+            "potluck.model": '{"keep": ["b.*", "c"]}',
             "potluck.training": '{"epochs": 2}',
         }
         assert (file.get_tensor("a.weight") == weights["a.weight"]).all()
@@ -359,6 +361,7 @@ async def test_a_model_file_says_where_it_comes_from(
     ended = await potluck(config, tmp_path, "model", "3f9a", "-o", "exact", "--exact")
     assert (tmp_path / "exact").read_bytes() == service.model
     assert ended.out.startswith(f"exact: round 12 of run {RUN_ID} (tea), ")
+    assert ended.out.rstrip().endswith("; not in it is what clients keep: b.*, c")
     assert files_in(tmp_path) == ["exact", "m.safetensors"]
 
 

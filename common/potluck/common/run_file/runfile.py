@@ -58,7 +58,8 @@ class RunFile(Settings):
         default=None,
         description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
         "anything that makes one; other keys are its options. `trainable` says which tensors of a\n"
-        "model are trained and travel, by patterns; `base` names a file with the others.",
+        "model are trained and travel, by patterns; `base` names a file with the others. `keep`\n"
+        "says which each client trains for itself and never sends.",
     )
     initial_model: str | None = Field(
         default=None,

@@ -19,7 +19,7 @@ from potluck.common.settings.configuration import decode
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import status_values, to_line
 from potluck.deploy.operator.model_download import download_model
-from potluck.deploy.operator.model_metadata import metadata_of
+from potluck.deploy.operator.model_metadata import kept_patterns, metadata_of
 from potluck.deploy.operator.model_shards import shard_bytes, split, whole_file
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
@@ -255,7 +255,9 @@ async def model(
     else:
         whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
         size = readable_bytes(downloaded.size)
-        print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}")
+        kept = kept_patterns(origin)
+        lacks = f"; not in it is what clients keep: {', '.join(kept)}" if kept else ""
+        print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}{lacks}")
 
 
 def print_line(line: str) -> None:

@@ -40,6 +40,12 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
     return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
 
 
+def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
+    """Patterns of the tensors that clients keep, and that the run's models lack."""
+    table = tomllib.loads(origin.run_file).get("model", {})
+    return [str(pattern) for pattern in table.get("keep", ())]
+
+
 def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
     """Write metadata into the header of a safetensors file, leaving its tensors; its size then.
 
