@@ -43,6 +43,7 @@ NAMES = (
     "known-matrix",
     "fedentopt",
     "fedpns",
+    "clustered-sampling",
     "kl",
     "dc-real",
     "dc-balanced",

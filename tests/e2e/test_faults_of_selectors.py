@@ -14,7 +14,10 @@ from support.federation import Federation, crash_federation, until
 from potluck.rpc.v1 import operator_pb2
 
 INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_SPARED
-LEARNING = [['selector.name="fedpns"', "count=4", "selector.share=0.5"]]
+LEARNING = [
+    ['selector.name="fedpns"', "count=4", "selector.share=0.5"],
+    ['selector.name="clustered-sampling"', 'selector.by="updates"', "selector.unbiased=true"],
+]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

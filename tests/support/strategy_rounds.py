@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,18 @@ class Rounds:
         self._folder = folder
         self._buffers = frozenset(buffers)
 
-    def play(self, sent: Mapping[str, Sent], *, clients: int | None = None) -> Arrays:
-        """One round with these updates, in the order of the mapping; the model it makes."""
+    def play(
+        self,
+        sent: Mapping[str, Sent],
+        *,
+        clients: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        aside: Collection[str] = (),
+    ) -> Arrays:
+        """One round with these updates, in the order of the mapping; the model it makes.
+
+        weights: what they count with. aside: clients whose updates the selector sets aside.
+        """
         self.number += 1
         layout = Layout.of(self.model)
         layout = layout.without(self.strategy.one_way)
@@ -60,9 +70,13 @@ class Rounds:
         write_tensors(path, self.model)
         with open_tensors(path) as current, opened(updates, files, None) as these:
             numbers = RoundNumbers(
-                round=self.number, clients=clients or len(sent), buffers=self._buffers
+                round=self.number,
+                clients=clients or len(sent),
+                buffers=self._buffers,
+                weights=weights or {},
             )
-            model, self.state = apply_round(self.strategy, self.state, current, these, numbers)
+            kept = these.without(aside)
+            model, self.state = apply_round(self.strategy, self.state, current, kept, numbers)
             self.model = {name: np.array(array) for name, array in model.items()}
         return self.model
 

@@ -20,6 +20,29 @@ def test_every_strategy_goes_with_every_objective() -> None:
             assert not draw_up(text, source="run file").remarks
 
 
+DRAWN = f'{TASK}[selector]\nname = "clustered-sampling"\nunbiased = true\n'
+
+
+def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> None:
+    refused = {name for name in installed(STRATEGIES) if not create(Strategy, name, {}).by_samples}
+    for strategy in installed(STRATEGIES):
+        text = f'{DRAWN}[strategy]\nname = "{strategy}"\n'
+        if strategy not in refused:
+            draw_up(text, source="run file")
+            continue
+        with pytest.raises(ConfigurationError) as refusal:
+            draw_up(text, source="run file")
+        assert refusal.value.message == (
+            f"run file: selector clustered-sampling and strategy {strategy} don't go together: "
+            f"clustered-sampling says what each update counts with, and {strategy} does not "
+            "weigh by that; choose another strategy (fedavg, fedadam, fednova, …), or other "
+            "options of clustered-sampling"
+        )
+    assert refused >= {"median", "trimmed-mean", "fedatt", "scaffold"}
+    assert not refused & {"fedavg", "fedavgm", "fedadam", "fednova", "clipped-mean"}
+    draw_up(f'{DRAWN}[strategy]\nname = "scaffold"\nweights = "samples"\n', source="run file")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -25,6 +25,16 @@ MASKED = "secure_aggregation = true\n"
             "scaffold looks at single updates",
         ),
         ("", '[selector]\nname = "oort"\n', "oort goes by what each client reports"),
+        (
+            "",
+            '[selector]\nname = "clustered-sampling"\nunbiased = true\n',
+            "clustered-sampling says what each update counts with",
+        ),
+        (
+            "",
+            '[selector]\nname = "clustered-sampling"\nby = "updates"\n',
+            "clustered-sampling learns of each update its sketch",
+        ),
         ("", '[selector]\nname = "fedpns"\n', "fedpns learns of each update its gram"),
         ("", '[transport.up]\nencoding = "int8"\n', "transport.up and secure aggregation"),
         ("", '[transport.up]\nencoding = "bfloat16"\n', "transport.up and secure aggregation"),

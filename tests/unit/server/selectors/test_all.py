@@ -46,6 +46,7 @@ from potluck.server.selection import (
 from potluck.server.state import State
 
 NAMES = (
+    "clustered-sampling",
     "dc-balanced",
     "dc-exhaustive",
     "dc-random",
@@ -65,12 +66,18 @@ NAMES = (
     "uniform",
 )
 
-every = pytest.mark.parametrize("name", NAMES)
+OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "dc-exhaustive": ("dc-exhaustive", {"added": 2}),
+    "clustered-sampling-by-updates": ("clustered-sampling", {"by": "updates"}),
+    "fedpns-checked": ("fedpns", {"check": True}),
+}
+"""Names of the tests that are not those of selectors without options."""
+
+every = pytest.mark.parametrize("name", sorted({*NAMES, *OPTIONS}))
 
 
 def selector_called(name: str) -> Selector:
-    options = {"added": 2} if name == "dc-exhaustive" else {}
-    return create(Selector, name, options)
+    return create(Selector, *OPTIONS.get(name, (name, {})))
 
 
 def through_the_store(state: State) -> State:
@@ -275,4 +282,4 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
 @every
 def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(PluginError, match="its options: "):
-        create(Selector, name, {"colour": "green"})
+        create(Selector, OPTIONS.get(name, (name, {}))[0], {"colour": "green"})

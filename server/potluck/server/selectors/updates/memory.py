@@ -1,0 +1,102 @@
+"""What a selector keeps of clients' last updates: a row of numbers each, and who was picked.
+
+State: `picks`, K; `seen`, the rows known, sorted; `known`, one row of float32 for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Floats, RoundOutcome, Rows, SelectionContext
+from potluck.server.selectors.parts.choosing import Cohort
+
+LIMIT: Final = 5_000
+"""Clients that can be compared with one another: that many squared are a few seconds of work."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def check_size(name: str, context: SelectionContext) -> None:
+    """Raise ConfigurationError where a run has too many clients to compare them pairwise."""
+    clients = len(context.population)
+    if clients > LIMIT:
+        raise ConfigurationError(
+            f"selector {name} compares all clients with one another and is made for up to "
+            f"{LIMIT:,} of them, not {clients:,}; choose another selector or option, or a smaller "
+            "roster",
+            selector=name,
+            clients=clients,
+        )
+
+
+def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
+    """The state before round 1. numbers: kept of each client."""
+    return {
+        "picks": np.zeros(clients, dtype=np.int64),
+        "seen": np.zeros(0, dtype=np.int64),
+        "known": np.zeros((0, numbers), dtype=np.float32),
+    }
+
+
+def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str, NDArray[Any]]:
+    """The state after a round. found: a row of numbers for each of its facts."""
+    picks = arrays["picks"]
+    more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
+    picks = np.append(picks, np.zeros(more, dtype=np.int64))
+    picks[outcome.selected] += 1
+    seen, known = arrays["seen"], arrays["known"]
+    if outcome.facts is not None and len(found):
+        rows = outcome.facts.rows
+        with np.errstate(over="ignore"):
+            newest = np.nan_to_num(found.astype(np.float32))
+        if known.shape[1] != newest.shape[1]:  # nothing was known yet
+            known = np.zeros((0, newest.shape[1]), dtype=np.float32)
+        kept = ~np.isin(seen, rows)
+        seen, known = np.append(seen[kept], rows), np.concatenate([known[kept], newest])
+        order = np.argsort(seen)
+        seen, known = seen[order], known[order]
+    return {"picks": picks, "seen": seen, "known": known}
+
+
+def of_rows(arrays: Arrays, rows: Rows) -> tuple[NDArray[np.bool_], Floats]:
+    """Which of these rows are known, and the numbers of those that are."""
+    seen = arrays["seen"]
+    known = np.isin(rows, seen)
+    return known, arrays["known"][np.searchsorted(seen, rows[known])].astype(np.float64)
+
+
+def sweep(cohort: Cohort, arrays: Arrays, context: SelectionContext) -> None:
+    """Choose clients that were never picked, uniformly, as long as there are any."""
+    picks = arrays["picks"]
+    fresh = context.available >= len(picks)
+    fresh[~fresh] = picks[context.available[~fresh]] == 0
+    cohort.draw(cohort.missing, "never picked before", context.available[fresh])
+
+
+def angles(vectors: Floats) -> Floats:
+    """n × n, in radians: between all pairs; 0 to a vector of zeros, of which nothing is known."""
+    largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
+    scaled = vectors / np.where(largest > 0, largest, 1.0)
+    lengths = np.linalg.norm(scaled, axis=1)
+    unit = scaled / np.where(lengths > 0, lengths, 1.0)[:, None]
+    found = np.arccos((unit @ unit.T).clip(-1.0, 1.0))
+    found[lengths == 0] = 0.0
+    found[:, lengths == 0] = 0.0
+    np.fill_diagonal(found, 0.0)
+    result: Floats = (found + found.T) / 2
+    return result
+
+
+def ward(distances: Floats) -> Floats:
+    """The merges of Ward's hierarchical clustering, as scipy gives them. distances: n × n of at
+    least two."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    merges: Floats = linkage(squareform(distances, checks=False), "ward")
+    return merges

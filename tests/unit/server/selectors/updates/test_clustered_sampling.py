@@ -1,0 +1,121 @@
+"""Clustered sampling: the distributions of both algorithms, and that each client has its share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.populations import context, facts_of, outcome, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Population, Selection, UpdateFact
+from potluck.server.selectors.updates.clustered_sampling import (
+    ClusteredSampling,
+    Distribution,
+    by_similarity,
+    by_size,
+)
+from potluck.server.selectors.updates.memory import angles
+
+
+def with_samples(*samples: int) -> Population:
+    return dataclasses.replace(population(len(samples)), samples=np.array(samples))
+
+
+def dense(places: list[Distribution], clients: int) -> np.ndarray:
+    table = np.zeros((len(places), clients))
+    for row, place in zip(table, places, strict=True):
+        np.add.at(row, place.positions, place.masses)
+    return table
+
+
+def test_algorithm_1_pours_clients_into_places_by_size() -> None:
+    masses = 2 * np.array([4, 3, 2, 1]) / 10
+    assert dense(by_size(masses, 2), 4) == pytest.approx(
+        np.array([[0.8, 0.2, 0, 0], [0, 0.4, 0.4, 0.2]])
+    )
+
+
+def test_algorithm_2_keeps_those_who_are_alike_in_one_place() -> None:
+    alike = np.array([0, 1, 0, 1, 2])
+    distances = (alike[:, None] != alike[None]).astype(float)
+    masses = 2 * np.array([2, 3, 2, 2, 1]) / 10
+    assert dense(by_similarity(distances, masses, 2), 5) == pytest.approx(
+        np.array([[0, 0.6, 0, 0.4, 0], [0.4, 0, 0.4, 0, 0.2]])
+    )
+
+
+def test_who_has_more_than_a_place_has_places_of_its_own() -> None:
+    masses = 3 * np.array([12, 2, 2, 2]) / 18
+    table = dense(by_similarity(angles(np.eye(4)), masses, 3), 4)
+    assert table[:2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+    assert table[2] == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(st.integers(1, 10**6), min_size=1, max_size=30),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
+def test_each_place_is_full_and_each_client_has_its_share(
+    samples: list[int], count: int, seed: int
+) -> None:
+    sizes = np.array(samples, dtype=float)
+    masses = count * sizes / sizes.sum()
+    vectors = np.random.default_rng(seed).normal(size=(len(sizes), 3))
+    for places in (by_size(masses, count), by_similarity(angles(vectors), masses, count)):
+        table = dense(places, len(sizes))
+        assert table.sum(axis=1) == pytest.approx(np.ones(count), abs=1e-6)
+        assert table.sum(axis=0) == pytest.approx(masses, abs=1e-6)
+
+
+def draws(selection: Selection) -> dict[int, float]:
+    assert selection.weights is not None
+    return dict(zip(selection.rows.tolist(), selection.weights.tolist(), strict=True))
+
+
+def test_draws_are_unbiased_and_repeats_count() -> None:
+    federation, selector = with_samples(4, 3, 2, 1), ClusteredSampling(unbiased=True)
+    state, total = selector.init(federation), np.zeros(4)
+    for number in range(1, 4001):
+        chosen = draws(select(selector, state, context(federation, 2, number=number)))
+        assert sum(chosen.values()) == 2
+        for row, drawn in chosen.items():
+            total[row] += drawn
+    assert total / 4000 == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.03)
+
+
+def test_who_has_most_of_the_samples_is_drawn_twice_and_trains_once() -> None:
+    federation, selector = with_samples(98, 1, 1), ClusteredSampling(unbiased=True)
+    chosen = select(selector, selector.init(federation), context(federation, 3))
+    assert draws(chosen)[0] >= 2
+    assert len(chosen.rows) < 3
+    drawn_again = select(ClusteredSampling(), selector.init(federation), context(federation, 3))
+    assert sorted(drawn_again.rows.tolist()) == [0, 1, 2]
+    assert drawn_again.weights is None
+
+
+def test_updates_that_point_the_same_way_share_a_place() -> None:
+    selector, federation = ClusteredSampling(by="updates"), with_samples(*[5] * 6)
+    assert selector.learns == {UpdateFact.SKETCH}
+    assert ClusteredSampling().learns == set()
+    state = selector.init(federation)
+    everybody = select(selector, state, context(federation, 6))
+    ways = np.array([(1, 0), (0, 1), (-1, -1)])[everybody.rows % 3] * (1 + everybody.rows)[:, None]
+    ended = outcome(1, everybody)
+    ended = dataclasses.replace(ended, facts=facts_of(ways, rows=everybody.rows))
+    state = selector.observe(state, ended)
+    for number in range(2, 30):
+        chosen = select(selector, state, context(federation, 3, number=number))
+        assert sorted(row % 3 for row in chosen.rows.tolist()) == [0, 1, 2]
+
+
+def test_too_many_to_compare_are_refused() -> None:
+    selector, federation = ClusteredSampling(by="updates"), population(5001)
+    with pytest.raises(ConfigurationError, match="made for up to 5,000 of them, not 5,001"):
+        select(selector, selector.init(federation), context(federation, 3))
+    assert len(select(ClusteredSampling(), selector.init(federation), context(federation, 3)).rows)
