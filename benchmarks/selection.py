@@ -52,6 +52,7 @@ NAMES = (
     "flash",
     "feel",
     "hcsfed",
+    "fedlecc",
 )
 
 

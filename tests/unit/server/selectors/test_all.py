@@ -54,6 +54,7 @@ NAMES = (
     "everyone",
     "feddiverse",
     "fedentopt",
+    "fedlecc",
     "feel",
     "fedpns",
     "flash",
