@@ -248,3 +248,35 @@ async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
     assert await federation.finished(run_id) == wanted
     by_clients = await federation.start_run("count=6", "roster=6", *named("scaffold"))
     assert await federation.finished(by_clients) == wanted, "who keeps them makes no difference"
+
+
+@pytest.mark.slow
+async def test_personal_models_survive_kills_of_coordinator_and_host(
+    federation: Federation,
+) -> None:
+    """Whoever dies, clients end with the same models of their own, and measure the same."""
+    ditto = ['personal.method="ditto"', "task.central=false", "evaluation.fine_tune_epochs=1"]
+    undisturbed = await federation.start_run(*ditto)
+    wanted = await federation.finished(undisturbed)
+    run_id = await killed_twice(federation, ditto)
+    assert await federation.finished(run_id) == wanted
+    federation.points.kill("train-client-0")
+    with_a_killed_host = await federation.start_run("count=6", "roster=6", *ditto)
+    assert await federation.processes.hosts[0].ended() == 137
+    await federation.processes.start_host(0)
+    everybody = await federation.finished(with_a_killed_host)
+    again = await federation.start_run("count=6", "roster=6", *ditto)
+    assert await federation.finished(again) == everybody
+    for one, other in ((undisturbed, run_id), (with_a_killed_host, again)):
+        kept = [committed_controls(federation.files.folder, each) for each in (one, other)]
+        assert kept[0].keys() == kept[1].keys()
+        assert len(kept[0]) >= 4
+        for client, tensors in kept[0].items():
+            for name, tensor in tensors.items():
+                assert np.array_equal(tensor, kept[1][client][name]), (client, name)
+        measured = [
+            [dict(entry.metrics.others) for entry in await federation.history(each)]
+            for each in (one, other)
+        ]
+        assert measured[0] == measured[1]
+        assert {"personal_accuracy", "tuned_accuracy"} <= measured[0][-1].keys()

@@ -20,7 +20,11 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     async with context.model(active, work.model, work.task) as model:
         files = context.client_files(instruction, model, work.kept)
         found = await context.compute(
-            active, work.task, lambda device: device.evaluate(instruction, files)
+            active,
+            work.task,
+            lambda device: device.evaluate(
+                instruction, files, progress=active.progress, cancelled=active.cancelled.is_set
+            ),
         )
     if isinstance(found, MeasureSums):
         return _measures(context, active, found)

@@ -113,9 +113,13 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
                 own=context.own_files.folder(instruction.run_id, instruction.client_id),
             )
             cancelled = active.cancelled.is_set
-            trained = device.train(
-                instruction, files, progress=active.progress, cancelled=cancelled
-            )
+            try:
+                trained = device.train(
+                    instruction, files, progress=active.progress, cancelled=cancelled
+                )
+            except BaseException:
+                context.states.discard(instruction.id)
+                raise
             if cancelled():  # no record will name these files
                 files.update.unlink(missing_ok=True)
                 context.states.discard(instruction.id)

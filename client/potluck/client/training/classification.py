@@ -16,6 +16,7 @@ from potluck.client.objective import Objective
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
 from potluck.client.training.objective_sum import composed
+from potluck.client.training.personal.ditto import Ditto, halves
 from potluck.client.training.plugin_options import created, json_object
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import within_quotas
@@ -60,13 +61,15 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 class TrainingPlan:
     """An instruction to train as it was read, with its plug-ins made.
 
-    measures_utility: whether the coordinator wants that number reported.
+    measures_utility: whether the coordinator wants that number reported. ditto: where the client
+    has a model of its own.
     """
 
     objective: Objective
     settings: LocalTraining
     correction: LocalCorrection | None
     measures_utility: bool
+    ditto: Ditto | None = None
 
 
 class Classification(TaskTraining):
@@ -103,6 +106,9 @@ class Classification(TaskTraining):
             progress=progress.note,
             cancelled=progress.is_cancelled,
         )
+        if plan.ditto is not None:
+            first, context = halves(context)
+            plan.ditto.train(loaded, samples, plan.objective, first, files)
 
         def attempt(settings: LocalTraining) -> TrainingResult:
             loaded.set_weights(files)
@@ -135,7 +141,7 @@ class Classification(TaskTraining):
             loss=result.loss,
             paced_samples=len(data),
             report=done.report,
-            kept=kept,
+            kept=kept or plan.ditto is not None,
             sent=sent,
         )
 
@@ -164,11 +170,10 @@ class Classification(TaskTraining):
 
     # Evaluation and questions -----------------------------------------------------------------
 
-    def evaluate(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:
+    def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:  # noqa: ARG002 - for trainers
         """Exact counts."""
         loaded, client_id = self.loaded, ClientId(instruction.client_id)
         held_out = self.held_out(client_id, self._client_data(client_id))
-        loaded.set_weights(files)
         counts = evaluate(
             loaded.model,
             held_out,
@@ -268,6 +273,7 @@ def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
         settings=training_for(task, settings, source="training"),
         correction=correction,
         measures_utility=_wants_utility(work.reports),
+        ditto=Ditto.read(work, task),
     )
 
 

@@ -26,6 +26,7 @@ from potluck.common.names import ClientId
 from potluck.common.settings import plugins
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.tensors.layout import LENGTH_BYTES, Layout, parse_header
+from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
@@ -85,13 +86,20 @@ class TrainingDevice:
         check_training(training, work)
 
     def evaluate(
-        self, instruction: rpc.Instruction, files: ClientFiles
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
     ) -> EvaluationCounts | MeasureSums:
         """Counts, or measures, of a model on a client's held-out samples.
 
-        Raises PluginError, ConfigurationError, LayoutError, TrainingError or StorageError.
+        Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
+        RoundClosedError when cancelled.
         """
-        return self._tasks.of(instruction.evaluate.task).evaluate(instruction, files)
+        training = self._tasks.of(instruction.evaluate.task)
+        return training.evaluate(instruction, files, TrainingProgress(progress, cancelled))
 
     def question(self, work: rpc.Question) -> Question:
         """The question. Raises PluginError for a kind or parameters this host does not know."""

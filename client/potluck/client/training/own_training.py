@@ -79,7 +79,7 @@ class OwnTraining(TaskTraining):
         progress(0.0)
 
         def attempt(training: LocalTraining) -> Contribution:
-            self._set_weights(files)
+            self.set_weights(files)
             circumstances = TrainerSettings(
                 training=training,
                 round=instruction.round,
@@ -117,16 +117,17 @@ class OwnTraining(TaskTraining):
         }
         wants["corrections of single steps"] = work.HasField("auxiliary")
         wants["limits on the samples of a class"] = bool(work.quotas)
+        wants["training of a client's own model"] = work.HasField("personal")
         for wanted, missing in wants.items():
             if missing:
                 raise ConfigurationError(
                     f"the trainer of task '{self.loaded.name}' has no {wanted}, which the run asks "
-                    "for; choose another selector or strategy"
+                    "for; choose another selector or strategy, or remove [personal]"
                 )
         settings = json_object(work.training_json, "training_json")
         return training_for(self.loaded.task, settings, source="training")
 
-    def _set_weights(self, files: ClientFiles) -> None:
+    def set_weights(self, files: ClientFiles) -> None:
         """Give the model, on the device, the weights in files."""
         self.loaded.set_weights(files)
         if not isinstance(self.loaded.model, dict):
@@ -174,11 +175,10 @@ class OwnTraining(TaskTraining):
 
     # Evaluation and questions -----------------------------------------------------------------
 
-    def evaluate(self, instruction: rpc.Instruction, files: ClientFiles) -> MeasureSums:
+    def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> MeasureSums:
         """Measures with their counts."""
         client_id = ClientId(instruction.client_id)
         data = self.held_out(client_id, self.loaded.client_data(client_id))
-        self._set_weights(files)
         seed = instruction.evaluate.seed
         return MeasureSums(measures=self._measured(client_id, data, seed, files.own))
 
@@ -207,7 +207,7 @@ class OwnTraining(TaskTraining):
         client_id, loaded = ClientId(instruction.client_id), self.loaded
         own = None if files is None else files.own
         if files is not None:
-            self._set_weights(files)
+            self.set_weights(files)
         data = loaded.client_data(client_id)
 
         def mean_loss() -> float:

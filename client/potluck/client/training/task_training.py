@@ -6,11 +6,12 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from potluck.common.tensors.model_arrays import buffer_names
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
-from potluck.common.updates.kept_states import MODEL
+from potluck.common.updates.kept_states import MODEL, PERSONAL
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -197,11 +198,53 @@ class TaskTraining(ABC):
     ) -> Outcome:
         """Train the loaded model from the one in the file."""
 
-    @abstractmethod
     def evaluate(
+        self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress
+    ) -> EvaluationCounts | MeasureSums:
+        """Measure the model on a client's held-out samples: as it came, after some more training
+        that is then forgotten, or the client's own in its place."""
+        work = instruction.evaluate
+        if work.HasField("tuning"):
+            self._train_aside(instruction, work.tuning, files, progress)
+        else:
+            own = files.kept.get(PERSONAL) if work.personal else None
+            self.set_weights(files if own is None else replace(files, model=own))
+        return self.measured(instruction, files)
+
+    def _train_aside(
+        self,
+        instruction: rpc.Instruction,
+        work: rpc.Train,
+        files: ClientFiles,
+        progress: TrainingProgress,
+    ) -> None:
+        """Train the model for another instruction than one to train. Nothing that this writes
+        stays."""
+        training = rpc.Instruction()
+        training.CopyFrom(instruction)
+        training.train.CopyFrom(work)
+        with tempfile.TemporaryDirectory(prefix="potluck-aside-") as name:
+            folder = Path(name)
+            if files.own is not None and files.own.is_dir():
+                shutil.copytree(files.own, folder / "own")
+            aside = TrainingFiles(
+                model=files.model,
+                kept=files.kept,
+                own=folder / "own",
+                update=folder / "update",
+                keep_at=lambda purpose: folder / f"{purpose}.safetensors",
+            )
+            self.train(training, aside, progress)
+
+    def set_weights(self, files: ClientFiles) -> None:
+        """Give the model the weights in files."""
+        self.loaded.set_weights(files)
+
+    @abstractmethod
+    def measured(
         self, instruction: rpc.Instruction, files: ClientFiles
     ) -> EvaluationCounts | MeasureSums:
-        """Measure the model on a client's held-out samples."""
+        """Measure the model as it is loaded on a client's held-out samples."""
 
     @abstractmethod
     def answer(
@@ -224,22 +267,8 @@ class TaskTraining(ABC):
             return None
 
         def update() -> LocalUpdate:
-            training = rpc.Instruction()
-            training.CopyFrom(instruction)
-            training.train.CopyFrom(instruction.question.train)
-            with tempfile.TemporaryDirectory(prefix="potluck-question-") as name:
-                folder = Path(name)
-                self.train(
-                    training,
-                    TrainingFiles(
-                        model=files.model,
-                        kept=files.kept,
-                        own=folder / "own",
-                        update=folder / "update",
-                        keep_at=lambda purpose: folder / purpose,
-                    ),
-                    TrainingProgress(cancelled=cancelled),
-                )
+            progress = TrainingProgress(cancelled=cancelled)
+            self._train_aside(instruction, instruction.question.train, files, progress)
             return self._way(files.model)
 
         return update

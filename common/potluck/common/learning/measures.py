@@ -10,7 +10,8 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 from potluck.common.errors import ConfigurationError, TrainerError
@@ -32,6 +33,27 @@ CLASSIFICATION: Final[Mapping[str, Measure]] = {
 TRAINING: Final = "training_"
 """Prefix of a measure of the round's trainings, before its name."""
 
+
+class MeasuredModel(StrEnum):
+    """A model that clients measure; its value is the prefix of a measure's name."""
+
+    ROUND = ""
+    """The round's own."""
+    TUNED = "tuned_"
+    """What comes of it when the client goes on training it."""
+    PERSONAL = "personal_"
+    """The client's own; the round's where it has none yet."""
+
+
+def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str, Measure]:
+    """The measures as they are called of a model."""
+    return {
+        f"{model}{name}": replace(each, label=f"{model.rstrip('_')} {each.label}".strip())
+        for name, each in measures.items()
+    }
+
+
+_RESERVED: Final = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
 MOST_MEASURES: Final = 16
 MOST_COUNTED: Final = 2**40
 """More in one evaluation is a lie; sums of them must stay exact."""
@@ -106,10 +128,11 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
         )
     for name, measure in measures.items():
         sound = _NAME.fullmatch(name) and len(name) <= _LONGEST_NAME
-        if not sound or name.startswith(TRAINING):
+        if not sound or name.startswith(_RESERVED):
             raise ConfigurationError(
                 f"{whose}: a measure can't be called {name[:80]!r}; use lower-case words joined by "
-                f"underscores, up to {_LONGEST_NAME} characters, and not {TRAINING!r} first"
+                f"underscores, up to {_LONGEST_NAME} characters, and none of "
+                f"{', '.join(map(repr, map(str, _RESERVED)))} first"
             )
         if not isinstance(measure, Measure) or not measure.lowest < measure.highest:
             raise ConfigurationError(

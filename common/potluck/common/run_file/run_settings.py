@@ -145,10 +145,39 @@ class Evaluation(Settings):
         description="Fewest clients over which a spread is shown; one that demands more refuses.",
     )
 
+    fine_tune_epochs: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Epochs for which clients train the round's model on their data before they\n"
+        "measure it (as tuned_…); what comes of it is then discarded. 0: not.",
+    )
+
     @property
     def disclosed_group(self) -> int:
         """The fewest clients over which a spread is shown; 0 where none is."""
         return self.least_group if self.spread else 0
+
+
+class PersonalModels(Settings):
+    """Models of single clients beside the run's. They stay with the clients."""
+
+    method: Literal["none", "ditto"] = Field(
+        default="none",
+        description="ditto: each client trains a model of its own as well, held near the round's,\n"
+        "keeps it, and measures it in each evaluation (as personal_…).",
+    )
+    pull: float = Field(
+        default=0.1,
+        ge=0,
+        allow_inf_nan=False,
+        description="How hard it is held there: Ditto's lambda. 0 is training alone.",
+    )
+    epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Passes over the client's data in its training; unset, as the run's own.",
+    )
 
 
 class MissingProfiles(StrEnum):

@@ -11,6 +11,7 @@ from potluck.common.disclosure import Weighting
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.run_file.run_settings import (
     Evaluation,
+    PersonalModels,
     PluginTable,
     ProfileSettings,
     Retention,
@@ -90,6 +91,9 @@ class RunFile(Settings):
     )
     transport: Transport = Field(default=Transport(), description="How models and updates travel.")
     evaluation: Evaluation = Field(default=Evaluation(), description="When the model is evaluated.")
+    personal: PersonalModels = Field(
+        default=PersonalModels(), description="Models of single clients, beside the run's."
+    )
     weighting: Weighting = Field(
         default=Weighting.EXACT,
         description="How exactly clients tell their number of samples, by which updates are\n"

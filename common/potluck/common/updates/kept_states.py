@@ -8,5 +8,7 @@ CORRECTION: Final = "correction"
 """What a strategy's correction keeps, such as SCAFFOLD's control variates."""
 MODEL: Final = "model"
 """The tensors that `keep` of `[model]` names."""
-PURPOSES: Final = frozenset({CORRECTION, MODEL})
+PERSONAL: Final = "personal"
+"""The client's own model, trained beside the round's."""
+PURPOSES: Final = frozenset({CORRECTION, MODEL, PERSONAL})
 """All that a host of this release can keep."""

@@ -835,6 +835,7 @@ class Train(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     FURTHER_OBJECTIVES_FIELD_NUMBER: _builtins.int
     ONE_WAY_FIELD_NUMBER: _builtins.int
+    PERSONAL_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -895,6 +896,10 @@ class Train(_message.Message):
         the update leaves them out.
         """
 
+    @_builtins.property
+    def personal(self) -> Global___PersonalTraining:
+        """The training of the client's own model, after or before this one; absent where it has none."""
+
     def __init__(
         self,
         *,
@@ -916,14 +921,43 @@ class Train(_message.Message):
         kept: Global___KeptState | None = ...,
         further_objectives: _abc.Iterable[Global___Plugin] | None = ...,
         one_way: _abc.Iterable[_builtins.str] | None = ...,
+        personal: Global___PersonalTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "personal", b"personal", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class PersonalTraining(_message.Message):
+    """A model of the client's own, trained beside the round's and held near it (Ditto). It stays with the
+    client, kept for the purpose "personal".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULL_FIELD_NUMBER: _builtins.int
+    TRAINING_JSON_FIELD_NUMBER: _builtins.int
+    pull: _builtins.float
+    """How hard it is held to the round's model: lambda, from 0."""
+    training_json: _builtins.str
+    """Local training as a JSON object."""
+    def __init__(
+        self,
+        *,
+        pull: _builtins.float = ...,
+        training_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull", "training_json", b"training_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersonalTraining: _TypeAlias = PersonalTraining  # noqa: Y015
 
 @_typing.final
 class KeptState(_message.Message):
@@ -1083,10 +1117,14 @@ class Evaluate(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     LEAST_GROUP_FIELD_NUMBER: _builtins.int
+    TUNING_FIELD_NUMBER: _builtins.int
+    PERSONAL_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Seed of everything random in it."""
     least_group: _builtins.int
     """Fewest clients over which the spread of what they measure is shown; 0 where none is."""
+    personal: _builtins.bool
+    """Measure the client's own model in place of this one, where it has one."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model."""
@@ -1099,6 +1137,10 @@ class Evaluate(_message.Message):
     def kept(self) -> Global___KeptState:
         """What the client keeps of its trainings; absent where it keeps nothing."""
 
+    @_builtins.property
+    def tuning(self) -> Global___Train:
+        """Train the model so first. What comes of it is measured and discarded."""
+
     def __init__(
         self,
         *,
@@ -1107,10 +1149,12 @@ class Evaluate(_message.Message):
         seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
         least_group: _builtins.int = ...,
+        tuning: Global___Train | None = ...,
+        personal: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task", "tuning", b"tuning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "least_group", b"least_group", "model", b"model", "seed", b"seed", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "least_group", b"least_group", "model", b"model", "personal", b"personal", "seed", b"seed", "task", b"task", "tuning", b"tuning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

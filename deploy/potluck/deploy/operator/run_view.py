@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from potluck.common.learning.measures import CLASSIFICATION
+from potluck.common.learning.measures import (
+    CLASSIFICATION,
+    TRAINING,
+    MeasuredModel,
+    of_model,
+)
 from potluck.common.trainer import Measure
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -142,22 +147,29 @@ def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
-    """The measures of a run that people are shown, the most important first."""
-    if status is None or not status.measures:
-        return {name: CLASSIFICATION[name] for name in _SHOWN}
+    """The measures of a run that people are shown, the most important first; at the end those of
+    models that clients make of the run's, which few runs have."""
+    shown = {name: CLASSIFICATION[name] for name in _SHOWN}
+    if status is not None and status.measures:
+        shown = {
+            each.name: Measure(
+                label=each.label or each.name,
+                unit=each.unit,
+                higher_is_better=each.higher_is_better,
+            )
+            for each in status.measures
+        }
+    own = {name: each for name, each in shown.items() if not name.startswith(TRAINING)}
+    return shown | of_model(own, MeasuredModel.TUNED) | of_model(own, MeasuredModel.PERSONAL)
+
+
+def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
+    """The measures whose spread over clients people are shown, by name: a label for the mean of the
+    worst tenth. They are the most important measure, of each model that clients may measure."""
+    first = next(iter(shown_measures(status))) if status and status.measures else _FIRST
     return {
-        each.name: Measure(
-            label=each.label or each.name, unit=each.unit, higher_is_better=each.higher_is_better
-        )
-        for each in status.measures
+        f"{model}{first}": f"{model.rstrip('_')} worst tenth".strip() for model in MeasuredModel
     }
-
-
-def first_measure(status: operator_pb2.RunStatus | None) -> str:
-    """Name of the measure whose spread over clients people are shown: the most important one."""
-    if status is None or not status.measures:
-        return _FIRST
-    return status.measures[0].name
 
 
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
+from potluck.common.learning.measures import MeasuredModel
 from potluck.deploy.operator.json_view import spread_values
 from potluck.deploy.operator.run_view import metric_values
 from potluck.deploy.view.readable import natural_order
@@ -23,6 +24,8 @@ from potluck.server.cohorts.cohort_labels import cohort_labels
 from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]
+_ACCURACIES = {f"{model}accuracy": model.rstrip("_") for model in MeasuredModel}
+"""Of which model each is; empty for the round's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +74,13 @@ def run_report(
             value = metrics[key]
             if value is not None:
                 accuracies.setdefault(name, {})[one.round] = value
+        for line, value in _accuracies_of_clients(one).items():
+            accuracies.setdefault(line, {})[one.round] = value
         for name, value in one.metrics.others.items():
-            measures.setdefault(name, {})[one.round] = value
+            if name not in _ACCURACIES:
+                measures.setdefault(name, {})[one.round] = value
         if one.spreads:
             spreads[one.round] = one.spreads
-            name = "accuracy"
-            if name in one.spreads:
-                worst = one.spreads[name].worst_tenth
-                accuracies.setdefault("worst tenth of clients", {})[one.round] = worst
     return RunReport(
         population=population,
         planned=planned,
@@ -87,6 +89,18 @@ def run_report(
         measures=measures,
         spreads=spreads,
     )
+
+
+def _accuracies_of_clients(one: operator_pb2.CommittedRound) -> dict[str, float]:
+    """Accuracies of models that clients make of the run's, and of the worst tenth of clients, by
+    what they are called in the picture."""
+    found = {}
+    for name, model in _ACCURACIES.items():
+        if name in one.metrics.others:
+            found[f"{model} mean"] = one.metrics.others[name]
+        if name in one.spreads:
+            found[f"{model} worst tenth".strip()] = one.spreads[name].worst_tenth
+    return found
 
 
 def report_values(report: RunReport) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from potluck.deploy.operator.run_view import (
     LEFT_OUT,
     RunView,
     all_metrics,
-    first_measure,
     run_state_name,
     shown_measures,
+    spread_measures,
     waiting_text,
 )
 from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
@@ -47,11 +47,11 @@ def round_line(
     for name, measure in shown_measures(status).items():
         if name in metrics:
             parts.append(f"{measure.label} {readable_measure(metrics[name], measure.unit)}")
-    first = first_measure(status)
-    if first in committed.spreads:
-        spread, measure = committed.spreads[first], shown_measures(status)[first]
-        worst = readable_measure(spread.worst_tenth, measure.unit)
-        parts.append(f"worst tenth {worst} of {spread.clients} clients")
+    for name, label in spread_measures(status).items():
+        if name in committed.spreads:
+            spread, measure = committed.spreads[name], shown_measures(status)[name]
+            worst = readable_measure(spread.worst_tenth, measure.unit)
+            parts.append(f"{label} {worst} of {spread.clients} clients")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     parts.append(f"up {readable_bytes(committed.bytes_up)}")

@@ -16,11 +16,11 @@ from potluck.deploy.operator.run_view import (
     TROUBLED,
     RunView,
     all_metrics,
-    first_measure,
     fraction_done,
     member_state_name,
     run_state_name,
     shown_measures,
+    spread_measures,
     waiting_text,
 )
 from potluck.deploy.view.readable import (
@@ -121,12 +121,14 @@ def rounds_table(view: RunView, room: int) -> Table:
         for place, (name, measure) in enumerate(shown_measures(view.status).items())
         if place < _ALWAYS or any(name in found for found in metrics)
     }
-    first, worst = first_measure(view.status), []
-    if any(first in entry.spreads for entry in shown):
-        worst = ["worst tenth"]
+    worst = {
+        name: label
+        for name, label in spread_measures(view.status).items()
+        if any(name in entry.spreads for entry in shown)
+    }
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     labels = [measure.label for measure in measures.values()]
-    for name in ("round", "cohort", *labels, *worst, "time", "down", "up"):
+    for name in ("round", "cohort", *labels, *worst.values(), "time", "down", "up"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry, found in zip(shown, metrics, strict=True):
         dropped = any(member.state in TROUBLED for member in entry.members)
@@ -137,7 +139,7 @@ def rounds_table(view: RunView, room: int) -> Table:
                 Text(readable_measure(found.get(name), measure.unit), style=style)
                 for (name, measure), style in zip(measures.items(), cycle(_STYLES), strict=False)
             ),
-            *(Text(_worst_tenth(entry, first, view.status), style="magenta") for _ in worst),
+            *(Text(_worst_tenth(entry, name, view.status), style="magenta") for name in worst),
             Text(readable_seconds(entry.seconds)),
             Text(readable_bytes(entry.bytes_down)),
             Text(readable_bytes(entry.bytes_up)),

@@ -375,8 +375,9 @@ class ModelWork:
 
     def clients_evaluate(self) -> bool:
         """Whether models of this run are evaluated on the clients' held-out samples."""
-        settings = self._plan.run_file.evaluation
-        return bool(settings.every) and (settings.spread or self._own_samples() is None)
+        if not self._plan.run_file.evaluation.every:
+            return False
+        return bool(self._plan.client_models) or self._own_samples() is None
 
     def _own_samples(self) -> Any:
         """The coordinator's own held-out data, if it has any that it can measure a model on."""

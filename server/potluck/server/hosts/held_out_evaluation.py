@@ -13,6 +13,7 @@ import structlog
 from potluck.common.errors import ProtocolError, TrainerError
 from potluck.common.learning.measures import (
     CLASSIFICATION,
+    MeasuredModel,
     MeasureSums,
     checked_measures,
 )
@@ -37,11 +38,11 @@ _TROUBLE = 400
 class HeldOut:
     """What clients measured together. What one of them did is not in it.
 
-    total: summed counts; None if no client holds any out. spreads: by the measure's name; empty
-    where they are not wanted, or too few clients measured.
+    metrics: of all their samples together, by name; none if no client holds any out. spreads: by
+    the measure's name; empty where they are not wanted, or too few clients measured.
     """
 
-    total: EvaluationCounts | MeasureSums | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
 
 
@@ -56,24 +57,27 @@ async def evaluate_on_clients(
     present: Callable[[str], bool],
     kept: Callable[[str], coordinator_pb2.KeptState | None],
     warn: Callable[[str], None],
+    subject: MeasuredModel = MeasuredModel.ROUND,
 ) -> HeldOut:
     """Counts of the clients, summed in the order given, and how their measures are spread.
 
     Counts add up exactly, so the metrics are those of all held-out samples together. `kept` says
     which of the states that a client keeps goes with the model; `warn` is for what people should
-    know of a task's own trainer, and of a spread that is not shown.
+    know of a task's own trainer, and of a spread that is not shown. `subject`: what clients make
+    of the model before they measure; the names of measures say so.
     """
     reference = model_reference(model)
     instructions = [
         evaluate_instruction(
             plan,
             # With the attempt: a run that is resumed may ask about another model.
-            f"{key.run_id}/{key.round}.{key.attempt}/evaluate/{client}",
+            f"{key.run_id}/{key.round}.{key.attempt}/{subject}evaluate/{client}",
             key.run_id,
             key.round,
             client,
             reference,
             kept(client),
+            subject,
         )
         for client in clients
     ]
@@ -92,29 +96,33 @@ async def evaluate_on_clients(
             log.warning("evaluation refused", client=client, why=error.message)
             if isinstance(error, TrainerError):
                 warn(f"round {key.round} is not evaluated on {client}: {error.message}")
-    measured = [each for each in found if each.samples]
-    if not measured:
-        return HeldOut()
-    total = functools.reduce(operator.add, measured)
-    return HeldOut(total=total, spreads=_spreads(plan, key, measured, warn))
+    found = [each for each in found if each.samples]
+    total = functools.reduce(operator.add, found) if found else None
+    metrics = {} if total is None else total.means()
+    return HeldOut(
+        metrics={f"{subject}{name}": value for name, value in metrics.items()},
+        spreads={
+            f"{subject}{name}": each for name, each in _spreads(plan, key, found, warn).items()
+        },
+    )
 
 
 def _spreads(
     plan: RunPlan,
     key: AttemptKey,
-    measured: Sequence[EvaluationCounts | MeasureSums],
+    found: Sequence[EvaluationCounts | MeasureSums],
     warn: Callable[[str], None],
 ) -> Mapping[str, Spread]:
     settings = plan.run_file.evaluation
     if not settings.spread:
         return {}
-    if len(measured) < settings.least_group:
+    if len(found) < settings.least_group:
         warn(
-            f"no spread over clients is shown for round {key.round}: {len(measured)} of them have "
+            f"no spread over clients is shown for round {key.round}: {len(found)} of them have "
             f"measured its model, and evaluation.least_group is {settings.least_group}"
         )
     return spreads(
-        [each.means() for each in measured],
+        [each.means() for each in found],
         plan.measures or CLASSIFICATION,
         least_group=settings.least_group,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from potluck.common.disclosure import Weighting, canonical_json
+from potluck.common.learning.measures import MeasuredModel
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
@@ -82,6 +83,7 @@ def train_instruction(
     """Tells a client to train. quotas: the most samples of each class; none for no limit."""
     train = _train(plan, round_number, client, model)
     train.quotas.extend(quotas)
+    _add_personal(train, plan)
     if auxiliary is not None:
         train.auxiliary.CopyFrom(auxiliary)
     return _instruction(instruction_id, run_id, round_number, client, train=train)
@@ -101,6 +103,7 @@ def check_instruction(
     run's model; may be empty. evaluates: whether clients evaluate on held-out samples."""
     least_group = plan.run_file.evaluation.disclosed_group if evaluates else 0
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
+    _add_personal(train, plan)
     correction = plan.strategy.correction
     if correction is not None:
         train.auxiliary.correction.name = correction.name
@@ -151,16 +154,24 @@ def evaluate_instruction(
     client: str,
     model: transfer_pb2.ModelReference,
     kept: coordinator_pb2.KeptState | None,
+    subject: MeasuredModel = MeasuredModel.ROUND,
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to evaluate a model on its held-out samples. kept: None where clients keep
-    nothing."""
+    """Tells a client to evaluate a model on its held-out samples, or what it makes of that model.
+    kept: None where clients keep nothing."""
     evaluate = coordinator_pb2.Evaluate(
         model=model,
         task=task_plugin(plan.run_file),
         seed=client_seed(plan.run_file.seed, round_number, client),
         kept=kept,
         least_group=plan.run_file.evaluation.disclosed_group,
+        personal=subject is MeasuredModel.PERSONAL,
     )
+    if subject is MeasuredModel.TUNED:
+        tuning = _train(plan, round_number, client, model)
+        tuning.ClearField("reports")
+        epochs = plan.run_file.evaluation.fine_tune_epochs
+        tuning.training_json = _training_json(plan, epochs)
+        evaluate.tuning.CopyFrom(tuning)
     return _instruction(instruction_id, run_id, round_number, client, evaluate=evaluate)
 
 
@@ -196,6 +207,20 @@ def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_
         seed=client_seed(run_file.seed, round_number, client),
         run_seed=run_file.seed,
     )
+
+
+def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
+    """Add the training of the client's own model, where the run has such models."""
+    settings = plan.run_file.personal
+    if settings.method == "ditto":
+        train.personal.pull = settings.pull
+        train.personal.training_json = _training_json(plan, settings.epochs)
+
+
+def _training_json(plan: RunPlan, epochs: int | None) -> str:
+    """The run's local training, for so many epochs where these are given."""
+    changes = {} if epochs is None else {"epochs": epochs, "steps": None}
+    return plan.training.model_copy(update=changes).model_dump_json()
 
 
 def _instruction(

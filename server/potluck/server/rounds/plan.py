@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.measures import own_trainer
+from potluck.common.learning.measures import MeasuredModel, own_trainer
 from potluck.common.learning.step_by_step import PROTOCOL
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import training_for
@@ -18,7 +18,7 @@ from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
-from potluck.common.updates.kept_states import CORRECTION, MODEL
+from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import by_protocol, check_composition, check_weights
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
@@ -74,7 +74,20 @@ class RunPlan:
         """What clients keep of a training for the next one, by purpose; see `kept_states`."""
         correction, table = self.strategy.correction, self.run_file.model
         kept = [CORRECTION] if correction is not None and correction.keeps else []
-        return [*kept, MODEL] if table is not None and table.keep else kept
+        if table is not None and table.keep:
+            kept.append(MODEL)
+        return [*kept, PERSONAL] if self.run_file.personal.method == "ditto" else kept
+
+    @property
+    def client_models(self) -> Sequence[MeasuredModel]:
+        """The models that clients measure even where the coordinator has evaluation data."""
+        settings = self.run_file.evaluation
+        wanted = {
+            MeasuredModel.ROUND: settings.spread,
+            MeasuredModel.TUNED: settings.fine_tune_epochs > 0,
+            MeasuredModel.PERSONAL: self.run_file.personal.method == "ditto",
+        }
+        return [model for model, measured in wanted.items() if measured]
 
     @property
     def wants_label_totals(self) -> bool:
@@ -127,6 +140,7 @@ def draw_up(
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
     _check_triplets(run_file, choosing, source)
+    _check_personal(run_file, source)
     chosen = {**choosing.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
@@ -167,6 +181,15 @@ def _check_triplets(run_file: RunFile, selector: Selector, source: str) -> None:
             "by training all of the model; leave out `trainable` and `keep` of [model], or choose "
             "another selector",
             selector=run_file.selector.name,
+        )
+
+
+def _check_personal(run_file: RunFile, source: str) -> None:
+    """Raise ConfigurationError where clients would have two kinds of tensors of their own."""
+    if run_file.personal.method == "ditto" and run_file.model is not None and run_file.model.keep:
+        raise ConfigurationError(
+            f'{source}: personal.method = "ditto" gives each client a whole model of its own, and '
+            "`keep` of [model] tensors of its own in the run's; remove one of them"
         )
 
 

@@ -43,6 +43,13 @@ def check_trainable(
             strategy=run_file.strategy.name,
             task=task,
         )
+    if run_file.personal.method == "ditto":
+        raise ConfigurationError(
+            f'{source}: personal.method = "ditto" holds the steps of the built-in loop to the '
+            f"round's model, and task '{task}' trains by itself; remove [personal], or set "
+            "evaluation.fine_tune_epochs",
+            task=task,
+        )
     if "objective" in run_file.model_fields_set:
         raise ConfigurationError(
             f"{source}: objective {run_file.objective[0].name} is a loss for the built-in loop, "

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.measures import TRAINING, MeasureSums, added_up
+from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums, added_up
 from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.learning.spread import Spread
 from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.rpc.v1 import operator_pb2
@@ -53,27 +54,32 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 
 
 async def evaluate(run: Run) -> None:
-    """Evaluate the round's model on the coordinator's data, or else on the clients'. On these as
-    well where the spread over clients is wanted."""
+    """Evaluate the round's model on the coordinator's data, or else on the clients'. On these also
+    what else the run has them measure."""
     model, own_failed = run.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
-    held_out = HeldOut()
     try:
         counts = await _on_own_data(run, model)
     except TrainerError as error:  # the round's model is good all the same
         run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
         own_failed = True
-    if run.plan.run_file.evaluation.spread or (counts is None and not own_failed):
-        held_out = await _on_clients(run, model)
-    if counts is None and not own_failed:
-        counts = held_out.total
+    wanted = list(run.plan.client_models)
+    on_clients = counts is None and not own_failed
+    if on_clients and MeasuredModel.ROUND not in wanted:
+        wanted.insert(0, MeasuredModel.ROUND)
     metrics = {} if counts is None else counts.means()
-    run.result = replace(run.result, metrics=metrics, spreads=held_out.spreads)
+    spreads: dict[str, Spread] = {}
+    for subject in wanted:
+        found = await _on_clients(run, model, subject)
+        if on_clients or subject is not MeasuredModel.ROUND:
+            metrics |= found.metrics
+        spreads |= found.spreads
+    run.result = replace(run.result, metrics=metrics, spreads=spreads)
     run.post(rounds.Evaluated())
 
 
-async def _on_clients(run: Run, model: ModelVersion) -> HeldOut:
-    """The model on the held-out samples of all clients that attend."""
+async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> HeldOut:
+    """The model, or what they make of it, on the held-out samples of all clients that attend."""
     return await evaluate_on_clients(
         run.services.attendance,
         run.plan,
@@ -84,6 +90,7 @@ async def _on_clients(run: Run, model: ModelVersion) -> HeldOut:
         present=run.is_present,
         kept=partial(run.kept_state, of_result=True),
         warn=run.record.warn,
+        subject=subject,
     )
 
 

@@ -16,7 +16,7 @@ from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import RoundClosedError, TrainerError, TrainingError
-from potluck.common.learning.measures import own_trainer
+from potluck.common.learning.measures import MeasureSums, own_trainer
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
@@ -146,11 +146,11 @@ def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:
 
 def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
     work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate(seed=9))
-    sums = training().evaluate(work, files(tmp_path))
+    sums = training().evaluate(work, files(tmp_path), TrainingProgress())
     assert sums.measures["near"].count == SAMPLES
     assert (tmp_path / "own" / "evaluation").read_text() == "client-1 9 cpu"
     with pytest.raises(TrainerError, match="which is declared to be from 0 to 1e\\+06"):
-        training("evaluation").evaluate(work, files(tmp_path))
+        training("evaluation").evaluate(work, files(tmp_path), TrainingProgress())
     assert (sums + sums).means() == pytest.approx(sums.means())
     assert (sums + sums).measures["near"] == Measured(2 * sums.measures["near"].sum, 2 * SAMPLES)
 
@@ -188,3 +188,19 @@ def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:
     )
     with open_tensors(tmp_path / "update") as update:
         assert list(update.arrays) == ["slope", "offset"]
+
+
+def test_tuning_before_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
+    found, given = training(), files(tmp_path)
+    found.train(instruction("client-2"), given, TrainingProgress())
+    work = rpc.Evaluate(tuning=rpc.Train(seed=7, training_json="{}"))
+    evaluation = rpc.Instruction(client_id="client-2", round=2, evaluate=work)
+    tuned = found.evaluate(evaluation, given, TrainingProgress())
+    work.ClearField("tuning")
+    plain = found.evaluate(
+        rpc.Instruction(client_id="client-2", round=2, evaluate=work), given, TrainingProgress()
+    )
+    assert isinstance(tuned, MeasureSums)
+    assert isinstance(plain, MeasureSums)
+    assert tuned.means()["squared_error"] < plain.means()["squared_error"]
+    assert (tmp_path / "own" / "trainings").read_text() == "1\n", "the folder is as it was"

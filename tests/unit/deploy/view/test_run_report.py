@@ -93,7 +93,7 @@ def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
 def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
     second = spread_out(rpc.WatchRunResponse(committed=ROUNDS[1])).committed
     report = run_report([ROUNDS[0], second], 2, CLIENTS)
-    assert report.accuracies["worst tenth of clients"] == {2: pytest.approx(0.1)}
+    assert report.accuracies["worst tenth"] == {2: pytest.approx(0.1)}
     before, after = report_values(report)
     assert "spreads" not in before
     assert after["spreads"]["accuracy"]["clients"] == 12

@@ -78,12 +78,14 @@ def train(
     corrected: Corrected | None = None,
     optimizer: LocalOptimizer | None = None,
     measures_losses: bool = False,
+    received: tuple[Tensor, ...] | None = None,
 ) -> TrainingResult:
     """Train `model` in place, from the weights it holds, and leave it on the context's device.
 
     `corrected`: the strategy's correction of the steps. `optimizer`: one made for this model and
     these settings before, to be used again; it is restarted. `measures_losses`: sum up the losses
-    of the first pass.
+    of the first pass. `received`: the trainable tensors as they came, on the device, where training
+    begins at others; an objective may hold to them.
     Same weights, data, settings, seed, device and number of threads: the same weights come out,
     bit for bit (on a GPU as far as the kernels that torch chooses allow). The global generator of
     the device is used and put back, so only one training at a time may run on a device.
@@ -99,7 +101,7 @@ def train(
         model.to(device).train()
         optimizer = _restarted(optimizer, model, settings, number)
         correction = None
-        loop = _Loop(model, data.to(device), objective, settings, context, optimizer)
+        loop = _Loop(model, data.to(device), objective, settings, context, optimizer, received)
         loop.losses = losses
         if corrected is not None:
             correction = loop.correction = corrected.begin(model, settings, number, device)
@@ -168,7 +170,7 @@ class Corrected:
             CorrectionContext(
                 parameters={
                     name: tensor
-                    for name, tensor in _trainable(model).items()
+                    for name, tensor in trainable(model).items()
                     if name in self.layout.by_name
                 },
                 shared=there(self.shared),
@@ -180,7 +182,8 @@ class Corrected:
         )
 
 
-def _trainable(model: nn.Module) -> dict[str, Tensor]:
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that training moves, by name."""
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
@@ -188,9 +191,7 @@ def _restarted(
     optimizer: LocalOptimizer | None, model: nn.Module, settings: LocalTraining, round_number: int
 ) -> LocalOptimizer:
     if optimizer is None:
-        return make_optimizer(
-            tuple(_trainable(model).values()), settings, round_number=round_number
-        )
+        return make_optimizer(tuple(trainable(model).values()), settings, round_number=round_number)
     optimizer.restart(settings.learning_rate_in(round_number))
     return optimizer
 
@@ -206,21 +207,21 @@ class _Loop:
         settings: LocalTraining,
         context: TrainingContext,
         optimizer: LocalOptimizer,
+        received: tuple[Tensor, ...] | None = None,
     ) -> None:
         self.model, self.data, self.objective, self.settings = model, data, objective, settings
         self.context, self.optimizer = context, optimizer
         self.correction: RunningCorrection | None = None
         self.losses: SquaredLosses | None = None
         self.taken = 0
-        parameters = tuple(_trainable(model).values())
-        received: tuple[Tensor, ...] = ()
-        if objective.needs_received:
+        parameters = tuple(trainable(model).values())
+        if received is None and objective.needs_received:
             received = tuple(tensor.detach().clone() for tensor in parameters)
         self.local = LocalContext(
             round=context.round,
             label_counts=torch.bincount(data.labels, minlength=context.classes),
             parameters=parameters,
-            received=received,
+            received=received or (),
             predictions=predicted(model, data) if objective.needs_predictions else None,
         )
         self.half_precision = settings.precision == "bfloat16" and data.labels.is_cuda

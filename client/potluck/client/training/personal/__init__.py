@@ -1,0 +1,1 @@
+"""Models of single clients: those that they keep, and those that are made to be measured."""

@@ -1,0 +1,85 @@
+"""Ditto: a model of the client's own, held near the round's (Li et al., ICML 2021, Algorithm 1).
+
+v ← v − η·(∇F(v) + λ·(v − w)), w the round's model as it came: the local training of the run, with
+the term λ/2·‖v − w‖² beside its loss. The client's first v is the w of its first training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from potluck.client.objective import Objective
+from potluck.client.training.objective_sum import ObjectiveSum
+from potluck.client.training.objectives.fedprox import FedProx
+from potluck.client.training.plugin_options import json_object
+from potluck.client.training.steps.loop import TrainingContext, TrainingResult, train, trainable
+from potluck.client.training.steps.smaller_batches import within_memory
+from potluck.client.training.task_training import LoadedTask, TrainingFiles
+from potluck.common.errors import ProtocolError
+from potluck.common.learning.training import training_for
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import Examples, Task
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.updates.kept_states import PERSONAL
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto:
+    """The training of a client's own model. pull: λ ≥ 0."""
+
+    pull: float
+    settings: LocalTraining
+
+    @staticmethod
+    def read(work: rpc.Train, task: Task) -> Ditto | None:
+        """The one that is asked for, if any. Raises ProtocolError, ConfigurationError."""
+        if not work.HasField("personal"):
+            return None
+        pull = work.personal.pull
+        if not 0 <= pull < float("inf"):
+            raise ProtocolError(f"personal.pull is {pull}; it must be a number from 0")
+        settings = json_object(work.personal.training_json, "training_json of personal")
+        return Ditto(pull=pull, settings=training_for(task, settings, source="personal"))
+
+    def train(
+        self,
+        loaded: LoadedTask,
+        samples: Examples,
+        objective: Objective,
+        context: TrainingContext,
+        files: TrainingFiles,
+    ) -> None:
+        """Train the client's model and write it, to be kept; the loaded one then is that model.
+
+        Raises what `train` of the loop raises, LayoutError and StorageError.
+        """
+        held = ObjectiveSum((objective, FedProx(mu=self.pull)))
+
+        def attempt(settings: LocalTraining) -> TrainingResult:
+            loaded.set_weights(files)
+            loaded.model.to(context.device)
+            received = tuple(t.detach().clone() for t in trainable(loaded.model).values())
+            if PERSONAL in files.kept:
+                loaded.set_weights(replace(files, model=files.kept[PERSONAL]))
+            return train(loaded.model, samples, held, settings, own, received=received)
+
+        own = replace(context, seed=_own_seed(context.seed))
+        within_memory(attempt, self.settings)
+        write_tensors(files.keep_at(PERSONAL), loaded.weights(), layout=loaded.layout, sync=True)
+
+
+def halves(context: TrainingContext) -> tuple[TrainingContext, TrainingContext]:
+    """The same circumstances for two trainings, each of which is half of the work."""
+    note = context.progress
+    return (
+        replace(context, progress=lambda share: note(share / 2)),
+        replace(context, progress=lambda share: note((1 + share) / 2)),
+    )
+
+
+def _own_seed(seed: int) -> int:
+    """A seed for the client's own model: its batches are not those of the round's."""
+    digest = hashlib.sha256(f"{seed}/{PERSONAL}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
