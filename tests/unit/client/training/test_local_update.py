@@ -15,10 +15,12 @@ from torch import nn
 from potluck.client.training.classification import Classification
 from potluck.client.training.local_update import train_update
 from potluck.client.training.task_training import ClientFiles, LoadedTask, TrainingFiles
+from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.task import ClientData, Examples, Task
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -115,7 +117,9 @@ def test_a_client_measures_with_what_it_keeps(training: Classification, tmp_path
     def loss(**kept: Path) -> float:
         work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate())
         files = ClientFiles(model=tmp_path / "1" / "model", kept=kept)
-        return training.evaluate(work, files).loss_sum
+        found = training.evaluate(work, files, TrainingProgress())
+        assert isinstance(found, EvaluationCounts)
+        return found.loss_sum
 
     own, _ = trained(training, tmp_path / "1", "client-1")
     other, _ = trained(training, tmp_path / "2", "client-9")

@@ -98,3 +98,12 @@ def test_quotas_have_a_number_for_each_client_and_class() -> None:
     for wrong in (selection.quotas[:1], -selection.quotas, selection.quotas * np.nan):
         with pytest.raises(RunError, match=r"'kl' must give quotas.*2 clients × 2 classes"):
             check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")
+
+
+def test_clients_have_a_model_of_their_own_or_tensors() -> None:
+    both = 'task = {name = "digits"}\npersonal = {method = "ditto"}\nmodel = {keep = ["3.*"]}\n'
+    with pytest.raises(ConfigurationError, match="remove one of them"):
+        draw_up(both, source="test")
+    plan = draw_up(both.replace("model = ", "#"), source="test")
+    assert plan.kept == ["personal"]
+    assert plan.client_models == ["personal_"]

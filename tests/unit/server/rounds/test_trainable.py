@@ -37,6 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ('[strategy]\nname = "fednova"\n', "strategy fednova counts the single steps"),
         ('[strategy]\nname = "feddf"\n', "strategy feddf trains a classifier on the coordinator"),
+        ('[personal]\nmethod = "ditto"\n', 'personal.method = "ditto" holds the steps of the'),
         ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
     ],
 )
