@@ -147,6 +147,7 @@ def test_a_training_that_nobody_waits_for_ends(tmp_path: Path) -> None:
 def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
     work = rpc.Instruction(client_id="client-1", evaluate=rpc.Evaluate(seed=9))
     sums = training().evaluate(work, files(tmp_path), TrainingProgress())
+    assert isinstance(sums, MeasureSums)
     assert sums.measures["near"].count == SAMPLES
     assert (tmp_path / "own" / "evaluation").read_text() == "client-1 9 cpu"
     with pytest.raises(TrainerError, match="which is declared to be from 0 to 1e\\+06"):

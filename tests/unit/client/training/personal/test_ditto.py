@@ -78,11 +78,11 @@ def by_the_paper(
     for _ in range(3):
         network.zero_grad()
         inputs = data.inputs_at(torch.arange(len(data)))
-        functional.cross_entropy(network(inputs), data.labels).backward()
+        torch.autograd.backward(functional.cross_entropy(network(inputs), data.labels))
         with torch.no_grad():
             for tensor, near in zip(network.parameters(), anchor, strict=True):
                 assert tensor.grad is not None
-                tensor -= 0.05 * (tensor.grad + pull * (tensor - near))
+                tensor.sub_(0.05 * (tensor.grad + pull * (tensor - near)))
     return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
 
 
