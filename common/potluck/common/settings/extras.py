@@ -19,7 +19,7 @@ _EXTRAS: Final = {
 
 _ADAPTERS: Final = {
     f"potluck.common.adapters.{name}": f"potluck[{name}]"
-    for name in ("lightning", "monai", "transformers")
+    for name in ("lightning", "lora", "monai", "transformers")
 }
 """Extra of each module that brings what only some tasks train with."""
 

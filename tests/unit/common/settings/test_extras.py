@@ -26,6 +26,7 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.experiments.reports.tables", "potluck[experiments]"),
         ("potluck.common.tensors.compression", "potluck"),
         ("potluck.common.adapters.lightning", "potluck[lightning]"),
+        ("potluck.common.adapters.lora", "potluck[lora]"),
         ("potluck.common.adapters.loops", "potluck"),
     ],
 )

@@ -1,0 +1,53 @@
+"""Low-rank adapters by `peft`: around a model's layers, and of a lower rank at some clients.
+
+With `[model] trainable = ["*.lora_?.*"]` only these adapters travel; for the strategy
+`lora-stacking` the weights below them do as well, as `"*.base_layer.weight"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+
+
+def with_lora(
+    model: Any,
+    *,
+    rank: int,
+    targets: str | Sequence[str],
+    scaling: float = 1.0,
+    **options: Any,
+) -> Any:
+    """A model of torch or transformers with adapters; all else of it is frozen.
+
+    rank: of the adapters, ≥ 1; the largest that a client trains. targets: endings of the names of
+    the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W + s·B·A,
+    the same for clients of every rank. options: others of `peft.LoraConfig`.
+    """
+    wanted = targets if isinstance(targets, str) else list(targets)
+    return get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=scaling * rank, target_modules=wanted, **options)
+    )
+
+
+def keep_rank(model: Any, rank: int) -> None:
+    """Make all adapters of a model ones of this rank, by zeros in the rest of both factors.
+
+    Zeros get no gradient and stay. Call it in `train`, before the first step. Raises ValueError
+    where an adapter has a lower rank.
+    """
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                for name, down in layer.lora_A.items():
+                    if not 1 <= rank <= len(down.weight):
+                        raise ValueError(
+                            f"an adapter of rank {len(down.weight)} can't be trained as one of "
+                            f"rank {rank}; make the model with the largest rank of all clients"
+                        )
+                    down.weight[rank:] = 0
+                    layer.lora_B[name].weight[:, rank:] = 0

@@ -1,0 +1,82 @@
+"""Adapters of `peft` around a model, of any rank up to the model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from potluck.common.adapters.lora import keep_rank, with_lora
+from potluck.common.settings.model_table import ModelTable
+from potluck.common.tensors.model_parts import divided
+from potluck.server.strategies.lora_stacking import LoraStacking, adapters
+
+RANK = 4
+
+
+def network(seed: int = 1) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize("rank", [1, 3, RANK])
+def test_a_training_stays_within_its_rank(rank: int) -> None:
+    model = with_lora(network(), rank=RANK, targets=["0", "2"])
+    inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(2))
+    trained = [each for each in model.parameters() if each.requires_grad]
+    assert len(trained) == 4
+    keep_rank(model, rank)
+    optimizer = torch.optim.AdamW(trained, lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(inputs) - inputs[:, :2]).square().mean().backward()
+        optimizer.step()
+    state = model.state_dict()
+    for each in adapters(list(state)):
+        down, up = state[each.down], state[each.up]
+        assert down[:rank].any(dim=1).all()
+        assert up[:, :rank].any(dim=0).all()
+        assert not down[rank:].any()
+        assert not up[:, rank:].any()
+
+
+def test_the_scaling_is_that_of_all_ranks() -> None:
+    plain, model = network(), with_lora(network(), rank=RANK, targets=["0"], scaling=2.5)
+    state = model.state_dict()
+    [each] = adapters(list(state))
+    with torch.no_grad():
+        state[each.up].fill_(0.3)
+        plain[0].weight += 2.5 * state[each.up] @ state[each.down]  # type: ignore[index]
+        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+        assert torch.allclose(model(inputs), plain(inputs), atol=1e-6)
+
+
+def test_a_higher_rank_than_the_models_is_refused() -> None:
+    model = with_lora(network(), rank=RANK, targets=["0"])
+    for rank in (0, RANK + 1):
+        with pytest.raises(ValueError, match=f"of rank {RANK} can't be trained as one of rank"):
+            keep_rank(model, rank)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_of_transformers_finds_its_base_in_the_folder_it_saves(tmp_path: Path) -> None:
+    """In shards, under its own names, with one of two tensors that are one."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
+    configuration = LlamaConfig(
+        **sizes, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True
+    )
+    pretrained = LlamaForCausalLM(configuration)
+    pretrained.save_pretrained(tmp_path / "base", max_shard_size="3KB")
+    assert len(list((tmp_path / "base").glob("*.safetensors"))) > 1
+    table = ModelTable(trainable=("*.lora_?.*", "*.base_layer.weight"), base="base")
+    made = with_lora(LlamaForCausalLM(configuration), rank=RANK, targets="all-linear")
+    parts = divided(made, table, tmp_path)
+    tokens = torch.arange(8).reshape(1, -1)
+    with torch.no_grad():
+        assert torch.allclose(made(tokens).logits, pretrained(tokens).logits, atol=1e-6)
+    LoraStacking().check_model(parts.layout)
+    assert len(adapters(list(parts.layout.by_name))) == 7

@@ -1,0 +1,137 @@
+"""The examples, each installed and run as its README says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sysconfig
+import venv
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.repository import ROOT
+
+EXAMPLES = ROOT / "examples"
+PATIENCE_SECONDS = 240.0
+_PORT = "7443"
+_NOT_COPIED = shutil.ignore_patterns("pki", "state", "data", "build", "dist", "__pycache__")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """An example in a folder of the test's. environment: where `pip` has installed it."""
+
+    folder: Path
+    environment: Path
+
+    def blocks(self, label: str) -> list[str]:
+        """The README's shell commands below each comment with that label."""
+        readme = (self.folder / "README.md").read_text(encoding="utf-8")
+        return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", readme, flags=re.DOTALL)
+
+    @property
+    def log(self) -> str:
+        """What the terminals have shown."""
+        return (self.folder / "terminals.log").read_text()
+
+    async def tried(self, commands: str) -> tuple[int, str]:
+        """The exit code of these commands, and what they print."""
+        log = self.folder / "commands.log"
+        log.write_bytes(b"")
+        process = await self._shell(commands, log)
+        return await asyncio.wait_for(process.wait(), PATIENCE_SECONDS), log.read_text()
+
+    async def done(self, commands: str) -> str:
+        """What these commands print. They must succeed."""
+        code, said = await self.tried(commands)
+        assert code == 0, said + self.log
+        return said
+
+    @asynccontextmanager
+    async def in_terminal(self, commands: str) -> AsyncIterator[None]:
+        """Run commands beside others; they are told to end afterwards, and do."""
+        process = await self._shell(commands, self.folder / "terminals.log")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+
+    def use_port(self, port: int, files: str = "*.toml") -> None:
+        """The only thing that is not as in the README: its port may be taken."""
+        for file in self.folder.glob(files):
+            file.write_text(file.read_text().replace(_PORT, str(port)))
+
+    async def _shell(self, commands: str, log: Path) -> asyncio.subprocess.Process:
+        programs = [self.environment / "bin", sysconfig.get_path("scripts"), os.environ["PATH"]]
+        libraries = [_libraries(self.environment), os.environ.get("PYTHONPATH", "")]
+        with log.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *("bash", "-e", "-c", commands),
+                cwd=self.folder,
+                env={
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "PATH": os.pathsep.join(map(str, programs)),
+                    "PYTHONPATH": os.pathsep.join(str(each) for each in libraries if each),
+                },
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+def installed(name: str, folder: Path) -> Example:
+    """Copy an example and install it, with what it needs and is not there yet.
+
+    `pip` installs into an environment of its own on top of this one, which stays as it is.
+    """
+    source, environment = folder / name, folder / "environment"
+    shutil.copytree(EXAMPLES / name, source, ignore=_NOT_COPIED)
+    (source / "terminals.log").touch()
+    venv.create(environment, symlinks=True)
+    below = sysconfig.get_path("purelib")
+    (_libraries(environment) / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+    example = Example(folder=source, environment=environment)
+    [command] = example.blocks("install")
+    pip, *arguments = command.split()
+    assert (pip, arguments) == ("pip", ["install", "."]), command
+    options = ["--quiet", "--no-compile", "--no-build-isolation"]
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
+    python = str(environment / "bin" / "python")
+    subprocess.run(
+        [python, "-m", "pip", *arguments, *options, *constraints], cwd=source, check=True
+    )
+    return example
+
+
+async def carried_out(example: Example, port: int) -> str:
+    """Do what the README says beyond installing; what the operator's commands print.
+
+    port: of the coordinator, in files that have not been given another already.
+    """
+    [setup], terminals, [operator] = map(example.blocks, ("setup", "terminal", "operator"))
+    await example.done(setup)
+    example.use_port(port)
+    async with contextlib.AsyncExitStack() as stack:
+        for each in terminals:
+            await stack.enter_async_context(example.in_terminal(each))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await example.tried("potluck clients"))[0] != 0:
+                pass
+        return await example.done(operator)
+
+
+def _libraries(environment: Path) -> Path:
+    """Where an environment has its libraries."""
+    variables = {"base": str(environment), "platbase": str(environment)}
+    return Path(sysconfig.get_path("purelib", "venv", variables))
