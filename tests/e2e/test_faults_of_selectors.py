@@ -17,6 +17,8 @@ INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE
 LEARNING = [
     ['selector.name="fedpns"', "count=4", "selector.share=0.5"],
     ['selector.name="clustered-sampling"', 'selector.by="updates"', "selector.unbiased=true"],
+    ['selector.name="divfl"', "selector.weighted=true", "rounds=6"],
+    ['selector.name="hics-fl"', "rounds=6"],
 ]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -77,7 +79,7 @@ async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
     undisturbed = await federation.start_run(*assignments)
     digest = await federation.finished(undisturbed)
     federation.points.note_boundaries()
-    federation.points.kill("before-commit_round-3")
+    federation.points.kill("before-commit_round-4")
     run_id = await federation.start_run(*assignments)
     assert await federation.coordinator.ended() == 137
     await federation.restart_coordinator()

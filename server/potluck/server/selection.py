@@ -86,7 +86,8 @@ class SelectionContext:
     """The facts a selector chooses by in one round.
 
     round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
-    available. available: rows, sorted, without repeats.
+    available. available: rows, sorted, without repeats. rounds: how many the run has; 0 where
+    that is not known.
     """
 
     round: int
@@ -94,6 +95,7 @@ class SelectionContext:
     count: int
     population: Population
     available: Rows
+    rounds: int = 0
 
     def generator(self, selector: str) -> np.random.Generator:
         """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""

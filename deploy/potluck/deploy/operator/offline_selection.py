@@ -48,6 +48,7 @@ def select_offline(
             count=max(count, len(everybody)) if selector.everybody(number) else count,
             population=population,
             available=everybody,
+            rounds=rounds,
         )
         selection = selector.select(state, context)
         if not isinstance(selection, Selection):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.common.errors import ProtocolError, RunError, StorageError
+from potluck.common.errors import ConfigurationError, ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
 from potluck.server.cohorts.tag_limits import narrowed
@@ -137,6 +137,8 @@ def _call(run: Run, context: SelectionContext, function: Any, *arguments: Any) -
     name = run.plan.run_file.selector.name
     try:
         return function(*arguments)
+    except ConfigurationError:  # a line of the selector's own, e.g. on how many clients it takes
+        raise
     except Exception as error:
         run.log.exception("selector failed", selector=name)
         raise RunError(

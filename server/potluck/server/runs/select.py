@@ -115,6 +115,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         count=max(len(rows), action.count) if everybody else action.count,
         population=run.population(),
         available=rows,
+        rounds=run.plan.run_file.rounds,
     )
 
 

@@ -60,7 +60,7 @@ class ClusteredSampling(Selector):
     than once, then trains once, and its update counts with the number of its draws instead of its
     samples; cohorts may have fewer than `count` clients. Otherwise a place is drawn again among the
     clients not chosen yet. Unknown numbers of samples count as the mean. Algorithm 1: O(K log K);
-    Algorithm 2: O(K²), for up to 5,000 clients.
+    Algorithm 2: O(K²), for up to 3,000 clients.
     """
 
     by: Literal["size", "updates"] = "size"

@@ -15,7 +15,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Floats, RoundOutcome, Rows, SelectionContext
 from potluck.server.selectors.parts.choosing import Cohort
 
-LIMIT: Final = 5_000
+LIMIT: Final = 3_000
 """Clients that can be compared with one another: that many squared are a few seconds of work."""
 
 Arrays = Mapping[str, NDArray[Any]]

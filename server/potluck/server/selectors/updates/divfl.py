@@ -1,0 +1,151 @@
+"""DivFL: clients whose updates together stand for everybody's (ALGORITHMS §8.2).
+
+Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization",
+ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from potluck.server.selection import (
+    Floats,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFact,
+)
+from potluck.server.selectors.parts.choosing import Cohort, largest
+from potluck.server.selectors.updates.memory import (
+    check_size,
+    nothing,
+    of_rows,
+    remembered,
+    sweep,
+)
+from potluck.server.state import State
+
+
+@dataclass(kw_only=True)
+class DivFL(Selector):
+    """Greedily, the client that brings G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ down most.
+
+    g are the last updates of all clients, as random projections; i runs over all clients of which
+    one is known, j over those that are available. Clients that were never picked go first, drawn
+    uniformly; those that were, and of which no update is known, last. weighted: an update counts
+    with the number of clients for which it is the nearest instead of its samples. O(K²), for up to
+    3,000 clients.
+    """
+
+    weighted: bool = False
+
+    learns = frozenset({UpdateFact.SKETCH})
+
+    def __post_init__(self) -> None:
+        self.weighs = self.weighted
+
+    def init(self, population: Population) -> State:
+        """State: who was picked, and a sketch of each client's last update."""
+        return State(arrays=nothing(len(population)))
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """First whom nobody has picked, then greedily."""
+        check_size("divfl", context)
+        generator = context.generator("divfl")
+        cohort = Cohort(context, generator)
+        sweep(cohort, state.arrays, context)
+        seen = state.arrays["seen"]
+        if cohort.missing and len(seen):
+            able = np.flatnonzero(np.isin(seen, context.available))
+            _, vectors = of_rows(state.arrays, seen)
+            chosen, reached = greedy(distances(vectors), able, cohort.missing, generator)
+            reasons = [f"all updates within {distance:.3g} in sum" for distance in reached]
+            cohort.extend(seen[chosen].tolist(), reasons)
+        cohort.draw(cohort.missing, "no update known; drawn uniformly")
+        selection = cohort.selection()
+        if not self.weighted:
+            return selection
+        return Selection(
+            rows=selection.rows,
+            reasons=selection.reasons,
+            weights=self._represented(state, selection.rows),
+        )
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Keep the sketches."""
+        found = np.zeros((0, 0)) if outcome.facts is None else outcome.facts.sketches
+        return State(arrays=remembered(state.arrays, outcome, found))
+
+    def _represented(self, state: State, rows: Rows) -> Floats:
+        """For how many clients each of these is the nearest; 1 where its update is not known."""
+        known, _ = of_rows(state.arrays, rows)
+        weights = np.ones(len(rows))
+        if known.any():
+            _, vectors = of_rows(state.arrays, state.arrays["seen"])
+            places = np.searchsorted(state.arrays["seen"], rows[known])
+            nearest = distances(vectors)[:, places].argmin(axis=1)
+            weights[known] = np.maximum(np.bincount(nearest, minlength=len(places)), 1)
+        return weights
+
+
+def distances(vectors: Floats) -> Floats:
+    """n × n Euclidean distances of rows; those too large for a double count as the largest."""
+    scale = np.abs(vectors).max(initial=0.0)
+    scaled = vectors / scale if scale > 0 else vectors
+    squares = (scaled**2).sum(axis=1)
+    found = scaled @ scaled.T
+    found *= -2
+    found += squares[:, None]
+    found += squares
+    np.maximum(found, 0.0, out=found)
+    np.sqrt(found, out=found)
+    np.fill_diagonal(found, 0.0)
+    with np.errstate(over="ignore"):
+        found *= max(scale, 1e-300)
+    result: Floats = np.minimum(found, np.finfo(np.float64).max / max(1, 2 * len(found)))
+    return result
+
+
+def greedy(
+    apart: Floats, able: Rows, count: int, generator: np.random.Generator
+) -> tuple[Rows, list[float]]:
+    """Up to `count` positions of `able`, and G after each. apart: n × n distances.
+
+    Lazily: what a client would gain only falls as others are chosen, so it is reckoned anew only
+    while it is the largest.
+    """
+    nearest = np.full(len(apart), np.inf)
+    chosen: list[int] = []
+    reached: list[float] = []
+    if not count or not len(able):
+        return np.zeros(0, dtype=np.int64), reached
+    first = int(able[largest(-apart[:, able].sum(axis=0), generator)])
+    ties = generator.permutation(len(apart)).tolist()
+    queue: list[tuple[float, int, int]] = []
+    position = first
+    while True:
+        chosen.append(position)
+        nearest = np.minimum(nearest, apart[:, position])
+        reached.append(float(nearest.sum()))
+        if len(chosen) == min(count, len(able)):
+            return np.array(chosen, dtype=np.int64), reached
+        if len(chosen) == 1:
+            gains = np.maximum(nearest[:, None] - apart[:, able], 0.0).sum(axis=0).tolist()
+            queue = [
+                (-gain, ties[each], each)
+                for gain, each in zip(gains, able.tolist(), strict=True)
+                if each != first
+            ]
+            heapq.heapify(queue)
+        while True:
+            _, tie, position = heapq.heappop(queue)
+            gain = float(np.maximum(nearest - apart[:, position], 0.0).sum())
+            if not queue or (-gain, tie) <= queue[0][:2]:
+                break
+            heapq.heappush(queue, (-gain, tie, position))

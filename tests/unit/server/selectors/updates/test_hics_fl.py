@@ -1,0 +1,76 @@
+"""HiCS-FL: the entropy, the clusters, and whom it prefers early and late."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.populations import context, facts_of, outcome, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import Selection
+from potluck.server.selectors.updates.hics_fl import HiCSFL, cut, label_entropies
+from potluck.server.selectors.updates.memory import angles, ward
+from potluck.server.state import State
+
+
+def test_the_entropy_of_labels_is_read_off_the_move() -> None:
+    moves = 0.0025 * np.array([[1.0, 0, -1], [0, 0, 0], [1e9, 0, 0]])
+    assert label_entropies(moves, 0.0025) == pytest.approx([0.83240, np.log(3), 0], abs=5e-6)
+
+
+def test_clusters_are_what_is_left_of_the_tree() -> None:
+    points = np.array([0.0, 0.1, 5, 5.1, 9, 0.05])
+    labels = cut(ward(np.abs(points[:, None] - points)), 3)
+    assert labels[0] == labels[1] == labels[5]
+    assert labels[2] == labels[3]
+    assert len(set(labels.tolist())) == 3
+    assert cut(ward(np.abs(points[:, None] - points)), 6).tolist() == list(range(6))
+
+
+def test_an_angle_to_nothing_is_0() -> None:
+    found = angles(np.array([[1.0, 0], [0, 2], [-3, 0], [0, 0]]))
+    assert found[0] == pytest.approx([0, np.pi / 2, np.pi, 0])
+    assert found[3].tolist() == [0, 0, 0, 0]
+
+
+EVEN, SKEWED = [0.01, 0.0, 0.0], [0.35, 0.0, -0.3]
+
+
+def learned(selector: HiCSFL, moves: np.ndarray) -> State:
+    rows = np.arange(len(moves))
+    everybody = Selection(rows=rows, reasons=["x"] * len(rows))
+    ended = dataclasses.replace(outcome(1, everybody), facts=facts_of(moves, rows=rows))
+    return selector.observe(selector.init(population(len(rows))), ended)
+
+
+def share_of_even(selector: HiCSFL, number: int) -> float:
+    generator = np.random.default_rng(2)
+    moves = np.array([EVEN] * 10 + [SKEWED] * 10) * generator.uniform(0.9, 1.1, (20, 1))
+    state, even = learned(selector, moves), 0
+    for seed in range(100):
+        given = context(population(20), 4, number=number, seed=seed)
+        rows = select(selector, state, dataclasses.replace(given, rounds=50)).rows
+        even += int((rows < 10).sum())
+    return even / 400
+
+
+def test_early_in_a_run_it_prefers_clients_with_even_labels() -> None:
+    selector = HiCSFL(temperature=0.25, spread=10, clusters=2)
+    early, late = share_of_even(selector, 2), share_of_even(selector, 50)
+    assert early > 0.75
+    assert late == pytest.approx(0.5, abs=0.1)
+
+
+def test_where_entropies_vary_much_places_are_drawn_by_similarity() -> None:
+    selector = HiCSFL(temperature=0.0025)
+    state = learned(selector, np.array([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0, 0, 0]] * 3))
+    chosen = select(selector, state, context(population(12), 4, number=5))
+    assert all(reason.startswith("drawn for place") for reason in chosen.reasons)
+
+
+def test_too_many_to_compare_are_refused() -> None:
+    federation = population(3001)
+    with pytest.raises(ConfigurationError, match=r"hics-fl compares all clients .* up to 3,000"):
+        select(HiCSFL(), HiCSFL().init(federation), context(federation, 3))
