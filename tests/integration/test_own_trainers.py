@@ -8,6 +8,8 @@ import pytest
 from support.federation import Federation, set_values
 from support.profile_federation import profile_federation
 
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.deploy.operator.model_download import download_model
 from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parents[1] / "support" / "trainer_plugins"
@@ -57,3 +59,11 @@ async def test_rounds_go_on_without_those_whose_trainer_fails(
         await federation.finished(run)
         for entry in await federation.history(run):
             assert entry.metrics.others["near"] >= 0, "the others are measured"
+        run = await federation.start_run('model.keep=["slope"]')
+        await federation.finished(run)
+        rounds = await federation.history(run)
+        assert all(entry.metrics.others["near"] >= 0 for entry in rounds)
+        model = tmp_path / "model.safetensors"
+        await download_model(federation.operator, run, model)
+        with open_tensors(model) as file:
+            assert list(file.layout.by_name) == ["offset"], "each client has a slope of its own"

@@ -22,6 +22,7 @@ from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import within_quotas
 from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.client.training.samples.validation import validation_split
+from potluck.client.training.steps.in_turn import train_in_turn
 from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult, train
 from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.steps.smaller_batches import within_memory
@@ -113,6 +114,17 @@ class Classification(TaskTraining):
         def attempt(settings: LocalTraining) -> TrainingResult:
             loaded.set_weights(files)
             loaded.model.to(self._device)  # before an optimiser is made for its tensors
+            if settings.kept_epochs:
+                return train_in_turn(
+                    loaded.model,
+                    loaded.kept,
+                    samples,
+                    plan.objective,
+                    settings,
+                    context,
+                    corrected=correction,
+                    measures_losses=plan.measures_utility,
+                )
             return train(
                 loaded.model,
                 samples,

@@ -83,7 +83,7 @@ def train_update(
     work, loaded = instruction.train, training.loaded
     encoding = _encoding(work)
     outcome = training.train(instruction, files, TrainingProgress(progress, cancelled))
-    if loaded.keeps:
+    if loaded.kept:
         _write_kept(files.keep_at(MODEL), loaded.kept_weights())
         outcome = replace(outcome, kept=True)
     return Trained(

@@ -127,7 +127,7 @@ class LoadedTask:
         their first values. Raises LayoutError, StorageError."""
         with contextlib.ExitStack() as stack:
             model = stack.enter_context(open_tensors(files.model)).arrays
-            own = files.kept.get(MODEL) if self.keeps else None
+            own = files.kept.get(MODEL) if self.kept else None
             kept = None if own is None else stack.enter_context(open_tensors(own)).arrays
             self._parts.load(model, kept)
 
@@ -142,9 +142,9 @@ class LoadedTask:
         return self._parts.layout
 
     @property
-    def keeps(self) -> bool:
-        """True where clients keep some of the model's tensors."""
-        return bool(self._parts.kept)
+    def kept(self) -> frozenset[str]:
+        """Names of the model's tensors that clients keep."""
+        return frozenset(self._parts.kept)
 
     def kept_weights(self) -> dict[str, NDArray[Any]]:
         """The tensors that the client keeps. Raises LayoutError where a training has left

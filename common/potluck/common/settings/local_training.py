@@ -81,6 +81,12 @@ class LocalTraining(Settings):
         ge=1,
         description="Steps instead of epochs, so that clients with many samples don't do more.",
     )
+    kept_epochs: int = Field(
+        default=0,
+        ge=0,
+        description="First passes, in which only tensors that clients `keep` are trained. The\n"
+        "others then train only the rest (FedRep). 0: all are trained together.",
+    )
     gradient_clip: float | None = Field(
         default=None,
         gt=0,

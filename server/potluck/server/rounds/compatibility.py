@@ -39,6 +39,12 @@ def check_composition(
             "whole model where clients `keep` tensors of [model]; choose another strategy",
             strategy=run_file.strategy.name,
         )
+    if training.kept_epochs and not _keeps(run_file):
+        raise ConfigurationError(
+            f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep nothing; "
+            "name what they keep as `keep` of [model], or leave it out",
+            kept_epochs=training.kept_epochs,
+        )
     if correction is not None:
         check_installed(plugins.CORRECTIONS, correction.name)
     for table in run_file.objective:
