@@ -75,6 +75,9 @@ def try_all() -> Tables:
                 for selector, objective in itertools.product(selectors, objectives)
             ],
         )
+        if every == "no":  # perhaps for the objectives alone
+            plain = [run_text(strategy, selector=selector) for selector in selectors]
+            every = "no" if _tried(tables, plain) == "no" else "with `cross-entropy`"
         tables.combinations += len(selectors) * len(objectives)
         adam = _tried(tables, [run_text(strategy, training=_ADAM)])
         step = _tried(tables, [run_text("scaffold", options=f'step = "{strategy}"\n')])

@@ -82,6 +82,12 @@ def two_of(objectives: Sequence[str]) -> list[str]:
     return [name for name in objectives if name in TWO]
 
 
+def descends(strategy: str) -> bool:
+    """True where clients descend on the strategy's own loss, which no objective goes with."""
+    correction = create(Strategy, strategy, {}).correction
+    return correction is not None and correction.descends
+
+
 @pytest.mark.parametrize("selector", built_in(SELECTORS))
 async def test_a_selector_with_every_strategy_and_two_objectives(
     federation: Federation, selector: str
@@ -89,7 +95,11 @@ async def test_a_selector_with_every_strategy_and_two_objectives(
     models = set()
     # Those that move some tensors by themselves want a model that has such tensors.
     strategies = [name for name in built_in(STRATEGIES) if not create(Strategy, name, {}).one_way]
-    combinations = list(itertools.product(strategies, two_of(built_in(OBJECTIVES))))
+    combinations = [
+        (strategy, objective)
+        for strategy, objective in itertools.product(strategies, two_of(built_in(OBJECTIVES)))
+        if objective == "cross-entropy" or not descends(strategy)
+    ]
     assert len(combinations) >= 22
     for strategy, objective in combinations:
         run_id = await federation.start_run(

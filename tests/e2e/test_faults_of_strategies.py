@@ -68,6 +68,7 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
     [
         pytest.param(named("scaffold"), id="scaffold"),
         pytest.param(named("fedavgm"), id="fedavgm", marks=pytest.mark.slow),
+        pytest.param(named("fedbio", eta=5.0), id="fedbio", marks=pytest.mark.slow),
         pytest.param(named("rhfl"), id="rhfl", marks=pytest.mark.slow),
         pytest.param(named("fedadam"), id="fedadam", marks=pytest.mark.slow),
         pytest.param(

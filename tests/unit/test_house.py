@@ -44,7 +44,7 @@ ROOMS = {
         "eligibility watching runs service cli __main__"
     ),
     "client": (
-        "base disclosure masking config correction objective training.objectives training.samples "
+        "base disclosure masking config objective correction training.objectives training.samples "
         "question training.steps training training.questions transfer handlers control agent cli "
         "__main__"
     ),

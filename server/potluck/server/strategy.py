@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,12 +157,14 @@ class Correction:
     hosts, that corrects local steps and makes what a client sends beside its weights.
 
     keeps: whether clients keep something of one training for the next; then a client that has
-    lost it fails, and says why.
+    lost it fails, and says why. descends: whether it computes the gradients itself; then the run's
+    objective is not asked, and must be plain cross-entropy.
     """
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
     keeps: bool = False
+    descends: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +212,8 @@ class Strategy(Plugin):
     """Patterns of names of tensors that only `apply` moves: they go down, and clients neither train
     them nor send them back. Updates, and so what `combined` holds, leave them out. Not for masked
     rounds, nor beside auxiliaries."""
+    training: ClassVar[Mapping[str, object]] = {}
+    """Settings of local training that it recommends, as in the run file's `[training]`."""
     trains: bool = False
     """True where `train` goes on from the model that `apply` gives."""
 

@@ -14,7 +14,7 @@ from potluck.client.correction import LocalCorrection, NamedAuxiliaries
 from potluck.client.training.steps.loop import Corrected
 from potluck.common.errors import LayoutError, PluginError
 from potluck.common.tensors.auxiliary import (
-    auxiliaries_layout,
+    PREFIX,
     auxiliary_of,
     joined,
     zero_auxiliary,
@@ -47,7 +47,7 @@ def corrected(
         correction=correction,
         shared=_read(received.shared, received.names, layout),
         personal={} if received.personal is None else _read(received.personal, None, layout),
-        kept=None if received.kept is None else _read(received.kept, None, layout),
+        kept=None if received.kept is None else _read_kept(received.kept),
         layout=layout,
     )
 
@@ -65,22 +65,40 @@ def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Ar
     return {name: _filled(send[name], layout) for name in names}
 
 
-def write_kept(keep: NamedAuxiliaries, path: Path, layout: Layout) -> None:
-    """Write the auxiliaries to be kept. Raises PluginError, StorageError."""
-    arrays = {name: _filled(tensors, layout) for name, tensors in keep.items()}
-    write_tensors(path, joined(arrays), layout=auxiliaries_layout(layout, arrays), sync=True)
+def write_kept(keep: NamedAuxiliaries, path: Path) -> None:
+    """Write the auxiliaries to be kept, tensors of any names and shapes. Raises StorageError."""
+    arrays = {
+        name: {tensor: _array(values) for tensor, values in tensors.items()}
+        for name, tensors in keep.items()
+    }
+    write_tensors(path, joined(arrays), sync=True)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
+    array = tensor.detach().float().cpu().numpy()
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _read_kept(path: Path) -> NamedAuxiliaries:
+    """What `write_kept` wrote, on the CPU."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    with open_tensors(path) as file:
+        for name, array in file.arrays.items():
+            auxiliary, _, tensor = name.removeprefix(PREFIX).partition("/")
+            found.setdefault(auxiliary, {})[tensor] = torch.from_numpy(np.array(array))
+    return found
 
 
 def _filled(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, NDArray[np.float32]]:
     arrays: dict[str, NDArray[np.float32]] = dict(zero_auxiliary(layout))
     for name, tensor in tensors.items():
-        array = tensor.detach().float().cpu().numpy()
+        array = _array(tensor)
         if name not in arrays or arrays[name].shape != array.shape:
             raise PluginError(
                 f"the correction made a tensor '{name}' of shape {array.shape}, which the model "
                 "does not have"
             )
-        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+        arrays[name] = array
     return arrays
 
 

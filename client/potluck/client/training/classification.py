@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from potluck.client.training.objective_sum import composed
 from potluck.client.training.personal.ditto import Ditto, halves
 from potluck.client.training.plugin_options import created, json_object
 from potluck.client.training.samples.device_samples import DeviceSamples
-from potluck.client.training.samples.quotas import within_quotas
+from potluck.client.training.samples.quotas import positions_within
 from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.client.training.samples.validation import validation_split
 from potluck.client.training.steps.in_turn import train_in_turn
@@ -73,6 +73,17 @@ class TrainingPlan:
     ditto: Ditto | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Samples:
+    """What a training is on. count: of those that are not kept back. positions: of those within
+    the quotas among them, None for all. validation: those that are kept back."""
+
+    training: Examples
+    count: int
+    positions: torch.Tensor | None
+    validation: Examples
+
+
 class Classification(TaskTraining):
     """A classification task on a device."""
 
@@ -97,7 +108,7 @@ class Classification(TaskTraining):
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
         data = self._client_data(client_id).train
         samples = self._samples(client_id, work, plan.settings.validation_share)
-        correction = _correction(plan, files, loaded)
+        correction = _correction(plan, files, loaded, samples)
         progress(0.0)
         context = TrainingContext(
             classes=loaded.task.classes,
@@ -109,7 +120,7 @@ class Classification(TaskTraining):
         )
         if plan.ditto is not None:
             first, context = halves(context)
-            plan.ditto.train(loaded, samples, plan.objective, first, files)
+            plan.ditto.train(loaded, samples.training, plan.objective, first, files)
 
         def attempt(settings: LocalTraining) -> TrainingResult:
             loaded.set_weights(files)
@@ -118,7 +129,7 @@ class Classification(TaskTraining):
                 return train_in_turn(
                     loaded.model,
                     loaded.kept,
-                    samples,
+                    samples.training,
                     plan.objective,
                     settings,
                     context,
@@ -127,7 +138,7 @@ class Classification(TaskTraining):
                 )
             return train(
                 loaded.model,
-                samples,
+                samples.training,
                 plan.objective,
                 settings,
                 context,
@@ -163,14 +174,23 @@ class Classification(TaskTraining):
             client_id, lambda data: check_client_data(data, name, client_id)
         )
 
-    def _samples(self, client_id: ClientId, work: rpc.Train, share: float) -> Examples:
+    def _samples(self, client_id: ClientId, work: rpc.Train, share: float) -> _Samples:
         """The samples that a client trains on: not those kept back, no more than its quotas."""
-        training, _ = validation_split(self._client_data(client_id).train, share, client_id)
+        training, validation = validation_split(
+            self._client_data(client_id).train, share, client_id
+        )
         if self._on_device is None:
             self._on_device = DeviceSamples(self._device)
         training = self._on_device.of((client_id, share), training)
-        classes = self.loaded.task.classes
-        return within_quotas(training, work.quotas, classes=classes, seed=work.seed)
+        positions = positions_within(
+            training, work.quotas, classes=self.loaded.task.classes, seed=work.seed
+        )
+        return _Samples(
+            training=training if positions is None else training.subset(positions),
+            count=len(training),
+            positions=positions,
+            validation=validation,
+        )
 
     def _optimizer_for(self, settings: LocalTraining) -> LocalOptimizer:
         """The optimiser of the last training, if it was one with these settings; else a new one."""
@@ -326,10 +346,17 @@ class _Done:
         return normalizer(self.settings, steps, round_number=self.round, mu=self.mu)
 
 
-def _correction(plan: TrainingPlan, files: TrainingFiles, loaded: LoadedTask) -> Corrected | None:
+def _correction(
+    plan: TrainingPlan, files: TrainingFiles, loaded: LoadedTask, samples: _Samples
+) -> Corrected | None:
     if plan.correction is None or files.auxiliaries is None:
         return None
-    return corrected(plan.correction, files.auxiliaries, loaded.layout)
+    return replace(
+        corrected(plan.correction, files.auxiliaries, loaded.layout),
+        samples=samples.count,
+        positions=samples.positions,
+        validation=samples.validation,
+    )
 
 
 def _auxiliaries(
@@ -340,7 +367,7 @@ def _auxiliaries(
     if outcome is None or received is None:
         return False, None
     if outcome.keep is not None:
-        write_kept(outcome.keep, files.keep_at(CORRECTION), loaded.layout)
+        write_kept(outcome.keep, files.keep_at(CORRECTION))
     return outcome.keep is not None, sendable(outcome.send, work.auxiliary.names, loaded.layout)
 
 

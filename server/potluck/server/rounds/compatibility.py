@@ -47,6 +47,8 @@ def check_composition(
         )
     if correction is not None:
         check_installed(plugins.CORRECTIONS, correction.name)
+        if correction.descends:
+            _check_plain(run_file, source=source)
     for table in run_file.objective:
         check_objective(table, source=source)
     try:
@@ -54,6 +56,19 @@ def check_composition(
         return (*remarks, *_leaks(run_file), *_on_keeping(run_file))
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
+
+
+def _check_plain(run_file: RunFile, *, source: str) -> None:
+    """Raise ConfigurationError where an objective is named that nobody would descend on."""
+    for table in run_file.objective:
+        if table.name != "cross-entropy":
+            raise ConfigurationError(
+                f"{source}: strategy {run_file.strategy.name} and objective {table.name} don't go "
+                f"together: {run_file.strategy.name} descends on a loss of its own; remove "
+                "[objective]",
+                strategy=run_file.strategy.name,
+                objective=table.name,
+            )
 
 
 def _leaks(run_file: RunFile) -> Sequence[str]:

@@ -141,9 +141,9 @@ def draw_up(
         choosing = by_protocol(choosing, run_file, source=source)
     _check_triplets(run_file, choosing, source)
     _check_personal(run_file, source)
-    chosen = {**choosing.training, **run_file.training}
-    training = training_for(task, chosen, source=f"{source}: [training]")
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
+    chosen = {**choosing.training, **strategy.training, **run_file.training}
+    training = training_for(task, chosen, source=f"{source}: [training]")
     if trainer is not None:
         check_trainable(run_file, trainer, choosing, strategy, source=source)
     check_weights(run_file, choosing, strategy, source=source)

@@ -43,6 +43,7 @@ class FedDF(Averaging):
     gradient_clip: PositiveFloat = 5.0
 
     individual = True
+    by_samples = False  # the teacher does not
     trains = True
 
     def train(self, training: ServerTraining) -> None:

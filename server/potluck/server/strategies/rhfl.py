@@ -28,6 +28,7 @@ class RHFL(Averaging):
     """
 
     individual = True
+    by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """By each client's own loss, before and now."""

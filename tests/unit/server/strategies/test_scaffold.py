@@ -101,7 +101,7 @@ class Client:
         )
         assert result.correction is not None
         if result.correction.keep is not None:
-            write_kept(result.correction.keep, self.states.path(update_id, CONTROL), LAYOUT)
+            write_kept(result.correction.keep, self.states.path(update_id, CONTROL))
             self.states.pend("run", self.name, update_id)
         auxiliaries = sendable(result.correction.send, [CONTROL], LAYOUT)
         weights = {n: a.copy() for n, a in state_arrays(network).items()}

@@ -385,8 +385,31 @@ def test_adam_is_said_to_fednova_and_refused_to_scaffold(optimizer: str) -> None
     assert remark.startswith(f"strategy fednova with optimizer {optimizer}: ")
     with pytest.raises(ConfigurationError, match=f"scaffold and optimizer {optimizer} don't go"):
         strategy("scaffold").review(training, Weighting.EXACT)
+    keeping = training.model_copy(update={"validation_share": 0.2})
     for name in set(NAMES) - {"fednova", "scaffold"}:
-        assert not strategy(name).review(training, Weighting.EQUAL)
+        assert not strategy(name).review(keeping, Weighting.EQUAL)
+
+
+def test_fedbio_needs_samples_that_clients_keep_back() -> None:
+    assert strategy("fedbio").training == {"validation_share": 0.2}
+    with pytest.raises(ConfigurationError, match=r"training\.validation_share is 0; set it"):
+        strategy("fedbio").review(LocalTraining(), Weighting.EXACT)
+
+
+def test_fedbio_averages_the_model_and_its_direction_by_samples(tmp_path: Path) -> None:
+    played = Rounds(strategy("fedbio"), vector(0.0), tmp_path)
+    down = played.strategy.broadcast(played.state)
+    assert {name: tensors["w"].tolist() for name, tensors in down.items()} == {"direction": [0.0]}
+    played.play(
+        {
+            f"k{i}": Sent(
+                weights=vector(float(i)), auxiliaries={"direction": vector(2.0 * i)}, samples=n
+            )
+            for i, n in enumerate((1, 3))
+        }
+    )
+    assert played.model["w"].tolist() == [0.75]
+    assert played.strategy.broadcast(played.state)["direction"]["w"].tolist() == [1.5]
 
 
 def test_fednova_says_where_told_samples_stand_in_for_steps() -> None:

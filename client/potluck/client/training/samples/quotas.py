@@ -6,21 +6,23 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from potluck.common.errors import ProtocolError, TrainingError
 from potluck.common.task import Examples
 
 
-def within_quotas(
+def positions_within(
     examples: Examples, quotas: Sequence[float], *, classes: int, seed: int
-) -> Examples:
-    """At most ⌊quotas[c]⌋ samples of each class c, in the order they had; all if `quotas` is empty.
+) -> Tensor | None:
+    """Positions of at most ⌊quotas[c]⌋ samples of each class c, in the order they had.
 
-    Which ones is drawn uniformly, by the training's seed alone. Raises ProtocolError for quotas
-    that are none, TrainingError where no sample is left.
+    int64, on the device of the labels; None for all, as where `quotas` is empty. Which ones is
+    drawn uniformly, by the training's seed alone. Raises ProtocolError for quotas that are none,
+    TrainingError where no sample is left.
     """
     if not quotas:
-        return examples
+        return None
     if len(quotas) != classes or any(math.isnan(quota) or quota < 0 for quota in quotas):
         raise ProtocolError(
             f"the coordinator gives quotas {list(quotas)[:20]}; {classes} numbers ≥ 0 are needed"
@@ -37,5 +39,5 @@ def within_quotas(
             "noisy or are out of date"
         )
     if bool(keep.all()):
-        return examples
-    return examples.subset(keep.nonzero()[:, 0].to(examples.labels.device))
+        return None
+    return keep.nonzero()[:, 0].to(examples.labels.device)

@@ -18,6 +18,7 @@ from potluck.client.correction import (
     LocalCorrection,
     NamedAuxiliaries,
     RunningCorrection,
+    RunningDescent,
 )
 from potluck.client.objective import (
     Batch,
@@ -104,7 +105,8 @@ def train(
         loop = _Loop(model, data.to(device), objective, settings, context, optimizer, received)
         loop.losses = losses
         if corrected is not None:
-            correction = loop.correction = corrected.begin(model, settings, number, device)
+            correction = loop.correction = corrected.begin(model, settings, context)
+            loop.descent = correction if isinstance(correction, RunningDescent) else None
         try:
             loss = loop.run()
         finally:
@@ -146,7 +148,8 @@ def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
 class Corrected:
     """A correction and what it begins with: auxiliaries on the CPU, by name and tensor.
 
-    layout: of the tensors that travel; the steps of others are not corrected.
+    layout: of the tensors that travel; the steps of others are not corrected. samples, positions,
+    validation: as in `CorrectionContext`.
     """
 
     correction: LocalCorrection
@@ -154,11 +157,15 @@ class Corrected:
     personal: NamedAuxiliaries
     kept: NamedAuxiliaries | None
     layout: Layout
+    samples: int = 0
+    positions: Tensor | None = None
+    validation: Examples | None = None
 
     def begin(
-        self, model: nn.Module, settings: LocalTraining, round_number: int, device: torch.device
+        self, model: nn.Module, settings: LocalTraining, training: TrainingContext
     ) -> RunningCorrection:
-        """Before the first step of a training on `device`."""
+        """Before the first step of a training."""
+        device = training.device
 
         def there(auxiliaries: NamedAuxiliaries) -> NamedAuxiliaries:
             return {
@@ -177,7 +184,11 @@ class Corrected:
                 personal=there(self.personal),
                 kept=None if self.kept is None else there(self.kept),
                 settings=settings,
-                round=round_number,
+                round=training.round,
+                seed=training.seed,
+                samples=self.samples,
+                positions=None if self.positions is None else self.positions.to(device),
+                validation=None if self.validation is None else self.validation.to(device),
             )
         )
 
@@ -212,6 +223,7 @@ class _Loop:
         self.model, self.data, self.objective, self.settings = model, data, objective, settings
         self.context, self.optimizer = context, optimizer
         self.correction: RunningCorrection | None = None
+        self.descent: RunningDescent | None = None
         self.losses: SquaredLosses | None = None
         self.taken = 0
         parameters = tuple(trainable(model).values())
@@ -261,11 +273,14 @@ class _Loop:
             indices=indices,
         )
         self.optimizer.clear_gradients()
-        logits = self.logits(batch.inputs)
+        if self.descent is not None:
+            loss, logits = self.descent.descend(self.model, batch)
+        else:
+            logits = self.logits(batch.inputs)
+            loss = self.objective.loss(logits, batch, self.local)
+            torch.autograd.backward(loss)
         if self.losses is not None:
             self.losses.add(logits, batch.labels)
-        loss = self.objective.loss(logits, batch, self.local)
-        torch.autograd.backward(loss)
         if self.settings.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.local.parameters, self.settings.gradient_clip)
         if self.correction is not None:

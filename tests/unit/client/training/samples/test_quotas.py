@@ -5,9 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.client.training.samples.quotas import within_quotas
+from potluck.client.training.samples.quotas import positions_within
 from potluck.common.errors import ProtocolError, TrainingError
 from potluck.common.task import Examples
+
+
+def within_quotas(data: Examples, quotas: list[float], *, classes: int, seed: int) -> Examples:
+    positions = positions_within(data, quotas, classes=classes, seed=seed)
+    return data if positions is None else data.subset(positions)
 
 
 def examples(labels: list[int]) -> Examples:
