@@ -152,6 +152,41 @@ def show_disclosures(
             typer.echo(plain(line))
 
 
+@app.command("kept")
+def show_kept(
+    config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
+    client: Annotated[str | None, typer.Option(help="Of this client only.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Of this run only: a beginning of its id.")
+    ] = None,
+    purpose: Annotated[
+        str | None, typer.Option(help="Only what is kept for this: model, personal, correction.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="With -o: the run's model, as `potluck model` wrote it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the tensors to this file.")
+    ] = None,
+) -> None:
+    """Show what clients keep of their trainings on this host, and never send. Or write a client's.
+
+    With --model the file has the run's tensors as well, those of the client in their place: the
+    client's whole model. Also while the host runs; nothing is changed.
+
+    potluck-client kept --config host.toml --client ward-3 --model model.safetensors -o ours
+    """
+    from potluck.client.transfer.kept_models import chosen_states, described, write_whole
+
+    settings = load_config(config, {})
+    states = chosen_states(settings.state_directory, client=client, run=run, purpose=purpose)
+    if output is None:
+        for state in states:
+            typer.echo(plain(described(state)))
+        return
+    typer.echo(plain(write_whole(states, model, output)))
+
+
 def _serve(config: ClientConfig) -> int:
     """Attend until SIGTERM or SIGINT; the exit code."""
     configure_logging(config.log_format, config.log_level)

@@ -22,6 +22,9 @@ from potluck.common.errors import StorageError
 from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
 
+KEPT = "kept"
+"""The folder of what clients keep of their trainings within a state directory."""
+
 DISCLOSURES = "disclosures"
 """The folder of ledgers within a state directory."""
 
@@ -44,7 +47,7 @@ class StateDirectory:
         self.models = path / "models"
         self.fetched = path / "fetched"
         self.updates = path / "updates"
-        self.kept = path / "kept"
+        self.kept = path / KEPT
         self.trainers = path / "trainers"
         self.disclosures = path / DISCLOSURES
         self.sums = path / SUMS

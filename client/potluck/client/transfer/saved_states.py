@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.client.base.state_directory import write_atomically
 from potluck.common.errors import StateLostError
+from potluck.common.updates.kept_states import PURPOSES
 
 KEPT_DAYS: Final = 90.0
 """A run that asks for nothing for longer is taken to be over."""
@@ -62,7 +64,7 @@ class KeptStates:
     def path(self, update_id: str, purpose: str) -> Path:
         """Path of a state saved by a training. An id and a purpose may hold anything; their hashes
         may not."""
-        return self._folder / f"{_hashed(update_id)}.{_hashed(purpose)[:16]}.safetensors"
+        return _path(self._folder, update_id, purpose)
 
     def begin(
         self, run_id: str, client_id: str, included_update_id: str, purposes: Iterable[str]
@@ -131,6 +133,44 @@ class KeptStates:
         self._records[record.run_id, record.client_id] = following
         for update_id in {record.committed, record.pending} - {committed, pending, ""}:
             self.discard(update_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """A state of a client's last update that became part of a run's model.
+
+    pending: whether the client has one of a later update, of which it is not known yet whether it
+    did.
+    """
+
+    run_id: str
+    client_id: str
+    purpose: str
+    update_id: str
+    path: Path
+    pending: bool
+
+
+def saved_states(folder: Path) -> list[SavedState]:
+    """What there is in a folder of `KeptStates`, by run and client; nothing is changed."""
+    records = filter(None, (_read(path) for path in folder.glob("*.json")))
+    found = [
+        SavedState(
+            run_id=record.run_id,
+            client_id=record.client_id,
+            purpose=purpose,
+            update_id=record.committed,
+            path=_path(folder, record.committed, purpose),
+            pending=bool(record.pending),
+        )
+        for record in sorted(records, key=lambda each: (each.run_id, each.client_id))
+        for purpose in sorted(PURPOSES)
+    ]
+    return [each for each in found if each.update_id and each.path.is_file()]
+
+
+def _path(folder: Path, update_id: str, purpose: str) -> Path:
+    return folder / f"{_hashed(update_id)}.{_hashed(purpose)[:16]}.safetensors"
 
 
 def _hashed(text: str) -> str:

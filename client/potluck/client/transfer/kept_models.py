@@ -1,0 +1,82 @@
+"""A client's whole model, for its owner: the run's tensors, and those that the client keeps.
+
+Reads what a host keeps while it may be running, and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from potluck.client.base.state_directory import KEPT
+from potluck.client.transfer.saved_states import SavedState, saved_states
+from potluck.common.errors import ConfigurationError, LayoutError
+from potluck.common.tensors.layout import quoted
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+
+
+def chosen_states(
+    state_directory: Path,
+    *,
+    client: str | None = None,
+    run: str | None = None,
+    purpose: str | None = None,
+) -> list[SavedState]:
+    """The states of clients in a state directory, by run and client; None for all.
+
+    run: a beginning of its id.
+    """
+    return [
+        state
+        for state in saved_states(state_directory / KEPT)
+        if client in (None, state.client_id)
+        and purpose in (None, state.purpose)
+        and (run is None or state.run_id.startswith(run))
+    ]
+
+
+def described(state: SavedState) -> str:
+    """A state in one line."""
+    later = "; that of a later update is pending" if state.pending else ""
+    size = state.path.stat().st_size
+    return (
+        f"{state.client_id}: {state.purpose}, of update {state.update_id}, {size} bytes, "
+        f"{state.path}{later}"
+    )
+
+
+def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
+    """Write the tensors of a model with those of one state in their place, or of it alone.
+
+    Returns what was written, in one line. Raises ConfigurationError unless there is one state, or
+    where `output` is there, LayoutError where a tensor has another shape or type than the model's,
+    StorageError.
+    """
+    if output.exists():
+        raise ConfigurationError(f"{output} is there already; name another file", path=output)
+    if len(states) != 1:
+        of = ", ".join(f"{s.client_id} in {s.run_id} ({s.purpose})" for s in states[:3])
+        raise ConfigurationError(
+            f"{len(states)} states fit{': ' if of else ''}{of}; name one by --client, --run and "
+            "--purpose, as `potluck-client kept` lists them",
+            states=len(states),
+        )
+    [state] = states
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(open_tensors(state.path))
+        arrays = dict(own.arrays)
+        if model is not None:
+            whole = stack.enter_context(open_tensors(model))
+            for name, tensor in own.layout.by_name.items():
+                there = whole.layout.by_name.get(name)
+                if there and (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+                    raise LayoutError(
+                        f"{model} is another model: its tensor {quoted(name)} has shape "
+                        f"{there.shape}, the client's has {tensor.shape}",
+                        path=model,
+                    )
+            arrays = {**whole.arrays, **arrays}
+        write_tensors(output, arrays, sync=True)
+    what = f"{len(own.layout.tensors)} of them {state.client_id}'s own"
+    return f"{output}: {len(arrays)} tensors, {what}, of update {state.update_id}"
