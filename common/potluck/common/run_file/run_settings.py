@@ -168,7 +168,7 @@ class PersonalModels(Settings):
         "keeps it, and measures it in each evaluation (as personal_…).",
     )
     pull: float = Field(
-        default=0.1,
+        default=1.0,
         ge=0,
         allow_inf_nan=False,
         description="How hard it is held there: Ditto's lambda. 0 is training alone.",

@@ -13,6 +13,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from potluck.common.learning.measures import MeasuredModel
 from potluck.common.learning.spread import QUANTILES
 from potluck.common.trainer import SHARE
 from potluck.deploy.view.pictures import write_picture
@@ -25,7 +26,10 @@ from potluck.deploy.view.readable import (
 )
 from potluck.deploy.view.run_summary import MeasureSummary, RoundSummary, RunSummary
 
-_COLOURS = {True: ("#1b7f5c", "#c2417c", "#8a6d3b"), False: ("#3566a8", "#b5651d", "#6a4fa3")}
+_COLOURS = {
+    True: ("#1b7f5c", "#c2417c", "#8a6d3b", "#2b6cb0", "#6a4fa3"),
+    False: ("#3566a8", "#b5651d", "#6a4fa3", "#1b7f5c", "#c2417c"),
+}
 """Of lines: of shares, and of other measures."""
 _MOST_PANELS = 3
 _INK = "#333333"
@@ -119,7 +123,8 @@ def _plot_measures(
 def _plot_spread(
     axes: Axes, measure: MeasureSummary, colour: str, history: Sequence[RoundSummary]
 ) -> None:
-    """The clients' worst tenth as a dashed line, and the middle four fifths of them as a band."""
+    """The clients' worst tenth as a dashed line, and the middle four fifths of them as a band where
+    they measured the run's own model."""
     found = [(entry.round, entry.spreads.get(measure.name)) for entry in history]
     known = [(number, each) for number, each in found if each is not None]
     if not known:
@@ -130,10 +135,11 @@ def _plot_spread(
         [each.quantiles[f"{share:g}"] for _, each in known]
         for share in (QUANTILES[0], QUANTILES[-1])
     )
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+    if not measure.name.startswith((MeasuredModel.TUNED, MeasuredModel.PERSONAL)):
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.plot(
         rounds, worst, color=colour, linewidth=1.2, linestyle="--",
-        label=f"worst tenth {readable_measure(worst[-1], measure.unit)}",
+        label=f"{measure.label}, worst tenth {readable_measure(worst[-1], measure.unit)}",
     )  # fmt: skip
 
 
