@@ -20,6 +20,7 @@ LEARNING = [
     ['selector.name="divfl"', "selector.weighted=true", "rounds=6"],
     ['selector.name="hics-fl"', "rounds=6"],
 ]
+OPTIONS = {"fedcor": ["selector.warm_up=1", "selector.refresh=2"]}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -54,14 +55,14 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
     return [[(member.client_id, member.reason) for member in row.members] for row in history]
 
 
-@pytest.mark.parametrize("name", ["pow-d", "flash", "oort", "feel", "hcsfed", "fedlecc"])
+@pytest.mark.parametrize("name", ["pow-d", "flash", "oort", "feel", "hcsfed", "fedlecc", "fedcor"])
 async def test_a_coordinator_killed_changes_nothing(federation: Federation, name: str) -> None:
     """Most wait for answers, which are computed with the model; oort evaluates it."""
-    chosen = f'selector.name="{name}"'
-    undisturbed = await federation.start_run(chosen)
+    chosen = [f'selector.name="{name}"', *OPTIONS.get(name, [])]
+    undisturbed = await federation.start_run(*chosen)
     digest = await federation.finished(undisturbed)
     federation.points.hold("forward")
-    run_id = await federation.start_run(chosen)
+    run_id = await federation.start_run(*chosen)
     await until(lambda: federation.points.reached("forward"))
     await federation.kill_coordinator()
     federation.points.release()

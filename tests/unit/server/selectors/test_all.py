@@ -53,6 +53,7 @@ NAMES = (
     "dc-real",
     "divfl",
     "everyone",
+    "fedcor",
     "feddiverse",
     "fedentopt",
     "fedlecc",
@@ -72,6 +73,7 @@ NAMES = (
 OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "dc-exhaustive": ("dc-exhaustive", {"added": 2}),
     "clustered-sampling-by-updates": ("clustered-sampling", {"by": "updates"}),
+    "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
     "fedpns-checked": ("fedpns", {"check": True}),
 }
 """Names of the tests that are not those of selectors without options."""
