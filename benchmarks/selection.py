@@ -44,6 +44,7 @@ NAMES = (
     "fedentopt",
     "fedpns",
     "clustered-sampling",
+    "greedyfed",
     "kl",
     "dc-real",
     "dc-balanced",

@@ -19,6 +19,7 @@ LEARNING = [
     ['selector.name="clustered-sampling"', 'selector.by="updates"', "selector.unbiased=true"],
     ['selector.name="divfl"', "selector.weighted=true", "rounds=6"],
     ['selector.name="hics-fl"', "rounds=6"],
+    ['selector.name="greedyfed"', "rounds=6", "task.central=true"],
 ]
 OPTIONS = {"fedcor": ["selector.warm_up=1", "selector.refresh=2"]}
 pytestmark = pytest.mark.asyncio(loop_scope="module")

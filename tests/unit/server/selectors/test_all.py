@@ -59,6 +59,7 @@ NAMES = (
     "fedlecc",
     "feel",
     "fedpns",
+    "greedyfed",
     "hics-fl",
     "flash",
     "hcsfed",
@@ -74,6 +75,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "dc-exhaustive": ("dc-exhaustive", {"added": 2}),
     "clustered-sampling-by-updates": ("clustered-sampling", {"by": "updates"}),
     "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
+    "greedyfed": ("greedyfed", {"permutations": 20}),
     "fedpns-checked": ("fedpns", {"check": True}),
 }
 """Names of the tests that are not those of selectors without options."""

@@ -28,7 +28,7 @@ from potluck.server.selectors.parts.choosing import (
     samples_or_mean,
     weighted,
 )
-from potluck.server.selectors.updates.memory import (
+from potluck.server.selectors.updates.update_memory import (
     angles,
     check_size,
     nothing,

@@ -22,7 +22,7 @@ from potluck.server.selection import (
     UpdateFact,
 )
 from potluck.server.selectors.parts.choosing import Cohort, largest
-from potluck.server.selectors.updates.memory import (
+from potluck.server.selectors.updates.update_memory import (
     check_size,
     nothing,
     of_rows,

@@ -24,7 +24,7 @@ from potluck.server.selection import (
 )
 from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean, weighted
 from potluck.server.selectors.updates.clustered_sampling import by_similarity, fill
-from potluck.server.selectors.updates.memory import (
+from potluck.server.selectors.updates.update_memory import (
     angles,
     check_size,
     nothing,

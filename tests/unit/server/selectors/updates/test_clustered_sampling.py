@@ -18,7 +18,7 @@ from potluck.server.selectors.updates.clustered_sampling import (
     by_similarity,
     by_size,
 )
-from potluck.server.selectors.updates.memory import angles
+from potluck.server.selectors.updates.update_memory import angles
 
 
 def with_samples(*samples: int) -> Population:

@@ -11,7 +11,7 @@ from support.populations import context, facts_of, outcome, population, select
 from potluck.common.errors import ConfigurationError
 from potluck.server.selection import Selection
 from potluck.server.selectors.updates.hics_fl import HiCSFL, cut, label_entropies
-from potluck.server.selectors.updates.memory import angles, ward
+from potluck.server.selectors.updates.update_memory import angles, ward
 from potluck.server.state import State
 
 

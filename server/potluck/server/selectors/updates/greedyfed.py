@@ -1,0 +1,119 @@
+"""GreedyFed: the clients whose updates have helped the model most (ALGORITHMS §8.2).
+
+Singhal et al., "Greedy Shapley Client Selection for Communication-Efficient Federated Learning",
+2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, PositiveInt
+
+from potluck.server.selection import (
+    Floats,
+    Judgement,
+    MeasureMean,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    Selector,
+    UpdateFacts,
+)
+from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
+from potluck.server.selectors.updates.shapley import shapley_values
+from potluck.server.selectors.updates.update_memory import sweep
+from potluck.server.state import State
+
+_WORST: Final = 1e9
+"""The largest size of a loss; one that is not finite counts as this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyFed(Selector):
+    """Those of the largest cumulative Shapley value, once all clients have been picked.
+
+    A client's value in a round is what its update adds to means of others', by the loss on the
+    coordinator's own evaluation data, where updates count with their samples. cumulative: `sum` or
+    `mean` of a client's values. tolerance, permutations: of `shapley_values`; a round measures up
+    to 2^updates means, and no more than permutations · updates. Clients that were never picked go
+    first, drawn uniformly; those that were, and never sent an update, last. O(K log K).
+    """
+
+    cumulative: Literal["sum", "mean"] = "sum"
+    tolerance: NonNegativeFloat = 1e-4
+    permutations: PositiveInt = 200
+
+    measures = True
+
+    def init(self, population: Population) -> State:
+        """State: per row how often it was picked and valued, and the sum of its values."""
+        return State(arrays=_grown({}, len(population)))
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """First whom nobody has picked, then by value."""
+        generator = context.generator("greedyfed")
+        cohort = Cohort(context, generator)
+        arrays = _grown(state.arrays, len(context.population))
+        sweep(cohort, arrays, context)
+        shuffled = generator.permutation(context.available)
+        shuffled = shuffled[(arrays["rounds"][shuffled] > 0) & ~np.isin(shuffled, cohort.rows)]
+        values = self._values(arrays)[shuffled]
+        best = np.argsort(-values.round(TIE_DECIMALS), kind="stable")[: cohort.missing]
+        reasons = [f"Shapley value {value:.4g}" for value in values[best].tolist()]
+        cohort.extend(shuffled[best].tolist(), reasons)
+        cohort.draw(cohort.missing, "no value known; drawn uniformly")
+        return cohort.selection()
+
+    def judge(
+        self,
+        state: State,
+        facts: UpdateFacts,
+    ) -> Generator[MeasureMean, float, Judgement]:
+        """Have means of some updates measured; all of them become part of the model."""
+        reckoning = shapley_values(
+            len(facts.rows),
+            facts.generator("greedyfed"),
+            tolerance=self.tolerance,
+            permutations=self.permutations,
+        )
+        coalition = next(reckoning)
+        while True:
+            loss = yield MeasureMean(rows=facts.rows[list(coalition)])
+            try:
+                coalition = reckoning.send(-max(-_WORST, min(loss, _WORST)))
+            except StopIteration as ended:
+                return Judgement(values={"shapley": ended.value})
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Add the round's values."""
+        arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        arrays["picks"][outcome.selected] += 1
+        found = outcome.judgement.values.get("shapley")
+        if outcome.facts is not None and found is not None:
+            arrays["rounds"][outcome.facts.rows] += 1
+            arrays["value"][outcome.facts.rows] += found
+        return State(arrays=arrays)
+
+    def _values(self, arrays: Mapping[str, NDArray[Any]]) -> Floats:
+        if self.cumulative == "sum":
+            return arrays["value"]
+        values: Floats = arrays["value"] / np.maximum(arrays["rounds"], 1)
+        return values
+
+
+def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
+    """With rows for those that have joined since."""
+    kinds = {"picks": np.int64, "rounds": np.int64, "value": np.float64}
+    grown: dict[str, NDArray[Any]] = {}
+    for name, kind in kinds.items():
+        known: NDArray[Any] = arrays.get(name, np.zeros(0, dtype=kind))
+        more = max(0, clients - len(known))
+        grown[name] = np.append(known, np.zeros(more, dtype=kind))
+    return grown

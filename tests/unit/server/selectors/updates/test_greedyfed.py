@@ -1,0 +1,140 @@
+"""GreedyFed: Shapley values against their definition, and whom they make it choose."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.populations import context, facts, judged, outcome, population, select
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.rounds.plan import draw_up
+from potluck.server.selection import Judgement, MeasureMean
+from potluck.server.selectors.updates.greedyfed import GreedyFed
+from potluck.server.selectors.updates.shapley import Coalition, shapley_values
+from potluck.server.state import State
+
+Worth = Callable[[Coalition], float]
+
+
+def reckoned(
+    players: int, worth: Worth, *, tolerance: float = 0.0, permutations: int = 400, seed: int = 0
+) -> tuple[np.ndarray, list[Coalition]]:
+    """The values, and which coalitions were asked for."""
+    asked: list[Coalition] = []
+    reckoning = shapley_values(
+        players,
+        np.random.default_rng(seed),
+        tolerance=tolerance,
+        permutations=permutations,
+    )
+    coalition = next(reckoning)
+    while True:
+        asked.append(coalition)
+        try:
+            coalition = reckoning.send(worth(coalition))
+        except StopIteration as ended:
+            return ended.value, asked
+
+
+def definition(players: int, worth: Worth) -> np.ndarray:
+    """The mean of what each adds, over all orders."""
+    values = np.zeros(players)
+    for order in itertools.permutations(range(players)):
+        for place, player in enumerate(order):
+            before = tuple(sorted(order[:place]))
+            values[player] += worth(tuple(sorted((*before, player)))) - worth(before)
+    return values / math.factorial(players)
+
+
+def concave(coalition: Coalition) -> float:
+    """A worth of which later players add less; player 3 harms."""
+    return math.sqrt(sum((1, 4, 9, 0, 2)[each] for each in coalition)) - 0.4 * (3 in coalition)
+
+
+def test_values_are_about_those_of_the_definition() -> None:
+    values, asked = reckoned(5, concave, permutations=1000)
+    assert values == pytest.approx(definition(5, concave), abs=0.15)
+    assert values.sum() == pytest.approx(concave((0, 1, 2, 3, 4)))
+    assert len(asked) == len(set(asked)) <= 2**5, "no coalition is measured twice"
+
+
+def test_where_each_adds_the_same_to_any_others_values_are_exact() -> None:
+    worths = np.array([0.5, -1.0, 3.0, 0.0])
+    values, _ = reckoned(4, lambda coalition: float(worths[list(coalition)].sum()))
+    assert values == pytest.approx(worths)
+
+
+def test_a_round_that_changes_nothing_gives_no_values() -> None:
+    values, asked = reckoned(6, lambda coalition: 1e-5 * len(coalition), tolerance=1e-4)
+    assert values.tolist() == [0] * 6
+    assert asked == [(), (0, 1, 2, 3, 4, 5)]
+
+
+def test_who_comes_when_all_is_gained_adds_nothing() -> None:
+    values, asked = reckoned(4, lambda coalition: float(bool(coalition)), tolerance=1e-4)
+    assert values == pytest.approx([0.25] * 4)
+    assert max(len(coalition) for coalition in asked if len(coalition) < 4) == 1
+
+
+def test_permutations_are_bounded() -> None:
+    generator = np.random.default_rng(3)
+    noise: dict[Coalition, float] = {}
+    _, asked = reckoned(9, lambda c: noise.setdefault(c, float(generator.normal())), permutations=9)
+    assert len(asked) <= 2 + 9 * 8
+
+
+def play(selector: GreedyFed, worths: np.ndarray, rounds: int, count: int) -> list[list[int]]:
+    """Rounds in which an update takes this much off the loss; the cohorts."""
+
+    def loss(wanted: MeasureMean) -> float:
+        return 10.0 - float(worths[wanted.rows].sum())
+
+    federation, cohorts = population(len(worths)), []
+    state = selector.init(federation)
+    for number in range(1, rounds + 1):
+        chosen = select(selector, state, context(federation, count, number=number))
+        judgement = judged(selector, state, facts(chosen.rows, number), loss)
+        assert not judgement.set_aside
+        state = selector.observe(state, outcome(number, chosen, judgement=judgement))
+        cohorts.append(chosen.rows.tolist())
+    return cohorts
+
+
+def test_after_one_turn_of_all_the_most_valuable_are_chosen() -> None:
+    worths = np.array([0.1, 0.9, 0.3, -0.5, 0.8, 0.0])
+    cohorts = play(GreedyFed(), worths, 8, 2)
+    assert sorted(itertools.chain(*cohorts[:3])) == list(range(6))
+    assert all(sorted(cohort) == [1, 4] for cohort in cohorts[3:])
+
+
+def test_a_mean_of_values_does_not_grow_with_rounds() -> None:
+    selector, state = GreedyFed(cumulative="mean"), GreedyFed().init(population(3))
+    for rows, values in (([0, 1], [1.0, 4.0]), ([0, 2], [3.0, 2.5])):
+        chosen = select(selector, state, context(population(3), 2))
+        judgement = Judgement(values={"shapley": np.array(values)})
+        ended = outcome(1, chosen, judgement=judgement)
+        given = facts(np.array(rows))
+        state = selector.observe(
+            state, type(ended)(**{**vars(ended), "facts": given, "selected": given.rows})
+        )
+    order = select(selector, state, context(population(3), 3, number=3))
+    assert order.rows.tolist() == [1, 2, 0]
+    assert select(GreedyFed(), state, context(population(3), 3, number=3)).rows[0] in (0, 1)
+
+
+def test_a_loss_that_is_not_finite_is_a_very_bad_one() -> None:
+    given = facts(np.array([0, 1]))
+    judgement = judged(
+        GreedyFed(), State(), given, lambda wanted: math.inf if 1 in wanted.rows else 0.5
+    )
+    assert judgement.values["shapley"][1] < -1e8 < judgement.values["shapley"][0]
+
+
+def test_masked_updates_can_not_be_valued() -> None:
+    text = 'secure_aggregation = true\n[task]\nname = "digits"\nclients = 10\n'
+    with pytest.raises(ConfigurationError, match="greedyfed has means of some updates measured"):
+        draw_up(f'{text}[selector]\nname = "greedyfed"\n', source="run file")
