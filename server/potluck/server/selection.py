@@ -231,6 +231,44 @@ Judging = Generator[MeasureMean, float, Judgement]
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeforeUpload:
+    """A question about the model that a client has trained, answered before it is sent.
+
+    kind, parameters, names: as in `Ask`.
+    """
+
+    kind: str
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The names of the numbers wanted."""
+        return tuple(self.names) or (self.kind,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """The answers of a cohort's clients that have trained.
+
+    rows: of these clients, in the order chosen. values: by name, one finite number for each.
+    samples: int64 ≥ 0, that each trained on, as far as it tells that.
+    """
+
+    rows: Rows
+    values: Mapping[str, NDArray[np.float64]]
+    samples: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spared:
+    """The clients whose updates are not wanted, and for each of them why. Not all of them."""
+
+    rows: Rows
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
     """The result of a committed round.
 
@@ -242,6 +280,7 @@ class RoundOutcome:
     deadline_seconds: the least that a client which failed has taken, as far as that is known.
     facts: of the updates that came in time, those set aside included; None where they are masked.
     judgement: the selector's own.
+    spared: the clients that the selector spared their upload.
     """
 
     round: int
@@ -253,6 +292,7 @@ class RoundOutcome:
     deadline_seconds: float = math.inf
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)
+    spared: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class Selector(Plugin):
@@ -308,6 +348,15 @@ class Selector(Plugin):
         before it returns that. Called from a worker thread once they are in, before they are
         weighed; not where they are masked. After a kill it is called again, with the same facts."""
         return Judgement()
+
+    def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
+        """The question that clients answer once they have trained; its kind is among `asks`. None
+        where they send their updates at once."""
+        return None
+
+    def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  part of the seam
+        """The clients that need not send their updates, once all have answered or are lost."""
+        return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
         """The state after a committed round; called once for each, in order."""

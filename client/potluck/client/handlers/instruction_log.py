@@ -208,6 +208,14 @@ class InstructionLog:
                 del self._entries[instruction_id]
 
 
+def digest_of_training(instruction: rpc.Instruction) -> str:
+    """The same, of an instruction to train, whether its update is to be sent at once or not."""
+    training = rpc.Instruction()
+    training.CopyFrom(instruction)
+    training.train.ClearField("before_upload")
+    return digest_of_work(training)
+
+
 def digest_of_work(instruction: rpc.Instruction) -> str:
     """The digest by which this work differs from other work under the same id.
 

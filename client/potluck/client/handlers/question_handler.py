@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
 
 log = structlog.get_logger()
 
-_MOST_NUMBERS = 64
+_MOST_NUMBERS = 1024
 """In an answer."""
 
 
@@ -42,7 +42,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
                 question, instruction, files, cancelled=active.cancelled.is_set
             ),
         )
-    disclosed = _wanted(work, values)
+    disclosed = numbers_asked(work, values)
     context.outgoing.note(
         instruction,
         Outgoing.ANSWER,
@@ -60,7 +60,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
     return rpc.Answer(instruction_id=instruction.id, scalars=rpc.Scalars(values=disclosed))
 
 
-def _wanted(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
+def numbers_asked(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
     """The numbers that were asked for, and no others."""
     missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
     if missing:

@@ -12,13 +12,15 @@ from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
     check_correction,
     check_pace,
+    check_question,
     check_updates,
     check_weighting,
 )
-from potluck.client.disclosure.outgoing_log import Outgoing
+from potluck.client.disclosure.outgoing_log import Outgoing, shortened
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
-from potluck.client.handlers.instruction_log import InstructionStage
+from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
+from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
 from potluck.client.masking.masked_updates import MASKED, write_masked
 from potluck.client.training.plugin_options import json_object
@@ -44,18 +46,42 @@ _WEIGHTINGS = {
 }
 
 
-async def train(context: HandlerContext, active: ActiveInstruction) -> None:
-    """Deliver the update that is asked for; one that has been made already is sent again."""
-    update_id = active.instruction.id
+async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
+    """Deliver the update that is asked for; one that has been made already is sent again.
+
+    Where a question comes with it, its answer is returned, and the update stays here.
+    """
+    instruction, update_id = active.instruction, active.instruction.id
     kept = _kept(context, active)
     fresh = kept is None
     try:
         if kept is None:
             kept = await _make_update(context, active)
+        if instruction.train.HasField("before_upload"):
+            return _offer(context, instruction, kept)
+        if not kept.masked_input and (fresh or kept.offer):
+            _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
         await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
     finally:
         context.sums.appointments.close(update_id)
+    return None
+
+
+def _offer(context: HandlerContext, instruction: rpc.Instruction, kept: KeptUpdate) -> rpc.Answer:
+    """What is told of an update before it is sent."""
+    context.outgoing.note(
+        instruction,
+        Outgoing.ANSWER,
+        question=instruction.train.before_upload.kind,
+        parameters=shortened(instruction.train.before_upload.parameters_json),
+        model=kept.blake3,
+        task=instruction.train.task.name,
+        numbers=kept.offer,
+        samples=kept.report.samples,
+    )
+    offer = rpc.Offer(answer=rpc.Scalars(values=kept.offer), samples=kept.report.samples)
+    return rpc.Answer(instruction_id=instruction.id, offer=offer)
 
 
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
@@ -84,7 +110,9 @@ def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | No
     if kept is None:
         return None
     of_this_sum = not kept.masked_input or kept.coordinator_id == context.log.coordinator_id
-    if kept.work == active.entry.work and of_this_sum:
+    asked = active.instruction.train.HasField("before_upload")
+    of_this_training = kept.work == digest_of_training(active.instruction)
+    if of_this_training and of_this_sum and (kept.offer or not asked):
         return kept
     context.updates.drop(active.instruction.id)
     return None
@@ -93,6 +121,8 @@ def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | No
 async def _make_update(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate:
     instruction, work = active.instruction, active.instruction.train
     weighting = permitted_weighting(context.policy, instruction.client_id, work)
+    if work.HasField("before_upload"):
+        check_question(context.policy, instruction.client_id, work.before_upload.kind)
     async with contextlib.AsyncExitStack() as stack:
         model = await stack.enter_async_context(context.model(active, work.model, work.task))
         if work.encoding == MASKED:
@@ -136,15 +166,13 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.file is None:
         update = await _masked(context, active, trained, report)
     else:
-        update = update_record(active, trained.file, report)
-        _note(context, instruction, update, weighting)
+        offer = numbers_asked(work.before_upload, trained.offer)
+        update = update_record(active, trained.file, report, offer=offer)
     context.updates.keep(update)
     return update
 
 
-def _note(
-    context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate, weighting: Weighting
-) -> None:
+def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate) -> None:
     """Log an update without masks that is about to be sent; sums have a ledger of their own."""
     report = update.report
     measures = {name: vars(each) for name, each in report.measures.items()}
@@ -155,7 +183,7 @@ def _note(
         task=instruction.train.task.name,
         blake3=update.blake3,
         bytes=update.size,
-        weighting=weighting.value,
+        weighting=_WEIGHTINGS[instruction.train.weighting].value,
         report=report.values() | {"measures": measures},
     )
 

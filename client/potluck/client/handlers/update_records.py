@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.instruction_log import digest_of_training
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.update_report import UpdateReport
@@ -15,10 +17,12 @@ def update_record(
     file: FileDigest,
     report: UpdateReport,
     *,
+    offer: Mapping[str, float] | None = None,
     masked_input: str = "",
     coordinator_id: str = "",
 ) -> KeptUpdate:
-    """The record of an update. Of a masked one the report is empty, and the last two are given."""
+    """The record of an update. offer: what is told of it before it is sent. Of a masked one the
+    report is empty, and the last two are given."""
     instruction, work = active.instruction, active.instruction.train
     return KeptUpdate(
         update_id=instruction.id,
@@ -32,7 +36,8 @@ def update_record(
         compressed=work.compressed and not masked_input,
         report=report,
         expires=time.time() + instruction.time_left.ToTimedelta().total_seconds(),
-        work=active.entry.work,
+        work=digest_of_training(instruction),
+        offer=dict(offer or {}),
         masked_input=masked_input,
         coordinator_id=coordinator_id,
     )

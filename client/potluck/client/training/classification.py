@@ -223,6 +223,8 @@ class Classification(TaskTraining):
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
+        *,
+        trained: bool = False,
     ) -> Mapping[str, float]:
         """Whatever question it is."""
         work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
@@ -236,7 +238,7 @@ class Classification(TaskTraining):
                 classes=loaded.task.classes,
                 groups=loaded.task.groups,
                 device=self._device,
-                model=None if files is None else loaded.model,
+                model=loaded.model if trained or files is not None else None,
                 cancelled=cancelled,
                 validation_share=min(max(work.validation_share, 0.0), 0.5),
                 pace=work.pace,

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.client.question import Question
 from potluck.client.training.loaded_tasks import LoadedTasks
-from potluck.client.training.local_update import Trained, check_training, train_update
-from potluck.client.training.plugin_options import json_object
+from potluck.client.training.local_update import (
+    Trained,
+    check_training,
+    make_question,
+    train_update,
+)
 from potluck.client.training.task_training import ClientFiles, TrainingFiles
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
-from potluck.common.settings import plugins
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.tensors.layout import LENGTH_BYTES, Layout, parse_header
 from potluck.common.trainer import TrainingProgress
@@ -103,8 +106,7 @@ class TrainingDevice:
 
     def question(self, work: rpc.Question) -> Question:
         """The question. Raises PluginError for a kind or parameters this host does not know."""
-        parameters = json_object(work.parameters_json, f"parameters of '{work.kind}'")
-        return plugins.create(Question, work.kind, parameters)
+        return make_question(work)
 
     def answer(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.client.masking.masked_updates import MASKED, Differences, differences
+from potluck.client.question import Question
+from potluck.client.training.plugin_options import json_object
 from potluck.client.training.task_training import (
     LoadedTask,
     Outcome,
@@ -20,6 +22,7 @@ from potluck.client.training.task_training import (
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import NotFiniteError, TrainingError
+from potluck.common.settings import plugins
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import quoted
 from potluck.common.tensors.model_arrays import buffer_names
@@ -41,13 +44,15 @@ _Sent = Mapping[str, Mapping[str, NDArray[np.float32]]] | None
 class Trained:
     """An update that has been written, or one that is still to be masked.
 
-    simulated_seconds: what the training took on the run's virtual clock, if it has one.
+    simulated_seconds: what the training took on the run's virtual clock, if it has one. offer: the
+    answer to the question that came with it.
     """
 
     file: FileDigest | None
     differences: Differences | None
     outcome: Outcome
     simulated_seconds: float | None
+    offer: Mapping[str, float] = field(default_factory=dict)
 
     def report(self, weighting: Weighting) -> UpdateReport:
         """The report of the training, where the number of samples is told so exactly.
@@ -87,11 +92,36 @@ def train_update(
         _write_kept(files.keep_at(MODEL), loaded.kept_weights())
         outcome = replace(outcome, kept=True)
     return Trained(
+        offer=_offer(training, instruction, cancelled),
         file=_written(work, encoding, files, loaded, outcome.sent),
         differences=_differences(files.model, loaded, outcome.sent) if encoding is None else None,
         outcome=outcome,
         simulated_seconds=work.pace * outcome.paced_samples if work.pace else None,
     )
+
+
+def _offer(
+    training: TaskTraining, instruction: rpc.Instruction, cancelled: Callable[[], bool]
+) -> Mapping[str, float]:
+    """The answer to the question that came with a training, about the trained model."""
+    work = instruction.train
+    if not work.HasField("before_upload"):
+        return {}
+    asked = rpc.Instruction(
+        id=instruction.id,
+        client_id=instruction.client_id,
+        run_id=instruction.run_id,
+        round=instruction.round,
+        question=work.before_upload,
+    )
+    question = make_question(work.before_upload)
+    return training.answer(question, asked, cancelled, None, trained=True)
+
+
+def make_question(work: rpc.Question) -> Question:
+    """A question. Raises PluginError for a kind or parameters this host does not know."""
+    parameters = json_object(work.parameters_json, f"parameters of '{work.kind}'")
+    return plugins.create(Question, work.kind, parameters)
 
 
 def _encoding(work: rpc.Train) -> Encoding | None:

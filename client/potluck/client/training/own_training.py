@@ -202,6 +202,8 @@ class OwnTraining(TaskTraining):
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
+        *,
+        trained: bool = False,
     ) -> Mapping[str, float]:
         """What the trainer's capabilities allow."""
         client_id, loaded = ClientId(instruction.client_id), self.loaded
@@ -225,7 +227,7 @@ class OwnTraining(TaskTraining):
                 classes=loaded.task.classes,
                 groups=loaded.task.groups,
                 device=loaded.device,
-                model=None if files is None else loaded.model,
+                model=loaded.model if trained or files is not None else None,
                 cancelled=cancelled,
                 pace=instruction.question.pace,
                 own=OwnAnswers(

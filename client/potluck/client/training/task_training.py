@@ -253,8 +253,13 @@ class TaskTraining(ABC):
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
+        *,
+        trained: bool = False,
     ) -> Mapping[str, float]:
-        """A client's answer, with the model where the question needs one."""
+        """A client's answer, with the model where the question needs one.
+
+        trained: about the model as the training that is just over has left it.
+        """
 
     def local_update(
         self,

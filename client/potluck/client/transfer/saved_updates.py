@@ -22,7 +22,8 @@ class KeptUpdate(BaseModel):
     """The record of an update; fields as in `UpdateHeader`.
 
     `expires`: seconds since 1970 at which its round's deadline passes. `work`: what was done, as
-    `digest_of_work` tells. `masked_input`: of a masked update, the serialised envelope that vouches
+    `digest_of_training` tells. `offer`: what is told of it before it is sent; empty where it is
+    sent at once. `masked_input`: of a masked update, the serialised envelope that vouches
     for it, hexadecimal; `coordinator_id`: of one, the process that drives the sum it goes into.
     """
 
@@ -40,6 +41,7 @@ class KeptUpdate(BaseModel):
     report: UpdateReport = UpdateReport()
     expires: float
     work: str = ""
+    offer: dict[str, float] = {}
     masked_input: str = ""
     coordinator_id: str = ""
 

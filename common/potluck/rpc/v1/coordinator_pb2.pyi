@@ -442,6 +442,7 @@ class Answer(_message.Message):
     SECURE_FIELD_NUMBER: _builtins.int
     CHECKED_FIELD_NUMBER: _builtins.int
     MEASURES_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
     instruction_id: _builtins.str
     """The instruction."""
     @_builtins.property
@@ -472,6 +473,10 @@ class Answer(_message.Message):
     def measures(self) -> Global___MeasuredSums:
         """The measures of an evaluation, of a task that brings its own trainer."""
 
+    @_builtins.property
+    def offer(self) -> Global___Offer:
+        """The update has been made, and is kept until it is asked for."""
+
     def __init__(
         self,
         *,
@@ -483,12 +488,13 @@ class Answer(_message.Message):
         secure: Global___SecureReply | None = ...,
         checked: Global___Checked | None = ...,
         measures: Global___MeasuredSums | None = ...,
+        offer: Global___Offer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "measures", b"measures", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "measures", b"measures", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "evaluation", b"evaluation", "failure", b"failure", "instruction_id", b"instruction_id", "measures", b"measures", "offer", b"offer", "outcome", b"outcome", "profile", b"profile", "scalars", b"scalars", "secure", b"secure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked", "measures"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["failure", "evaluation", "profile", "scalars", "secure", "checked", "measures", "offer"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -604,6 +610,34 @@ class MeasuredSums(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeasuredSums: _TypeAlias = MeasuredSums  # noqa: Y015
+
+@_typing.final
+class Offer(_message.Message):
+    """The answer to a training whose update is not to be sent yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    """Samples that the client trained on, as it would tell them with the update."""
+    @_builtins.property
+    def answer(self) -> Global___Scalars:
+        """The answer to the question that came with the training."""
+
+    def __init__(
+        self,
+        *,
+        answer: Global___Scalars | None = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Offer: _TypeAlias = Offer  # noqa: Y015
 
 @_typing.final
 class Scalars(_message.Message):
@@ -835,6 +869,7 @@ class Train(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     FURTHER_OBJECTIVES_FIELD_NUMBER: _builtins.int
     ONE_WAY_FIELD_NUMBER: _builtins.int
+    BEFORE_UPLOAD_FIELD_NUMBER: _builtins.int
     PERSONAL_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
@@ -897,6 +932,12 @@ class Train(_message.Message):
         """
 
     @_builtins.property
+    def before_upload(self) -> Global___Question:
+        """Where it is there: answer this about the trained model, keep the update, and do not send it. The
+        same instruction without it asks for the update. It names no task and no model.
+        """
+
+    @_builtins.property
     def personal(self) -> Global___PersonalTraining:
         """The training of the client's own model, after or before this one; absent where it has none."""
 
@@ -921,11 +962,12 @@ class Train(_message.Message):
         kept: Global___KeptState | None = ...,
         further_objectives: _abc.Iterable[Global___Plugin] | None = ...,
         one_way: _abc.Iterable[_builtins.str] | None = ...,
+        before_upload: Global___Question | None = ...,
         personal: Global___PersonalTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "kept", b"kept", "model", b"model", "objective", b"objective", "personal", b"personal", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "personal", b"personal", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "before_upload", b"before_upload", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ from potluck.common.errors import RunError
 from potluck.common.names import is_name
 from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, Selector
 
-MOST_NAMES = 64
+MOST_NAMES = 1024
 """Numbers in one answer."""
 
 

@@ -14,7 +14,7 @@ from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.selection import Ask
+from potluck.server.selection import Ask, BeforeUpload
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.strategy import Summation
 
@@ -144,6 +144,19 @@ def question_instruction(
     if ask.trains:
         question.train.CopyFrom(_how_to_train(plan, round_number, client))
     return _instruction(instruction_id, run_id, round_number, client, question=question)
+
+
+def question_before_upload(
+    asked: BeforeUpload, training: coordinator_pb2.Instruction
+) -> coordinator_pb2.Question:
+    """A question about the model that comes of a training."""
+    return coordinator_pb2.Question(
+        kind=asked.kind,
+        parameters_json=canonical_json(asked.parameters),
+        names=asked.wanted,
+        pace=training.train.pace,
+        seed=training.train.seed,
+    )
 
 
 def evaluate_instruction(

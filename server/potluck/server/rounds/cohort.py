@@ -47,6 +47,12 @@ class RoundCohort:
         self._attempt = attempt
         self._left_out = left_out
         self._notices = TroubleNotices()
+        self.offered: set[str] = set()
+        """Members that keep their update until it is asked for."""
+        self.undecided = rules.offers
+        """True until the selector has said whose updates are wanted."""
+        self.deciding = False
+        """True while it is being asked."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -67,12 +73,18 @@ class RoundCohort:
         return member is not None and member.state is MemberState.SELECTED
 
     @property
+    def training(self) -> list[str]:
+        """Members that have neither sent nor offered an update, in the order chosen."""
+        return [client for client in self.pending if client not in self.offered]
+
+    @property
     def wanted(self) -> int:
         """The number of updates that the round is to have: of those beyond `count` none is needed,
         unless the selector had more chosen than it was asked for."""
         rules, chosen = self._rules, len(self.members)
+        spared = sum(member.state is MemberState.SPARED for member in self.members.values())
         everybody = chosen > rules.count + rules.policy.over_selection
-        return chosen if everybody else min(rules.count, chosen)
+        return chosen - spared if everybody else min(rules.count, chosen - spared)
 
     @property
     def needed(self) -> int:
@@ -82,6 +94,8 @@ class RoundCohort:
     def outcome(self) -> CohortOutcome:
         """The state of the attempt. On a virtual clock all members are waited for."""
         answered, pending = len(self.answered), len(self.pending)
+        if self.undecided and answered + pending >= self.needed:
+            return CohortOutcome.OPEN
         enough = answered >= self.wanted and not self._rules.simulated
         if enough or (not pending and answered >= self.needed):
             return CohortOutcome.ENOUGH
@@ -126,12 +140,16 @@ class RoundCohort:
 
     def spare(self, clients: Sequence[str]) -> list[Action]:
         """The round has enough updates without these."""
+        why = "the round had enough updates without it"
+        return self.spare_upload([(client, why) for client in clients])
+
+    def spare_upload(self, spared: Sequence[tuple[str, str]]) -> list[Action]:
+        """The updates of these clients are not wanted. spared: who, and why."""
         actions: list[Action] = []
-        for client in clients:
+        for client, why in spared:
             self.members[client].state = MemberState.SPARED
-            why = "the round had enough updates without it"
             actions.append(MarkMember(self._round, self._attempt, client, MemberState.SPARED, why))
-        return actions + self.abandon(clients)
+        return actions + self.abandon([client for client, _ in spared])
 
     def abandon(self, clients: Sequence[str]) -> list[Action]:
         """Tell these members to stop."""

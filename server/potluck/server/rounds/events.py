@@ -88,6 +88,22 @@ class UpdateArrived:
 
 
 @dataclass(frozen=True)
+class Offered:
+    """A client has trained, and keeps its update until it is asked for."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class UploadsDecided:
+    """The selector has said whose updates are not wanted. spared: who, and why."""
+
+    round: int
+    attempt: int
+    spared: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class ClientFailed:
     """A client said it can't, or its update was refused for good."""
 
@@ -149,6 +165,8 @@ Event = (
     | Scarce
     | Outdated
     | UpdateArrived
+    | Offered
+    | UploadsDecided
     | ClientFailed
     | SumFailed
     | Reduced
@@ -198,6 +216,16 @@ class Train:
     """Tell a client to train."""
 
     client: str
+
+
+@dataclass(frozen=True)
+class DecideUploads:
+    """Have the selector say which of these clients need not send their updates; answer with
+    UploadsDecided."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -280,6 +308,7 @@ Action = (
     | Readmit
     | Select
     | Train
+    | DecideUploads
     | Abandon
     | MarkMember
     | GiveUpAttempt

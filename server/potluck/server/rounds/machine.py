@@ -25,6 +25,7 @@ from potluck.server.rounds.events import (
     ClientFailed,
     Commit,
     Committed,
+    DecideUploads,
     End,
     Evaluate,
     Evaluated,
@@ -35,6 +36,7 @@ from potluck.server.rounds.events import (
     LeaveOut,
     Left,
     LeftOut,
+    Offered,
     Outdated,
     Readmit,
     Readmitted,
@@ -51,6 +53,7 @@ from potluck.server.rounds.events import (
     Ticked,
     Train,
     UpdateArrived,
+    UploadsDecided,
 )
 from potluck.server.rounds.gathering import Gathering
 from potluck.server.rounds.roster import RunRoster
@@ -79,7 +82,8 @@ class Resumption:
     available and cohort are those of the attempt that was under way; cohort maps clients in the
     order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
     this round that don't count; those of a run that has failed don't. seconds: what trainings
-    took whose updates are here. left_out: clients that can't take part, and why.
+    took whose updates are here. left_out: clients that can't take part, and why. uploads_decided:
+    whether clients had offered their updates, and the selector knew what they say.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -90,6 +94,7 @@ class Resumption:
     cohort: Sequence[tuple[str, MemberState]] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    uploads_decided: bool = False
 
 
 class RoundMachine:
@@ -114,6 +119,7 @@ class RoundMachine:
         self._stored_available = was.available
         self._said_waiting = False
         self._round_deadline = 0.0
+        self._decided = was.uploads_decided
 
     @property
     def attempt(self) -> int:
@@ -133,7 +139,8 @@ class RoundMachine:
             return None
         presence = self.gathering.presence
         away = [client for client in self.cohort.pending if not presence.attends(client)]
-        return min([self._round_deadline, *map(presence.back_by, away)])
+        deadline = [] if self.cohort.deciding else [self._round_deadline]
+        return min([*deadline, *map(presence.back_by, away)], default=None)
 
     # Events -----------------------------------------------------------------------------------
 
@@ -165,6 +172,14 @@ class RoundMachine:
             case UpdateArrived(client, seconds) if self.cohort.waits_for(client):
                 self.cohort.receive(client, seconds)
                 return self._go_on(now)
+            case Offered(client) if self.cohort.waits_for(client):
+                self.cohort.offered.add(client)
+                return self._go_on(now)
+            case UploadsDecided(round, attempt, spared) if (round, attempt) == (
+                self.round,
+                self.attempt,
+            ) and self.cohort.deciding:
+                return self._ask_for_uploads(spared, now)
             case ClientFailed(client, trouble) if self.cohort.waits_for(client):
                 dropped = self.cohort.drop([client], MemberState.FAILED, trouble)
                 return dropped + self._go_on(now)
@@ -289,8 +304,21 @@ class RoundMachine:
         self.phase = Phase.TRAINING
         self.gathering.under_way = True
         self._round_deadline = now + self.rules.policy.deadline_seconds
+        if self._decided:  # before a restart; whom it spared follows from what is stored
+            self._decided, self.cohort.deciding = False, True
+            return [DecideUploads(self.round, self.attempt, ())]
         trains: list[Action] = [Train(client) for client in self.cohort.pending]
         return trains + self._go_on(now)
+
+    def _ask_for_uploads(self, spared: Sequence[tuple[str, str]], now: float) -> list[Action]:
+        """Let those send their updates who are not spared that. They have as long as for training;
+        who is away, or has lost its update, may train again."""
+        cohort = self.cohort
+        cohort.undecided = cohort.deciding = False
+        actions = cohort.spare_upload([each for each in spared if cohort.waits_for(each[0])])
+        self._round_deadline = now + self.rules.policy.deadline_seconds
+        actions += [Train(client) for client in cohort.pending]
+        return actions + self._go_on(now)
 
     def _tick(self, now: float) -> list[Action]:
         if self.phase is Phase.WAITING:
@@ -301,9 +329,10 @@ class RoundMachine:
         lost = [c for c in cohort.pending if not self.gathering.is_present(c, now)]
         trouble = "its host went away and did not come back in time"
         actions = cohort.drop(lost, MemberState.LOST, trouble)
-        if now >= self._round_deadline:
+        if now >= self._round_deadline and not cohort.deciding:
             trouble = f"no update within {self.rules.policy.deadline_seconds:g} s"
-            actions += cohort.drop(cohort.pending, MemberState.LATE, trouble)
+            late = cohort.training if cohort.undecided else cohort.pending
+            actions += cohort.drop(late, MemberState.LATE, trouble)
         return actions + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Action]:
@@ -321,7 +350,10 @@ class RoundMachine:
                 updates = f"{len(cohort.answered)} of the {cohort.needed} updates"
                 actions += self._try_again(f"{updates} needed for a quorum", now)
             case CohortOutcome.OPEN:
-                pass
+                if cohort.undecided and not cohort.deciding and not cohort.training:
+                    cohort.deciding = True
+                    offered = tuple(cohort.pending)
+                    actions.append(DecideUploads(self.round, self.attempt, offered))
         return actions
 
     def _without_sum(self, event: SumFailed, now: float) -> list[Action]:

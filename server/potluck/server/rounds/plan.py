@@ -23,7 +23,7 @@ from potluck.server.rounds.compatibility import by_protocol, check_composition, 
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.trainable import check_trainable
-from potluck.server.selection import Selector, Signal
+from potluck.server.selection import BeforeUpload, Selector, Signal
 from potluck.server.strategy import Strategy
 
 
@@ -57,6 +57,7 @@ class RunPlan:
             evaluate_every=self.run_file.evaluation.every,
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
+            offers=self.before_upload is not None,
         )
 
     @property
@@ -68,6 +69,11 @@ class RunPlan:
     def reports(self) -> frozenset[str]:
         """Names of the numbers that the selector wants reported with updates."""
         return frozenset(self.selector.reports)
+
+    @property
+    def before_upload(self) -> BeforeUpload | None:
+        """What clients answer once they have trained, before they send their updates."""
+        return self.selector.before_upload(self.task.classes)
 
     @property
     def kept(self) -> Sequence[str]:

@@ -14,7 +14,8 @@ class RoundRules:
 
     hosts: how many a round's clients must be on, 0 where that does not matter. simulated: rounds
     are timed by a virtual clock: all are waited for, and who was in time is decided by simulated
-    seconds, of which a client has `simulated_deadline`.
+    seconds, of which a client has `simulated_deadline`. offers: clients keep their updates until
+    the selector has said whose are wanted.
     """
 
     rounds: int
@@ -26,6 +27,7 @@ class RoundRules:
     evaluate_every: int = 1
     simulated: bool = False
     simulated_deadline: float = math.inf
+    offers: bool = False
 
     @property
     def grace_seconds(self) -> float:

@@ -31,6 +31,9 @@ from potluck.server.sums import step_sums
 MOST_QUESTIONS = 100
 """In one round; a selector that goes on asking never chooses."""
 
+OFFERS = "offers"
+"""In a stored question, that it was asked about trained models."""
+
 _AGAIN = "again"
 """In a stored question, how often the selector had been called again before it asked."""
 
@@ -289,12 +292,14 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """The answers of clients among what a selector was answered when it last asked them; sums are
-    of no single client."""
+    """The answers of clients among what a selector was answered when it last asked them before a
+    selection; sums are of no single client."""
     answered = [
         each
         for each in exchanges
-        if each.answers is not None and not step_sums.is_sum(each.question)
+        if each.answers is not None
+        and not step_sums.is_sum(each.question)
+        and not each.question.get(OFFERS)
     ]
     last = answered[-1].question.get(_AGAIN) if answered else None
     return [

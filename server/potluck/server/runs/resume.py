@@ -27,6 +27,7 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberState, RoundRow
 from potluck.server.sums.label_cells import LabelCells
@@ -265,4 +266,5 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         available=tuple(run.roster.ids[row] for row in attempt.available),
         cohort=tuple(cohort),
         seconds={client: each.row.seconds for client, each in run.intake.updates.items()},
+        uploads_decided=any(is_offer(each.question) for each in attempt.exchanges),
     )

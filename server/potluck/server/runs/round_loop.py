@@ -18,6 +18,7 @@ from potluck.server.runs.select import admit, select
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import OpenRounds, UpdatePath
+from potluck.server.runs.upload_decision import decide_uploads
 
 
 class RoundLoop:
@@ -132,6 +133,8 @@ class RoundLoop:
                 self._begin_slow(select(run, action))
             case rounds.Train(client):
                 await self._training.begin(client)
+            case rounds.DecideUploads():
+                self._begin_slow(decide_uploads(run, action))
             case rounds.Abandon():
                 self._training.abandon(action)
             case rounds.MarkMember():

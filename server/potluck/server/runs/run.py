@@ -57,16 +57,25 @@ class CohortMember:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a client says of an update that it keeps. numbers: in the order of their names."""
+
+    numbers: Sequence[float]
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """The attempt under way as it was begun. Another takes its place once there is a cohort.
 
     cohort: in the order chosen; empty while it is being selected. answers: what clients answered
-    before that.
+    before that. spared: whose updates the selector does not want.
     """
 
     begun: float = field(default_factory=now)
     cohort: Mapping[str, CohortMember] = field(default_factory=dict)
     answers: Sequence[Answers] = ()
+    spared: set[str] = field(default_factory=set)
 
 
 @dataclass(kw_only=True)
@@ -75,6 +84,8 @@ class Intake:
 
     instructed: dict[str, float] = field(default_factory=dict)
     """The time at which each client was sent its training."""
+    offers: dict[str, Offer] = field(default_factory=dict)
+    """What clients say of updates that they keep."""
     updates: dict[str, SpooledUpdate] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from potluck.common.errors import ProtocolError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.clock import now
 from potluck.server.hosts.instructions import (
     model_reference,
+    question_before_upload,
     train_instruction,
     train_instruction_id,
 )
@@ -17,6 +19,7 @@ from potluck.server.runs.auxiliaries import AuxiliaryFiles
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
+from potluck.server.runs.upload_decision import read_offer
 from potluck.server.store.records import AttemptKey
 
 
@@ -34,7 +37,7 @@ class Training:
         run = self._run
         auxiliary = await self.auxiliaries.message(client)
         machine, policy = run.machine, run.plan.run_file.round
-        run.intake.instructed[client] = now()
+        run.intake.instructed.setdefault(client, now())
         instruction = train_instruction(
             run.plan,
             run.instruction_id(client),
@@ -46,6 +49,9 @@ class Training:
             quotas=run.attempt.cohort[client].quotas,
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
+        asked = run.plan.before_upload
+        if asked is not None and machine.cohort.undecided:
+            instruction.train.before_upload.CopyFrom(question_before_upload(asked, instruction))
         await self._path.begin(instruction.train)
         run.services.attendance.instruct(
             instruction,
@@ -58,8 +64,24 @@ class Training:
     ) -> None:
         machine = self._run.machine
         under_way = (round_number, attempt) == (machine.round, machine.attempt)
-        if under_way and answer.WhichOneof("outcome") == "failure":
-            self._inbox.fail(client, answer.failure.message, answer.failure.reason)
+        if not under_way:
+            return
+        match answer.WhichOneof("outcome"):
+            case "failure":
+                self._inbox.fail(client, answer.failure.message, answer.failure.reason)
+            case "offer" if machine.cohort.undecided and machine.cohort.waits_for(client):
+                self._take_offer(client, answer)
+            case _:
+                pass
+
+    def _take_offer(self, client: str, answer: coordinator_pb2.Answer) -> None:
+        try:
+            self._run.intake.offers[client] = read_offer(self._run, answer)
+        except ProtocolError as error:
+            self._inbox.fail(client, error.message, error.reason)
+            return
+        self._run.services.attendance.retire([answer.instruction_id])
+        self._run.post(rounds.Offered(client))
 
     def abandon(self, action: rounds.Abandon) -> None:
         """Instruct clients to stop."""

@@ -1,0 +1,43 @@
+"""What a client's trained model takes its samples for, before the update is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.client.question import Question, QuestionContext
+from potluck.common.errors import TrainingError
+
+_BATCH = 1024
+
+
+class SoftLabel(Question):
+    """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
+
+    It comes close to the client's distribution of labels. What FedEntropy asks of the trained model
+    (ALGORITHMS §1.10).
+    """
+
+    needs_model = True
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One pass over the samples."""
+        import torch
+
+        context.require_examples("soft-label")
+        model, examples = context.model, context.data.train
+        if not len(examples):
+            raise TrainingError(f"client '{context.client}' has no training samples")
+        was_training = model.training
+        model.to(context.device).eval()
+        total = torch.zeros(context.classes, dtype=torch.float64, device=context.device)
+        try:
+            with torch.no_grad():
+                for batch in torch.arange(len(examples)).split(_BATCH):
+                    outputs = model(examples.inputs_at(batch).to(context.device)).double()
+                    total += outputs.softmax(dim=1).sum(dim=0)
+        finally:
+            model.train(was_training)
+        shares = (total / len(examples)).cpu()
+        if not bool(torch.isfinite(shares).all()):
+            raise TrainingError(f"the model's outputs on the samples of '{context.client}' are NaN")
+        return {f"class-{number}": share for number, share in enumerate(shares.tolist())}

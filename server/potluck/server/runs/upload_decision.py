@@ -1,0 +1,114 @@
+"""Updates that are offered before they are sent: the selector says whose are not wanted.
+
+A client that has trained answers a question about its model and keeps its update. Once all have
+answered, or are lost, the answers are stored, then the selector decides. So a coordinator that went
+down decides the same again, from what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from potluck.common.errors import ProtocolError, RunError, StorageError
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.server.rounds import events as rounds
+from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
+from potluck.server.runs.run import Offer, Run
+from potluck.server.selection import Offers, Spared
+from potluck.server.store.records import AttemptKey, Exchange, JsonObject
+
+_LARGEST_SAMPLES = 1 << 53
+_SAMPLES = "samples"
+
+
+def is_offer(question: JsonObject) -> bool:
+    """Return whether a stored question was asked about trained models."""
+    return OFFERS in question
+
+
+def read_offer(run: Run, answer: coordinator_pb2.Answer) -> Offer:
+    """What a client says of its update. Raises ProtocolError, saying what is wrong."""
+    asked = run.plan.before_upload
+    if asked is None:
+        raise ProtocolError("it keeps its update, and was told to send it")
+    scalars = coordinator_pb2.Answer(scalars=answer.offer.answer)
+    numbers = read_scalars(scalars, asked.wanted)
+    if answer.offer.samples > _LARGEST_SAMPLES:
+        raise ProtocolError(f"it says that it trained on {answer.offer.samples} samples")
+    return Offer(numbers=numbers, samples=answer.offer.samples)
+
+
+async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
+    """Have the selector say which of the clients need not send their updates."""
+    key = AttemptKey(run.id, action.round, action.attempt)
+    exchanges: list[Exchange] = await run.services.in_store(lambda store: store.answers(key))
+    found = [each for each in exchanges if is_offer(each.question) and each.answers is not None]
+    if found and found[0].answers is not None:
+        offers = _read(found[0].answers, key)
+    else:
+        offers = _gathered(run, action.clients)
+        record = _record(offers)
+        asked = run.plan.before_upload
+        question: JsonObject = {"kind": "" if asked is None else asked.kind, OFFERS: True}
+        step = len(exchanges) + 1
+        await run.services.in_store(lambda store: store.add_answers(key, step, question, record))
+    spared = await asyncio.to_thread(_spared, run, offers)
+    clients = run.roster.clients(spared.rows)
+    run.attempt.spared.update(clients)
+    run.log.info("uploads decided", round=key.round, attempt=key.attempt, spared=clients)
+    why = tuple(zip(clients, spared.reasons, strict=True))
+    run.post(rounds.UploadsDecided(action.round, action.attempt, why))
+
+
+def _spared(run: Run, offers: Offers) -> Spared:
+    name = run.plan.run_file.selector.name
+    try:
+        spared = run.plan.selector.spare(run.states.selector, offers)
+    except Exception as error:
+        run.log.exception("selector failed", selector=name)
+        raise RunError(
+            f"selector '{name}' failed in round {run.machine.round}: {type(error).__name__}: "
+            f"{error}",
+            selector=name,
+        ) from error
+    rows = [int(row) for row in spared.rows]
+    strangers = set(rows) - set(offers.rows.tolist())
+    if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):
+        raise RunError(
+            f"selector '{name}' spares {len(rows)} of {len(offers.rows)} clients their uploads; it "
+            "can spare some that have trained, each once, but not all",
+            selector=name,
+        )
+    if len(spared.reasons) != len(rows):
+        raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
+    return spared
+
+
+def _gathered(run: Run, clients: tuple[str, ...]) -> Offers:
+    told = [run.intake.offers[client] for client in clients]
+    asked = run.plan.before_upload
+    names = () if asked is None else asked.wanted
+    table = np.array([each.numbers for each in told], dtype=np.float64)
+    return Offers(
+        rows=run.roster.rows(clients),
+        values={name: table[:, column] for column, name in enumerate(names)},
+        samples=np.array([each.samples for each in told], dtype=np.int64),
+    )
+
+
+# What is stored ---------------------------------------------------------------------------------
+
+
+def _record(offers: Offers) -> JsonObject:
+    values = {name: column.tolist() for name, column in offers.values.items()}
+    return {"rows": offers.rows.tolist(), "values": values, _SAMPLES: offers.samples.tolist()}
+
+
+def _read(record: JsonObject, key: AttemptKey) -> Offers:
+    answers = stored_answers(record, key)
+    samples = np.array(record.get(_SAMPLES), dtype=np.int64)
+    if samples.shape != answers.rows.shape:
+        raise StorageError(f"the stored offers of {key} can't be read; restore the database")
+    return Offers(rows=answers.rows, values=answers.values, samples=samples)
