@@ -87,6 +87,13 @@ def _check_selector(name: str, selector: Selector) -> None:
             "updates",
             selector=name,
         )
+    if selector.before_upload(2) is not None:
+        raise ConfigurationError(
+            f"selector {name} and secure aggregation don't go together: {name} spares clients "
+            "their uploads for what each says of its model, and masks are removed from all updates "
+            "of a cohort together; choose another selector, or unmasked updates",
+            selector=name,
+        )
     if selector.everybody(1):
         raise ConfigurationError(
             f"selector {name} and secure aggregation don't go together: {name} has all clients "

@@ -32,7 +32,8 @@ class SoftLabel(Question):
         total = torch.zeros(context.classes, dtype=torch.float64, device=context.device)
         try:
             with torch.no_grad():
-                for batch in torch.arange(len(examples)).split(_BATCH):
+                for start in range(0, len(examples), _BATCH):
+                    batch = torch.arange(start, min(start + _BATCH, len(examples)))
                     outputs = model(examples.inputs_at(batch).to(context.device)).double()
                     total += outputs.softmax(dim=1).sum(dim=0)
         finally:

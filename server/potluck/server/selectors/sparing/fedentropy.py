@@ -1,0 +1,138 @@
+"""Updates that raise the entropy of the federation's labels (FedEntropy; ALGORITHMS §1.10, §8.1).
+
+Ling et al., "FedEntropy: Efficient Device Grouping for Federated Learning Using Maximum Entropy
+Judgment". The grouping follows the authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from potluck.server.selection import (
+    BeforeUpload,
+    Floats,
+    Offers,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+    Spared,
+)
+from potluck.server.selectors.parts.choosing import TIE, Cohort, draw_weighted
+from potluck.server.selectors.parts.label_entropy import bits
+from potluck.server.state import State
+
+_QUESTION = "soft-label"
+_LEAST = 1e-6
+"""A weight that is halved again and again stays above it."""
+_MOST = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEntropy(Selector):
+    """Cohorts of clients that were wanted before; of a cohort only the updates that together have
+    the most even labels.
+
+    Once they have trained, clients tell their soft label: the mean softmax of the trained model
+    over their samples. Of those whose removal raises the entropy of the labels, weighted by
+    samples, the one that raises it most is spared its upload, one after the other, as long as the
+    entropy rises.
+
+    exploration: share of rounds whose cohort is drawn uniformly (grouping `weights`), or from those
+    spared when they were last selected (`pools`). grouping: `weights` draws ∝ a weight that begins
+    at 1, grows by 1 with each update that is wanted, and halves with each that is spared; `pools`
+    draws from those whose last update was wanted, uniformly. O(K + count² · classes).
+    """
+
+    exploration: Annotated[float, Field(ge=0, le=1)] = 0.2
+    grouping: Literal["weights", "pools"] = "weights"
+
+    asks = frozenset({_QUESTION})
+
+    def init(self, population: Population) -> State:
+        """State: `weights`, of each row, float64 > 0; with `pools`, 1 for wanted and 0 for
+        spared."""
+        return State(arrays={"weights": np.ones(len(population))})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """`count` clients by their weights."""
+        generator = context.generator("fedentropy")
+        cohort = Cohort(context, generator)
+        weights = _grown(state.arrays["weights"], len(context.population))[context.available]
+        explores = generator.random() < self.exploration
+        if self.grouping == "pools":
+            wanted = (weights == 0) if explores else (weights > 0)
+            why = "spared when last selected" if explores else "not spared when last selected"
+            cohort.draw(cohort.missing, why, context.available[wanted])
+            cohort.draw(cohort.missing, "too few others")
+        elif explores:
+            cohort.draw(cohort.missing, "explored")
+        else:
+            drawn = draw_weighted(weights, cohort.size, generator)
+            reasons = [f"weight {weight:.4g}" for weight in weights[drawn].tolist()]
+            cohort.extend(context.available[drawn].tolist(), reasons)
+        return cohort.selection()
+
+    def before_upload(self, classes: int) -> BeforeUpload:
+        """The mean softmax of a trained model over the client's samples, by class."""
+        return BeforeUpload(kind=_QUESTION, names=[f"class-{each}" for each in range(classes)])
+
+    def spare(self, state: State, offers: Offers) -> Spared:
+        """Those without whom the labels of the others are more even."""
+        labels = np.stack([offers.values[f"class-{each}"] for each in range(len(offers.values))])
+        shares = _shares(labels.T) * _sizes(offers.samples)[:, None]
+        left = list(range(len(shares)))
+        spared: list[int] = []
+        reasons: list[str] = []
+        entropy = float(bits(shares.sum(axis=0)))
+        while len(left) > 1:
+            total = shares[left].sum(axis=0)
+            without = bits(np.clip(total - shares[left], 0, None))
+            best = int(without.argmax())
+            if without[best] <= entropy + TIE:
+                break
+            gain, entropy = without[best] - entropy, float(without[best])
+            spared.append(left.pop(best))
+            reasons.append(f"without it the labels' entropy is {gain:.3g} bits higher")
+        return Spared(rows=offers.rows[spared], reasons=reasons)
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Weigh those whose updates were wanted higher than those spared. Who failed stays."""
+        length = int(outcome.selected.max(initial=-1)) + 1
+        weights = _grown(state.arrays["weights"], max(length, len(state.arrays["weights"])))
+        wanted = np.setdiff1d(outcome.included, outcome.spared)
+        if self.grouping == "pools":
+            weights[wanted], weights[outcome.spared] = 1.0, 0.0
+        else:
+            weights[wanted] = np.minimum(weights[wanted] + 1, _MOST)
+            weights[outcome.spared] = np.maximum(weights[outcome.spared] / 2, _LEAST)
+        return State(arrays={"weights": weights})
+
+
+def _shares(told: Floats) -> Floats:
+    """Soft labels as shares: clients × classes, each row with sum 1, whatever was told."""
+    clipped = np.clip(told, 0, 1)
+    sums = clipped.sum(axis=1, keepdims=True)
+    even = np.full_like(clipped, 1 / clipped.shape[1])
+    result: Floats = np.where(sums > 0, clipped / np.where(sums > 0, sums, 1), even)
+    return result
+
+
+def _sizes(samples: Rows) -> Floats:
+    """Numbers of samples; the mean of those told where one is not, 1 where none is."""
+    sizes = samples.astype(np.float64)
+    known = sizes > 0
+    return np.where(known, sizes, sizes[known].mean() if known.any() else 1.0)
+
+
+def _grown(weights: Floats, length: int) -> Floats:
+    """A copy with a 1 for every row that has joined since."""
+    result = np.ones(length)
+    result[: len(weights)] = weights
+    return result
