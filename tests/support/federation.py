@@ -26,8 +26,8 @@ from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
 PATIENCE_SECONDS = 90.0
-QUESTIONS = ("loss", "context", "gradient-norm")
-"""Those that selectors ask before they choose."""
+QUESTIONS = ("loss", "context", "gradient-norm", "sketch", "soft-label")
+"""Those of the selectors that come with Potluck."""
 _LOOK_SECONDS = 0.01
 
 OVER = (
@@ -269,20 +269,7 @@ async def crash_federation(
         device="cpu",
         assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
         root=root,
-        disclosure={
-<<<<<<< HEAD
-            "questions": ["loss", "context", "gradient-norm", "sketch", "watched-loss", "psychic"]
-=======
-            "questions": [
-                "loss",
-                "context",
-                "gradient-norm",
-                "soft-label",
-                "watched-loss",
-                "psychic",
-            ]
->>>>>>> d39ee59 (Choose updates by the entropy of labels: fedentropy)
-        },
+        disclosure={"questions": [*QUESTIONS, "watched-loss", "psychic"]},
     )
     with plugins_installed(folder / "points", witnessed) as points, reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)

@@ -62,9 +62,10 @@ class UpdateInbox:
         return client in run.intake.updates and update_id == run.instruction_id(client)
 
     def expects(self, client: str, update_id: str) -> bool:
-        """True if an update with this id is waited for."""
+        """True if an update with this id is waited for; not while it is undecided whose are."""
         run, machine = self._run, self._run.machine
-        under_way = machine.phase is not Phase.ENDED and machine.cohort.waits_for(client)
+        waits = machine.cohort.waits_for(client) and not machine.cohort.undecided
+        under_way = machine.phase is not Phase.ENDED and waits
         return under_way and update_id == run.instruction_id(client)
 
     def require(self, client: str, update_id: str) -> None:

@@ -41,6 +41,10 @@ EVENTS: dict[str, Any] = {
     "outdated": lambda *words: rounds.Outdated(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
+    "offered": lambda client: rounds.Offered(client),
+    "decided": lambda attempt, *spared: rounds.UploadsDecided(
+        1, int(attempt), tuple((client, "not needed") for client in spared)
+    ),
     "failed": lambda client, *words: rounds.ClientFailed(client, " ".join(words)),
     "sumless": lambda attempt, client, *words: rounds.SumFailed(
         1, int(attempt), " ".join(words), () if client == "-" else ((client, "it refuses"),)
@@ -76,6 +80,7 @@ def make_machine(line: str) -> RoundMachine:
             available=tuple(filter(None, values.pop("available", "").split(","))),
             cohort=tuple((client, MemberState(state)) for client, state, *_ in cohort),
             seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
+            uploads_decided=values.pop("uploads_decided", "") == "true",
             left_out=dict.fromkeys(filter(None, values.pop("left_out", "").split(",")), "no task"),
         )
     rules = RoundRules(
@@ -86,6 +91,7 @@ def make_machine(line: str) -> RoundMachine:
         policy=RoundPolicy.model_validate(policy),
         hosts=int(values.pop("hosts", "0")),
         evaluate_every=int(values.pop("evaluate_every", "1")),
+        offers=values.pop("offers", "") == "true",
         simulated="simulated_deadline" in values,
         simulated_deadline=float(values.pop("simulated_deadline", "inf")),
     )
@@ -158,6 +164,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         policy=policy,
         simulated=data.draw(st.booleans()),
         simulated_deadline=5.0,
+        offers=data.draw(st.booleans()),
     )
     machine = RoundMachine(rules)
     now, committed, outstanding = 0.0, 0, list[rounds.Event]([rounds.Started()])
@@ -179,7 +186,9 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             attending.difference_update(clients)
         elif choice == 2 and machine.cohort.pending:
             event = rounds.ClientFailed(data.draw(st.sampled_from(machine.cohort.pending)), "no")
-        elif choice == 3 and machine.cohort.pending:
+        elif choice == 3 and machine.cohort.undecided and machine.cohort.training:
+            event = rounds.Offered(data.draw(st.sampled_from(machine.cohort.training)))
+        elif choice == 3 and machine.cohort.pending and not machine.cohort.undecided:
             client = data.draw(st.sampled_from(machine.cohort.pending))
             received.add(client)
             event = rounds.UpdateArrived(client, data.draw(st.sampled_from([1.0, 2.0, 6.0])))
@@ -204,6 +213,11 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
                     assert len(set(available)) == len(available)
                     assert set(available) <= attending
                     outstanding = [rounds.Selected(available[:count])]
+                case rounds.DecideUploads(round=number, attempt=attempt, clients=offered):
+                    assert offered
+                    least = data.draw(st.integers(1, len(offered)))
+                    spared = tuple((client, "not needed") for client in offered[least:])
+                    outstanding = [rounds.UploadsDecided(number, attempt, spared)]
                 case rounds.Reduce(clients=reduced):
                     assert set(reduced) <= received
                     assert list(reduced) == sorted(reduced)

@@ -56,11 +56,8 @@ NAMES = (
     "fedcor",
     "feddiverse",
     "fedentopt",
-<<<<<<< HEAD
     "fedlecc",
-=======
     "fedentropy",
->>>>>>> d39ee59 (Choose updates by the entropy of labels: fedentropy)
     "feel",
     "fedpns",
     "greedyfed",

@@ -9,6 +9,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.questions.loss import Loss
+from potluck.client.training.questions.soft_label import SoftLabel
 from potluck.common.errors import DisclosureRefusedError, RoundClosedError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
@@ -36,11 +37,22 @@ def test_the_loss_is_the_mean_not_the_sum() -> None:
     assert Loss().answer(context(2.0))["loss"] == pytest.approx(0.126928, abs=1e-6)
 
 
-@pytest.mark.parametrize("question", [Loss(), GradientNorm()])
+@pytest.mark.parametrize("question", [Loss(), GradientNorm(), SoftLabel()])
 @pytest.mark.parametrize(("weight", "samples"), [(float("nan"), 4), (0.0, 0)])
 def test_there_may_be_no_answer(question: Question, weight: float, samples: int) -> None:
     with pytest.raises(TrainingError, match="'a'"):
         question.answer(context(weight, samples))
+
+
+def test_a_soft_label_is_the_mean_of_what_the_model_says() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+    data = Examples(inputs=torch.randn(2500, 3), labels=torch.zeros(2500, dtype=torch.int64))
+    given = replace(context(0.0), model=model, data=ClientData(train=data), classes=4)
+    found = SoftLabel().answer(given)
+    wanted = model.eval()(data.inputs).softmax(dim=1).mean(dim=0)
+    assert list(found) == ["class-0", "class-1", "class-2", "class-3"]
+    assert list(found.values()) == pytest.approx(wanted.tolist(), abs=1e-6)
 
 
 def test_the_gradient_is_that_of_the_mean_loss() -> None:
