@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,12 +11,28 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from potluck.common.settings.plugins import create
+from potluck.common.errors import PluginError
+from potluck.common.settings.plugins import SELECTORS, create, find, installed
 from potluck.deploy.operator.offline_selection import OfflineRound, parse_options, select_offline
 from potluck.deploy.operator.profile_file import read_profile_file
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.pictures import check_picture
 from potluck.server.selection import Population, Selector
+
+
+def _print_selectors(wanted: bool) -> None:
+    """Print what is installed, a line each, and end the command."""
+    if not wanted:
+        return
+    names = installed(SELECTORS)
+    width = max((len(name) for name in names), default=0)
+    for name in names:
+        try:
+            text = (inspect.getdoc(find(SELECTORS, name)) or "").partition("\n\n")[0]
+        except PluginError as error:
+            text = f"not usable here: {error.message}"
+        typer.echo(f"{name:{width}}  {' '.join(text.split())}")
+    raise typer.Exit
 
 
 def select(
@@ -45,6 +62,12 @@ def select(
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Also draw who is selected when."),
     ] = None,
+    listed: Annotated[  # noqa: ARG001  the callback does it
+        bool,
+        typer.Option(
+            "--list", help="List the selectors instead.", is_eager=True, callback=_print_selectors
+        ),
+    ] = False,
 ) -> None:
     """Run a selector on a profile file: who would be chosen in which round, and why.
 

@@ -126,13 +126,16 @@ class ModelWork:
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:
+            table = self._plan.run_file.model
             why = f"task '{task}' gives it none"
+            if table is not None and table.keep:
+                why = "clients `keep` tensors of [model], so it has no whole model"
         elif trainer is not None and "loss" not in trainer.measures:
             why = f"the trainer of task '{task}' measures no 'loss'"
         if why:
             raise ConfigurationError(
                 f"selector {selector} has updates measured on the coordinator's evaluation data, "
-                f"and {why}; choose another selector, or give the task what is missing",
+                f"and {why}; choose another selector, or give it what is missing",
                 selector=selector,
             )
 

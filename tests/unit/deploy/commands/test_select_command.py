@@ -10,6 +10,7 @@ import typer
 from support.populations import table_6
 
 from potluck.common.process.command_line import exit_code_of
+from potluck.common.settings.plugins import SELECTORS, installed
 from potluck.deploy.commands.select_command import select
 
 SIX = [[10, 0, 0], [0, 10, 0], [5, 5, 0], [0, 0, 4], [2, 2, 2], [0, 3, 7]]
@@ -264,3 +265,11 @@ def test_too_many_subsets(run: Run, write: Write) -> None:
     )
     assert code == 1
     assert "46897636623981 ways, more than 10^8" in err
+
+
+def test_the_selectors_are_listed_with_what_they_are(run: Run) -> None:
+    code, printed, _ = run("--list")
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert list(lines) == installed(SELECTORS)
+    assert lines["uniform"].startswith("Draws the cohort uniformly")

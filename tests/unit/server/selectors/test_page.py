@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
+from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import SELECTORS, find
 from potluck.deploy.operator.offline_selection import select_offline
 from potluck.deploy.operator.profile_file import read_profile_file
+from potluck.server.rounds.plan import draw_up
 from potluck.server.selectors.fedentopt import FedEntOpt
 
 PAGE = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `([a-z-]+)` \|.*\| (.*)\|$", PAGE, re.MULTILINE)
+FIRST, COSTS = PAGE.split("## What they need, tell and cost")
+ROWS = re.findall(r"^\| `([a-z-]+)` \|.*\| (.*)\|$", FIRST, re.MULTILINE)
+MASKS = re.findall(r"^\| (`.*?) \|.*\| (yes|no)\b.*\|$", COSTS, re.MULTILINE)
+RUN = 'secure_aggregation = true\n[task]\nname = "colored-digits"\nclients = 20\n'
 
 
 @pytest.mark.parametrize(("name", "options"), ROWS)
@@ -33,6 +38,22 @@ def test_the_table_has_all_selectors() -> None:
     assert {name for name, _ in ROWS} == {
         entry.name for entry in distribution("potluck").entry_points if entry.group == SELECTORS
     }
+
+
+def masked(name: str) -> bool:
+    """Whether a run with masked updates may have this selector."""
+    added = "added = 2\n" if name == "dc-exhaustive" else ""
+    try:
+        draw_up(f'{RUN}[selector]\nname = "{name}"\n{added}', source="run file")
+    except ConfigurationError as error:
+        return "secure aggregation" not in error.message
+    return True
+
+
+def test_the_second_table_has_all_selectors_and_says_which_go_with_masked_updates() -> None:
+    written = {name: said for names, said in MASKS for name in re.findall("`(.+?)`", names)}
+    assert set(written) == {name for name, _ in ROWS}
+    assert {name for name, said in written.items() if said == "yes"} == set(filter(masked, written))
 
 
 def test_the_example_is_a_profile_file_and_gives_the_line_shown(tmp_path: Path) -> None:
