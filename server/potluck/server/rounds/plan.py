@@ -23,7 +23,7 @@ from potluck.server.rounds.compatibility import by_protocol, check_composition, 
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.trainable import check_trainable
-from potluck.server.selection import BeforeUpload, Selector, Signal
+from potluck.server.selection import BeforeUpload, Selector, Signal, UpdateFact
 from potluck.server.strategy import Strategy
 
 
@@ -145,7 +145,7 @@ def draw_up(
     choosing = plugins.create(Selector, selector.name, selector.options)
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
-    _check_triplets(run_file, choosing, source)
+    _check_whole(run_file, choosing, source)
     _check_personal(run_file, source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     chosen = {**choosing.training, **strategy.training, **run_file.training}
@@ -178,14 +178,21 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
         )
 
 
-def _check_triplets(run_file: RunFile, selector: Selector, source: str) -> None:
-    """Raise ConfigurationError where triplets would be estimated with a part of a model."""
+def _check_whole(run_file: RunFile, selector: Selector, source: str) -> None:
+    """Raise ConfigurationError where the selector needs a part of the model that does not
+    travel."""
     table = run_file.model
     if table is not None and table.divides and Signal.TRIPLET in selector.needs:
         raise ConfigurationError(
             f"{source}: selector '{run_file.selector.name}' needs triplets, which clients estimate "
             "by training all of the model; leave out `trainable` and `keep` of [model], or choose "
             "another selector",
+            selector=run_file.selector.name,
+        )
+    if table is not None and table.keep and UpdateFact.OUTPUT_MOVE in selector.learns:
+        raise ConfigurationError(
+            f"{source}: selector '{run_file.selector.name}' learns how updates move the output "
+            "layer, which may be among what clients `keep` of [model]; choose another selector",
             selector=run_file.selector.name,
         )
 

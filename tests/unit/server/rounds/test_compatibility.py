@@ -80,6 +80,10 @@ def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> 
             '[model]\nkeep = ["3.*"]\n[selector]\nname = "feddiverse"\n',
             "needs triplets, which clients estimate by training all of the model",
         ),
+        (
+            '[model]\nkeep = ["3.*"]\n[selector]\nname = "hics-fl"\n',
+            "'hics-fl' learns how updates move the output layer, which may be among what clients",
+        ),
         ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep nothing; name what"),
         ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
         ('[model]\nname = "lenet7"\n', "'lenet7' is not installed; installed: lenet5"),
