@@ -72,6 +72,31 @@ async def test_personal_models_are_measured_and_stay_where_they_are(tmp_path: Pa
         assert all(any(piece in each for each in crossed) for piece in sent), "the search works"
 
 
+WITH = {
+    "masked": "secure_aggregation = true\n",
+    "scaffold": 'strategy = {name = "scaffold"}\n',
+}
+
+
+async def test_personal_models_go_with_other_settings(tmp_path: Path) -> None:
+    """The run's model is the same with them and without, and they differ from it."""
+    members = Members.make(tmp_path / "members", CLIENTS)
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(disclosure=WILLING)
+        call = federation.coordinator.store.call
+        for name, setting in WITH.items():
+            digests = []
+            for text in (RUN_FILE, RUN_FILE.replace("personal =", "#")):
+                row = await federation.finished(setting + text)
+                assert row.state is RunState.FINISHED, (name, row.reason)
+                digests.append(row.model_blake3)
+                run_id = row.run_id
+                [*_, last] = await call(lambda store, run_id=run_id: store.rounds(run_id))
+                assert ("personal_accuracy" in last.metrics) == (text is RUN_FILE)
+                assert last.metrics.get("personal_loss") != last.metrics["tuned_loss"]
+            assert digests[0] == digests[1], name
+
+
 async def test_metrics_of_a_run_without_them_have_no_new_names(tmp_path: Path) -> None:
     members = Members.make(tmp_path / "members", 2)
     async with sum_federation(members, tmp_path) as federation:

@@ -16,6 +16,7 @@ from potluck.client.training.task_training import ClientFiles, LoadedTask, Train
 from potluck.common.errors import ProtocolError
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
+from potluck.common.settings.model_table import ModelTable
 from potluck.common.tasks.digits import Digits
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.common.trainer import TrainingProgress
@@ -130,6 +131,18 @@ def test_the_same_training_gives_the_same_personal_model(tmp_path: Path) -> None
         loaded().train(instruction(0.1, {"epochs": 1}), files(tmp_path, model), TrainingProgress())
         found.append((tmp_path / PERSONAL).read_bytes())
     assert found[0] == found[1]
+
+
+def test_of_a_model_that_is_trained_in_part_it_has_that_part(tmp_path: Path) -> None:
+    head = {name: array for name, array in weights(1).items() if name.startswith("3.")}
+    table = ModelTable(trainable=("3.*",))
+    training = Classification(LoadedTask("digits", TASK, "cpu", None, table))
+    model = written(tmp_path / "model", head)
+    training.train(instruction(0.1, {"epochs": 1}), files(tmp_path, model), TrainingProgress())
+    own = read(tmp_path / PERSONAL)
+    assert own.keys() == head.keys()
+    assert all(not np.array_equal(own[name], head[name]) for name in head)
+    training.loaded.check_base()
 
 
 def test_a_pull_that_is_no_number_is_refused(tmp_path: Path) -> None:
