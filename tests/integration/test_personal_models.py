@@ -53,6 +53,10 @@ async def test_personal_models_are_measured_and_stay_where_they_are(tmp_path: Pa
         line = round_line(committed_round_message(last), run_status(row))
         for said in ("personal accuracy", "tuned worst tenth", "personal worst tenth"):
             assert said in line
+        outgoing = (tmp_path / host_of("client-0") / "outgoing").rglob("*client-0*")
+        left = b"".join(path.read_bytes() for path in outgoing)
+        assert left.count(b'"subject":"its own model"') == 2
+        assert left.count(b'"subject":"the model after more training"') == 2
         kept = [
             path
             for name in members.names

@@ -19,7 +19,10 @@ def summary(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
         key = tuple(
             str(entry.get(name, ""))
-            for name in ("federation", "coordinator", "run", "kind", "question", "reason")
+            for name in (
+                *("federation", "coordinator", "run", "kind"),
+                *("question", "reason", "subject"),
+            )
         )
         groups.setdefault(key, _Group(entry)).add(entry)
     for group in groups.values():
@@ -79,7 +82,8 @@ def _what(entry: Entry) -> str:
     if kind == Outgoing.ANSWER:
         return f"the answer to '{entry.get('question')}'"
     if kind == Outgoing.HELD_OUT:
-        return "counts on held-out samples"
+        subject = entry.get("subject")
+        return f"counts on held-out samples{f' with {subject}' * bool(subject)}"
     if kind == Outgoing.UPDATE:
         return f"an update without masks (samples told: {entry.get('weighting')})"
     if kind == Outgoing.FAILURE:

@@ -38,6 +38,7 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
         correct=int(found.confusion.trace()),
         loss_sum=found.loss_sum,
         by_class=by_class.tolist(),
+        **_subject(work),
     )
     evaluation = rpc.EvaluationCounts(
         loss_sum=found.loss_sum,
@@ -57,9 +58,17 @@ def _measures(context: HandlerContext, active: ActiveInstruction, found: Measure
         model=work.model.blake3,
         task=work.task.name,
         measures={name: vars(each) for name, each in found.measures.items()},
+        **_subject(work),
     )
     sums = {
         name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
         for name, each in found.measures.items()
     }
     return rpc.Answer(instruction_id=instruction.id, measures=rpc.MeasuredSums(sums=sums))
+
+
+def _subject(work: rpc.Evaluate) -> dict[str, str]:
+    """What was measured where it was not the model as it came; for the log of what left."""
+    if work.HasField("tuning"):
+        return {"subject": "the model after more training"}
+    return {"subject": "its own model"} if work.personal else {}

@@ -90,3 +90,9 @@ def test_runs_and_questions_are_kept_apart() -> None:
     other = {**ANSWERS[0], "run": "s"}
     context = {**ANSWERS[0], "question": "context"}
     assert len(list(summary([ANSWERS[0], other, context]))) == 3
+
+
+def test_what_a_client_makes_of_the_model_is_named() -> None:
+    own = {**HELD_OUT, "subject": "its own model"}
+    assert "counts on held-out samples with its own model, with model m" in line(own)
+    assert len(list(summary([HELD_OUT, own, own]))) == 2
