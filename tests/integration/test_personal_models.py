@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from support.sum_federation import Members, host_of, sum_federation
@@ -11,7 +12,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.view.watch_lines import round_line
 from potluck.rpc.v1 import operator_pb2
-from potluck.server.store import RunState
+from potluck.server.store import RoundRow, RunState, Store
 from potluck.server.watching.feed import committed_round_message, run_status
 
 CLIENTS = 5
@@ -82,6 +83,10 @@ WITH = {
 }
 
 
+def rounds_of(run_id: str) -> Callable[[Store], list[RoundRow]]:
+    return lambda store: store.rounds(run_id)
+
+
 async def test_personal_models_go_with_other_settings(tmp_path: Path) -> None:
     """The run's model is the same with them and without, and they differ from it."""
     members = Members.make(tmp_path / "members", CLIENTS)
@@ -94,8 +99,7 @@ async def test_personal_models_go_with_other_settings(tmp_path: Path) -> None:
                 row = await federation.finished(setting + text)
                 assert row.state is RunState.FINISHED, (name, row.reason)
                 digests.append(row.model_blake3)
-                run_id = row.run_id
-                [*_, last] = await call(lambda store, run_id=run_id: store.rounds(run_id))
+                [*_, last] = await call(rounds_of(row.run_id))
                 assert ("personal_accuracy" in last.metrics) == (text is RUN_FILE)
                 assert last.metrics.get("personal_loss") != last.metrics["tuned_loss"]
             assert digests[0] == digests[1], name
