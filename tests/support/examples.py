@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sysconfig
 import venv
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 from support.repository import ROOT
@@ -129,6 +130,21 @@ async def carried_out(example: Example, port: int) -> str:
             while (await example.tried("potluck clients"))[0] != 0:
                 pass
         return await example.done(operator)
+
+
+def link_libraries(environment: Path, *, without: Collection[str] = ()) -> None:
+    """Link what is installed here into an environment, so that pip finds it installed there.
+
+    without: distributions that are left out.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    left_out = {"pip", "__pycache__"}
+    for name in without:
+        left_out |= {file.parts[0] for file in distribution(name).files or ()}
+    for entry in here.iterdir():
+        target = _libraries(environment) / entry.name
+        if entry.name not in left_out and not target.exists():
+            target.symlink_to(entry)
 
 
 def _libraries(environment: Path) -> Path:

@@ -1,11 +1,32 @@
-"""What all adapters have in common: measures declared by the object, and means turned into sums."""
+"""What all adapters have in common: a script's functions are called, their means become sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from potluck.common.errors import TrainingError
-from potluck.common.trainer import Measure, Measured, Measures, Trainer
+from potluck.common.trainer import (
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Measures,
+    Trainer,
+    TrainerSettings,
+)
+
+_OF_THE_RUN: Final = (
+    "batch_size",
+    "epochs",
+    "gradient_clip",
+    "momentum",
+    "optimizer",
+    "steps",
+    "weight_decay",
+)
+"""What a function may name of the run's `[training]` table, besides the round's learning rate."""
+_ALWAYS: Final = ("client", "device", "seed")
 
 
 class AdaptedTrainer(Trainer):
@@ -30,3 +51,32 @@ class AdaptedTrainer(Trainer):
                 value = Measured(float(value) * samples, samples)
             summed[name] = value
         return summed
+
+
+def called(
+    function: Callable[..., Any], *given: Any, settings: TrainerSettings | EvaluationSettings
+) -> Any:
+    """The result of a script's function, whose first parameters are given.
+
+    The others are filled by their names, whatever defaults they have: `settings`, `client`,
+    `seed`, `device`; in a training `round`, `learning_rate`, and those of `[training]`.
+    """
+    offered = {"settings": settings, **{name: getattr(settings, name) for name in _ALWAYS}}
+    if isinstance(settings, TrainerSettings):
+        offered |= {name: getattr(settings.training, name) for name in _OF_THE_RUN}
+        offered |= {"round": settings.round, "learning_rate": settings.learning_rate}
+    parameters = list(inspect.signature(function).parameters.values())[len(given) :]
+    named = {each.name: offered[each.name] for each in parameters if each.name in offered}
+    missing = [
+        each.name
+        for each in parameters
+        if each.name not in named
+        and each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if missing:
+        raise TrainingError(
+            f"{getattr(function, '__name__', 'a function')} has a parameter '{missing[0]}', which "
+            f"nobody fills; give it a default, or call it one of: {', '.join(sorted(offered))}"
+        )
+    return function(*given, **named)

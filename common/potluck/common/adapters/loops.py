@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from potluck.common.adapters.adapted import AdaptedTrainer
+from potluck.common.adapters.adapted import AdaptedTrainer, called
 from potluck.common.adapters.watched_loaders import WatchedLoader, dataset_size, seed_loader
 from potluck.common.errors import TrainingError
 from potluck.common.trainer import (
@@ -29,12 +29,13 @@ class LoopTrainer(AdaptedTrainer):
 
     def __init__(
         self,
-        train: Callable[[Any, Any, TrainerSettings], Found],
-        evaluate: Callable[[Any, Any], Found],
+        train: Callable[..., Found],
+        evaluate: Callable[..., Found],
         measures: Mapping[str, Measure],
     ) -> None:
-        """train: gets the model, the training loader and the settings. evaluate: the model and the
-        loader of what is held out. measures: all that they return, by name.
+        """train: gets the model and the training loader. evaluate: the model and the loader of what
+        is held out. Both get further parameters by their names: see `adapted.called`. measures: all
+        that they return, by name.
 
         They return measures by name, or a number where one measure is declared. A number is the
         mean over the samples of the loader; `Measured` says what it is over. train may return None.
@@ -48,7 +49,7 @@ class LoopTrainer(AdaptedTrainer):
         """Hand the loader to the function, watched."""
         self._seed(data, settings.seed)
         loader = WatchedLoader(data, settings.training, report)
-        found = self._train(model, loader, settings)
+        found = called(self._train, model, loader, settings=settings)
         if not loader.batches:
             raise TrainingError(
                 f"client '{settings.client}': the training took no batch of its loader; see that "
@@ -63,7 +64,8 @@ class LoopTrainer(AdaptedTrainer):
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Call the function."""
         self._seed(data, settings.seed)
-        return self._named(self._evaluate(model, data), dataset_size(data))
+        found = called(self._evaluate, model, data, settings=settings)
+        return self._named(found, dataset_size(data))
 
     def _seed(self, loader: Any, seed: int) -> None:
         """Seed what the loader draws from generators of its own."""

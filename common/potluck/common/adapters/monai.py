@@ -10,7 +10,7 @@ from ignite.engine import Events
 from monai.data.utils import set_rnd
 from monai.utils.misc import MAX_SEED
 
-from potluck.common.adapters.adapted import AdaptedTrainer
+from potluck.common.adapters.adapted import AdaptedTrainer, called
 from potluck.common.adapters.loops import LoopTrainer
 from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
@@ -67,12 +67,13 @@ class MonaiEngineTrainer(AdaptedTrainer):
 
     def __init__(
         self,
-        trainer: Callable[[Any, Any, TrainerSettings], Any],
-        evaluator: Callable[[Any, Any], Any],
+        trainer: Callable[..., Any],
+        evaluator: Callable[..., Any],
         measures: Mapping[str, Measure],
     ) -> None:
-        """trainer: gets the network, the training loader and the settings, and returns an engine.
-        evaluator: likewise, of the network and the loader of what is held out."""
+        """trainer: gets the network and the training loader, and returns an engine. evaluator:
+        likewise, of the network and the loader of what is held out. Both get further parameters
+        by their names: see `adapted.called`."""
         super().__init__(measures)
         self._trainer, self._evaluator = trainer, evaluator
 
@@ -81,7 +82,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
     ) -> Contribution:
         """Run the engine."""
         seed_transforms(data, settings.seed)
-        engine = self._trainer(model, data, settings)
+        engine = called(self._trainer, model, data, settings=settings)
         watching = _WatchedEngine(report)
         engine.add_event_handler(Events.ITERATION_STARTED, watching.begin)
         engine.add_event_handler(Events.ITERATION_COMPLETED, watching.end)
@@ -100,7 +101,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Run the evaluator."""
         seed_transforms(data, settings.seed)
-        evaluator = self._evaluator(model, data)
+        evaluator = called(self._evaluator, model, data, settings=settings)
         evaluator.run()
         details = getattr(evaluator.state, "metric_details", {})
         found: dict[str, Measured | float] = {}

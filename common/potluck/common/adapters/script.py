@@ -9,7 +9,14 @@ from typing import Any
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Recommended, Task
-from potluck.common.trainer import Trainer
+from potluck.common.trainer import SHARE, Measure, Measured, Trainer
+
+__all__ = ["Measure", "Measured", "script_task", "share"]  # what scripts import
+
+
+def share(label: str) -> Measure:
+    """A measure with means in [0, 1], the higher the better: accuracy, Dice."""
+    return Measure(label=label, unit=SHARE, higher_is_better=True, lowest=0, highest=1)
 
 
 def script_task(

@@ -54,6 +54,8 @@ class NetworksInFiles(TorchFunctionMode):
         found = func(*args, **kwargs)
         if not _is_large(found) or _shares(found, [*args, *kwargs.values()]):
             return found
+        if found.grad_fn is not None:  # asked of new tensors alone: some views refuse to say
+            return found
         placed = self._like(found).copy_(found.detach()).requires_grad_(found.requires_grad)
         del found
         give_back_freed_memory()
@@ -72,7 +74,6 @@ def _is_large(found: object) -> bool:
         and found.layout is torch.strided
         and found.device.type == "cpu"
         and not found.is_quantized
-        and found.grad_fn is None
         and found.untyped_storage().nbytes() >= LARGE_BYTES
         and found.untyped_storage().filename is None
     )

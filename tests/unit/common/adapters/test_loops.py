@@ -113,3 +113,28 @@ def test_what_can_not_be_a_measure_or_a_training_is_said() -> None:
     idle = LoopTrainer(lambda model, loader, settings: None, error_of, MEASURES)
     with pytest.raises(TrainingError, match="took no batch"):
         trained(idle, new_model(), loader, settings_of())
+
+
+def test_further_parameters_are_filled_by_their_names() -> None:
+    seen: dict[str, Any] = {}
+
+    def look(
+        model: nn.Module, loader: Any, epochs: int, learning_rate: float = 9.0, own: int = 7
+    ) -> None:
+        list(loader)
+        seen.update(epochs=epochs, learning_rate=learning_rate, own=own)
+
+    def evaluate(model: nn.Module, loader: Any, device: str) -> float:
+        seen["device"] = device
+        return 0.5
+
+    loader = DataLoader(samples(), batch_size=4)
+    trainer = LoopTrainer(look, evaluate, MEASURES)
+    trained(trainer, new_model(), loader, settings_of(epochs=3, learning_rate=0.25))
+    measured_by(trainer, new_model(), loader)
+    assert seen == {"epochs": 3, "learning_rate": 0.25, "own": 7, "device": "cpu"}
+
+    def unknown(model: nn.Module, loader: Any, epoch: int) -> None: ...
+
+    with pytest.raises(TrainingError, match=r"'epoch', which nobody fills; .* epochs, "):
+        trained(LoopTrainer(unknown, evaluate, MEASURES), new_model(), loader, settings_of())

@@ -18,7 +18,7 @@ class Network(nn.Module):
     def __init__(self, width: int = 520) -> None:
         super().__init__()
         self.dense = nn.Linear(width, width)
-        self.embedding = nn.Embedding(width, width)
+        self.embedding = nn.Embedding(width, width, padding_idx=2)
         self.scaled = nn.Parameter(torch.rand(width, width) * 0.1)
         self.tied = self.embedding.weight
         self.halves = nn.ParameterList(torch.randn(2 * width, width).chunk(2))
@@ -27,6 +27,7 @@ class Network(nn.Module):
         self.register_buffer("mask", torch.zeros(width, width).fill_diagonal_(1))
         self.register_buffer("wide", torch.full((width, width), 2.0).double() + orthogonal)
         self.small = nn.Linear(3, 3)
+        self.small_embedding = nn.Embedding(3, 3, padding_idx=0)
 
 
 def made() -> Network:

@@ -1,0 +1,75 @@
+"""Each example runs as its README says: installed, with two hosts, over real gRPC."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from support.examples import carried_out, installed, link_libraries
+from support.repository import ROOT
+
+from potluck.deploy.local.demo_files import reserved_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def shown(measure: str, said: str) -> list[float]:
+    """A measure's values, as `potluck watch` shows them round by round."""
+    return [float(value) for value in re.findall(rf"  {measure} ([\d.]+) ", said)]
+
+
+async def test_regression(tmp_path: Path) -> None:
+    with reserved_port() as port:
+        said = await carried_out(installed("regression", tmp_path), port)
+    errors = shown("mean error", said)
+    assert "6 of 6 rounds committed" in said
+    assert len(errors) == 6
+    assert errors[-1] < 0.5 * errors[0]
+
+
+async def test_segmentation(tmp_path: Path) -> None:
+    with reserved_port() as port:
+        said = await carried_out(installed("segmentation", tmp_path), port)
+    found, losses = shown("Dice", said), shown("training Dice loss", said)
+    assert "6 of 6 rounds committed" in said
+    assert len(found) == len(losses) == 6
+    assert found[-1] > 40 > found[0]
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "segmentation" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_scikit_learn_with_hosts_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = installed("scikit-learn", tmp_path)
+    [environment], [install] = map(example.blocks, ("environment", "install-host"))
+    await example.done(environment)
+    link_libraries(example.folder / "host", without=("torch", "potluck"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # what is linked is all there is
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "false")
+    await example.done("unset PYTHONPATH\n" + install.replace("../..", str(ROOT)))
+    there = "import importlib.util, potluck.client; print(importlib.util.find_spec('torch'))"
+    assert await example.done(f'host/bin/python -c "{there}"') == "None\n"
+    with reserved_port() as port:
+        said = await carried_out(example, port)
+    asked = await example.done("host/bin/potluck-client disclosures --config host-0.toml")
+    assert "8 of 8 rounds committed" in said
+    assert shown("accuracy", said)[-1] > 80
+    assert "loss" in asked  # the selector's question, answered without torch
+
+
+def test_a_host_without_torch_has_the_other_libraries() -> None:
+    def requirements(lines: list[str]) -> dict[str, Any]:
+        return {each.name: each.specifier for each in map(Requirement, lines)}
+
+    file = ROOT / "examples" / "scikit-learn" / "host-requirements.txt"
+    listed = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    example = tomllib.loads((file.parent / "pyproject.toml").read_text())["project"]
+    wanted = requirements([*project["dependencies"], *example["dependencies"]])
+    assert wanted.pop("torch")
+    assert requirements(listed) == wanted
