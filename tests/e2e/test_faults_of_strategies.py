@@ -33,7 +33,10 @@ FAILED = operator_pb2.MEMBER_STATE_FAILED
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
     async with crash_federation(
-        tmp_path_factory.mktemp("strategies"), rounds=4, assignments=["training.momentum=0.5"]
+        tmp_path_factory.mktemp("strategies"),
+        rounds=4,
+        assignments=["training.momentum=0.5"],
+        disclosure={"exact_label_counts": True},
     ) as federation:
         yield federation
 
@@ -46,6 +49,15 @@ async def federation(shared: Federation) -> Federation:
 
 def named(strategy: str, **options: Any) -> list[str]:
     return [f'strategy.name="{strategy}"', *(f"strategy.{k}={v}" for k, v in options.items())]
+
+
+CONCATENATING = [
+    *named("fedconcat", groups=2, rounds=2),
+    'profiles.disclosure="exact"',
+    'model.name="concatenation"',
+    "model.groups=2",
+    'model.of={name="perceptron", inputs=4, hidden=[8], classes=3}',
+]
 
 
 async def killed_twice(federation: Federation, strategy: list[str]) -> str:
@@ -69,6 +81,7 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
         pytest.param(named("scaffold"), id="scaffold"),
         pytest.param(named("fedavgm"), id="fedavgm", marks=pytest.mark.slow),
         pytest.param(named("fedbio", eta=5.0), id="fedbio", marks=pytest.mark.slow),
+        pytest.param(CONCATENATING, id="fedconcat", marks=pytest.mark.slow),
         pytest.param(named("rhfl"), id="rhfl", marks=pytest.mark.slow),
         pytest.param(named("fedadam"), id="fedadam", marks=pytest.mark.slow),
         pytest.param(

@@ -253,10 +253,12 @@ async def crash_federation(
     coordinator: dict[str, Any] | None = None,
     start_hosts: bool = True,
     root: bool = False,
+    disclosure: dict[str, Any] | None = None,
     witnessed: str = "potluck-server",
 ) -> AsyncIterator[Federation]:
     """A federation under way. `coordinator`: settings of its configuration file. `root`: whether
-    it has one, so that its clients can sum securely. `witnessed`: see `Points.note_boundaries`."""
+    it has one, so that its clients can sum securely. `disclosure`: what hosts allow beyond
+    questions. `witnessed`: see `Points.note_boundaries`."""
     options = DemoOptions(
         task="crash",
         selector="crash",
@@ -269,7 +271,10 @@ async def crash_federation(
         device="cpu",
         assignments=["training.steps=3", "round.grace_seconds=20", *assignments],
         root=root,
-        disclosure={"questions": [*QUESTIONS, "watched-loss", "psychic"]},
+        disclosure={
+            "questions": [*QUESTIONS, "watched-loss", "psychic"],
+            **(disclosure or {}),
+        },
     )
     with plugins_installed(folder / "points", witnessed) as points, reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)

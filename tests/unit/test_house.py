@@ -39,7 +39,7 @@ ROOMS = {
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
     "server": (
-        "clock config state store.sql store selection strategy strategies selectors.parts "
+        "clock config state store.sql store selection strategy selectors.parts strategies "
         "selectors.asking selectors rounds cohorts aggregation training hosts profiles sums "
         "eligibility watching runs service cli __main__"
     ),

@@ -22,6 +22,7 @@ from potluck.common.disclosure import Weighting
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, Plugin
 from potluck.common.tensors.layout import Layout
+from potluck.server.selection import Population, Signal
 from potluck.server.state import State
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most strategies need none
@@ -77,6 +78,7 @@ class UpdateStatistics:
     tensors that are no parameters (running statistics). norms: float64, L2 norm of update − model
     over all floating-point tensors. tensor_norms: the same of each floating-point tensor by its
     name. Norms are None unless the strategy `needs` them. state: what the strategy remembers.
+    tensors: names of the floating-point tensors that updates have.
     """
 
     clients: Sequence[str]
@@ -88,6 +90,7 @@ class UpdateStatistics:
     norms: NDArray[np.float64] | None = None
     tensor_norms: Mapping[str, NDArray[np.float64]] | None = None
     state: State = field(default_factory=State)
+    tensors: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +217,8 @@ class Strategy(Plugin):
     rounds, nor beside auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that it recommends, as in the run file's `[training]`."""
+    needs_profiles: frozenset[Signal] = frozenset()
+    """Profiles of clients that `enrol` looks at."""
     trains: bool = False
     """True where `train` goes on from the model that `apply` gives."""
 
@@ -229,9 +234,25 @@ class Strategy(Plugin):
         """
         return ()
 
+    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
+        """The state that a round goes by, once it is known whose profiles there are.
+
+        Called before clients are instructed, with the state after the last committed round, and
+        perhaps again: the same must come of the same. seed: the run's.
+        """
+        return state
+
+    def part(self, state: State, client: str) -> int | None:  # noqa: ARG002  part of the seam
+        """Which part of the model a client is to train, from 0; None for all of it.
+
+        The network says what that means: its method `use_part` is called with the number before
+        a training, and with None after it.
+        """
+        return None
+
     def check_model(self, layout: Layout) -> None:
-        """Called before a run starts, where the model is made then: where a part of it travels, or
-        it has tensors that go `one_way`.
+        """Called before a run starts, where the model is made then: where a part of it travels, it
+        has tensors that go `one_way`, or the strategy `needs_profiles`.
 
         layout: of the tensors that travel. Raises ConfigurationError, naming the tensor, where the
         strategy can't move such a model.

@@ -41,7 +41,7 @@ from potluck.client.training.triplet_estimate import (
     released_triplet,
 )
 from potluck.common.disclosure import Parameters, Weighting
-from potluck.common.errors import ProtocolVersionError, TrainingError
+from potluck.common.errors import ConfigurationError, ProtocolVersionError, TrainingError
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.scores import EvaluationCounts
@@ -123,6 +123,7 @@ class Classification(TaskTraining):
             plan.ditto.train(loaded, samples.training, plan.objective, first, files)
 
         def attempt(settings: LocalTraining) -> TrainingResult:
+            _use_part(loaded.model, work.part if work.HasField("part") else None)
             loaded.set_weights(files)
             loaded.model.to(self._device)  # before an optimiser is made for its tensors
             if settings.kept_epochs:
@@ -153,6 +154,8 @@ class Classification(TaskTraining):
             if type(error) is TrainingError:  # no learning rate is to blame for NaN in data
                 check_finite(data, f"client '{client_id}'")
             raise
+        finally:
+            _use_part(loaded.model, None)
         kept, sent = _auxiliaries(result, work, files, loaded)
         done = _Done(
             result=result, settings=settings, mu=plan.objective.proximal, round=instruction.round
@@ -346,6 +349,20 @@ class _Done:
         if steps == self.result.steps:
             return self.result.normalizer
         return normalizer(self.settings, steps, round_number=self.round, mu=self.mu)
+
+
+def _use_part(network: Any, part: int | None) -> None:
+    """Let a network that has several parts train one of them, or go back to all. Raises
+    ConfigurationError where it has none."""
+    use = getattr(network, "use_part", None)
+    if callable(use):
+        use(part)
+    elif part is not None:
+        raise ConfigurationError(
+            f"the coordinator wants part {part} of the model trained, and this host's model has "
+            "none; see that both have the same [model]",
+            part=part,
+        )
 
 
 def _correction(

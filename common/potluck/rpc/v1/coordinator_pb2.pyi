@@ -870,6 +870,7 @@ class Train(_message.Message):
     FURTHER_OBJECTIVES_FIELD_NUMBER: _builtins.int
     ONE_WAY_FIELD_NUMBER: _builtins.int
     BEFORE_UPLOAD_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     PERSONAL_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
@@ -891,6 +892,8 @@ class Train(_message.Message):
     """Of a masked update: whether it is divided by what the client's steps amount to."""
     run_seed: _builtins.int
     """The run's seed, which the seed above follows from with the round and the client."""
+    part: _builtins.int
+    """Which of the network's parts to train, where it has several; absent where not."""
     @_builtins.property
     def model(self) -> _transfer_pb2.ModelReference:
         """The model to begin with."""
@@ -963,13 +966,16 @@ class Train(_message.Message):
         further_objectives: _abc.Iterable[Global___Plugin] | None = ...,
         one_way: _abc.Iterable[_builtins.str] | None = ...,
         before_upload: Global___Question | None = ...,
+        part: _builtins.int | None = ...,
         personal: Global___PersonalTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "personal", b"personal", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "before_upload", b"before_upload", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
+    _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
 

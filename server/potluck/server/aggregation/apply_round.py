@@ -156,6 +156,7 @@ def _statistics(
         norms=update_norms(encoded, current) if Statistic.NORMS in needs else None,
         tensor_norms=tensor_norms(encoded, current) if Statistic.TENSOR_NORMS in needs else None,
         state=state,
+        tensors=[tensor.name for tensor in current.layout.tensors if tensor.floating],
     )
 
 

@@ -116,7 +116,12 @@ class ModelWork:
         if self._plan.selector.measures:
             self._check_measuring(run_file.selector.name)
         divides = run_file.model is not None and run_file.model.divides
-        if run_file.initial_model is not None or divides or strategy.one_way:
+        if (
+            run_file.initial_model is not None
+            or divides
+            or strategy.one_way
+            or strategy.needs_profiles
+        ):
             made = self._new_model()
             self._start_from_file(made)
             strategy.check_model(made.layout)

@@ -94,7 +94,7 @@ class Profiling:
         in_store: InStore,
         trust: Trust,
     ) -> None:
-        needs = {str(signal) for signal in plan.selector.needs}
+        needs = {str(signal) for signal in plan.selector.needs | plan.strategy.needs_profiles}
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
         """True if label counts come from sums over cells, and no client is asked for its own."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))

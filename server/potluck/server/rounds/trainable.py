@@ -17,6 +17,14 @@ def check_trainable(
     and the remedy."""
     task, name = run_file.task.name, run_file.selector.name
     wanted = {*selector.needs, *selector.asks, *selector.reports}
+    if strategy.needs_profiles:
+        raise ConfigurationError(
+            f"{source}: strategy {run_file.strategy.name} has groups of clients train parts of a "
+            f"network in the built-in loop, and task '{task}' trains by itself; choose another "
+            "strategy (fedavg, fedadam)",
+            strategy=run_file.strategy.name,
+            task=task,
+        )
     if selector.wants_label_totals or run_file.profiles.disclosure == PROTOCOL:
         wanted.add(Signal.LABEL_COUNTS)
     missing = sorted(str(each) for each in wanted - trainer.capabilities)

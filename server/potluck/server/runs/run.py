@@ -134,6 +134,8 @@ class Run:
     """The attempt that is in the store."""
     included_updates: dict[str, str] = field(default_factory=dict)
     """The last update of each client that became part of the model."""
+    enrolled: tuple[State, int, State] | None = None
+    """See `enrolment`."""
     trained: float | None = None
     """The share of the training on the coordinator that is done; None while there is none."""
     offenders: set[str] = field(default_factory=set)

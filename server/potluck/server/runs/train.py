@@ -16,6 +16,7 @@ from potluck.server.hosts.instructions import (
 )
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
+from potluck.server.runs.enrolment import enrolled
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
@@ -49,6 +50,9 @@ class Training:
             quotas=run.attempt.cohort[client].quotas,
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
+        part = run.plan.strategy.part(await enrolled(run), client)
+        if part is not None:
+            instruction.train.part = part
         asked = run.plan.before_upload
         if asked is not None and machine.cohort.undecided:
             instruction.train.before_upload.CopyFrom(question_before_upload(asked, instruction))

@@ -19,6 +19,7 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
+from potluck.server.runs.enrolment import enrolled
 from potluck.server.runs.run import RoundModel, Run
 from potluck.server.runs.server_training import train_on_coordinator
 from potluck.server.store.model_files import ModelVersion
@@ -159,7 +160,7 @@ class OpenRounds:
             run.machine.round,
             updates,
             run.model,
-            run.states.strategy,
+            await enrolled(run),
             clients=len(run.roster),
             seen=UpdatesSeen(
                 state=run.states.selector,

@@ -204,6 +204,14 @@ def _other_step(step: object) -> Strategy:
             strategy="scaffold",
             step="fednova",
         )
+    if strategy.needs_profiles:
+        raise ConfigurationError(
+            f"strategies scaffold and {name} don't go together: the clients of {name} train "
+            "different parts of a model, and SCAFFOLD's control variates are means over all of "
+            "them; choose one of them",
+            strategy="scaffold",
+            step=name,
+        )
     if strategy.trains:
         raise ConfigurationError(
             f"strategies scaffold and {name} don't go together: what {name} trains on the "

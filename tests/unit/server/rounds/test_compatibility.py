@@ -86,7 +86,10 @@ def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> 
         ),
         ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep nothing; name what"),
         ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
-        ('[model]\nname = "lenet7"\n', "'lenet7' is not installed; installed: lenet5"),
+        (
+            '[model]\nname = "lenet7"\n',
+            "'lenet7' is not installed; installed: concatenation, lenet5",
+        ),
         ("[training]\nmomentum = 1.0\n", "'momentum': Input should be less than 1"),
     ],
 )
@@ -132,6 +135,7 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
         "lora-stacking",
         "feddf",
         "rhfl",
+        "fedconcat",
     ):
         with pytest.raises(ConfigurationError, match=f"{name} and secure aggregation don't go"):
             check_maskable(name, strategy)

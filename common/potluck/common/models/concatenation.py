@@ -1,0 +1,96 @@
+"""Several models side by side, and one head on what all of them make of an input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
+from potluck.common.settings.option_checks import checked
+
+
+class Concatenation(nn.Module):
+    """Models of one kind, each cut before its last `nn.Linear`, and a head on their features.
+
+    Part g < groups: that model alone. Part `groups`: the head; the encoders stay as they are, and
+    evaluate. Without a part: the head once it is in use (`joined`), till then the mean of the
+    models' logits.
+    """
+
+    joined: Tensor
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        heads = [_cut(member) for member in members]
+        self.encoders, self.heads = nn.ModuleList(members), nn.ModuleList(heads)
+        self.head = nn.Linear(sum(head.in_features for head in heads), heads[0].out_features)
+        self.register_buffer("joined", torch.zeros((), dtype=torch.int64))
+        self._part: int | None = None
+
+    def use_part(self, part: int | None) -> None:
+        """Choose what `forward` does, and so what a training trains."""
+        if part is not None and not 0 <= part <= len(self.encoders):
+            raise ConfigurationError(
+                f"a model of {len(self.encoders)} groups has no part {part}; see that the strategy "
+                "has as many",
+                part=part,
+            )
+        self._part = part
+
+    def train(self, mode: bool = True) -> Concatenation:
+        """As every module; encoders that stay as they are evaluate."""
+        super().train(mode)
+        if self._part == len(self.encoders):
+            self.encoders.eval()
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """b × classes."""
+        groups, part = len(self.encoders), self._part
+        if part is not None and part < groups:
+            logits: Tensor = self.heads[part](self.encoders[part](inputs).flatten(1))
+            return logits
+        with torch.no_grad():
+            features = [encoder(inputs).flatten(1) for encoder in self.encoders]
+        if part == groups or bool(self.joined):
+            logits = self.head(torch.cat(features, dim=1))
+        else:
+            each = [head(given) for head, given in zip(self.heads, features, strict=True)]
+            logits = torch.stack(each).mean(dim=0)
+        return logits
+
+
+def concatenation(*, of: Mapping[str, Any], groups: PositiveInt = 5) -> Concatenation:
+    """So many models that `of` names, side by side. of: a table as [model] is, with the name of an
+    installed model, which ends in an `nn.Linear`, and its options."""
+    options = {key: value for key, value in of.items() if key != "name"}
+    name = of.get("name")
+    if not isinstance(name, str) or name == "concatenation":
+        raise ConfigurationError(
+            f"model concatenation: option 'of' is {dict(of)}; it must be a table with the name of "
+            'another model: of = {name = "lenet5"}'
+        )
+    make: Any = plugins.find_callable(plugins.MODELS, name)
+    options = checked(make, options, of=f"model {name}")
+    return Concatenation([make(**options) for _ in range(groups)])
+
+
+def _cut(member: nn.Module) -> nn.Linear:
+    """Take the last `nn.Linear` of a model out of it."""
+    linear = [name for name, each in member.named_modules() if isinstance(each, nn.Linear)]
+    if not linear or not linear[-1]:
+        raise ConfigurationError(
+            f"model concatenation: a {type(member).__name__} does not end in an nn.Linear; name a "
+            "model that does"
+        )
+    parent, _, own = linear[-1].rpartition(".")
+    head = member.get_submodule(linear[-1])
+    setattr(member.get_submodule(parent), own, nn.Identity())
+    if not isinstance(head, nn.Linear):
+        raise TypeError(type(head))
+    return head

@@ -1,0 +1,135 @@
+"""FedConcat: clusters of clients train encoders, then all train a head on them (Diao et al.)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.tensors.layout import Layout
+from potluck.server.selection import Population, Signal
+from potluck.server.selectors.parts.k_means import k_means, nearest
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging, equal_shares, shares
+from potluck.server.strategies.server_step import moved
+from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
+
+JOINED: Final = "joined"
+"""The model's integer that says whether its head is in use."""
+_CENTRES: Final = "centres"
+_GROUP: Final = "group/"
+_ROUNDS: Final = "rounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedConcat(Averaging):
+    """Phase 1: k-means of the clients' label distributions into `groups`, and FedAvg within each of
+    them. Phase 2, after `rounds`: the groups' encoders stay as they are, and all clients train one
+    linear head on what they give together; all count alike.
+
+    For the model `concatenation`, which has as many groups. A client's group is fixed with the
+    first round that is committed after it came. A cluster of which nobody is in a round's cohort
+    stays as it is.
+    """
+
+    groups: Annotated[int, Field(ge=2)] = 5
+    rounds: PositiveInt = 480
+
+    individual = True
+    by_samples = False
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
+
+    def check_model(self, layout: Layout) -> None:
+        """Refused where it is no `concatenation` of so many groups."""
+        names = layout.by_name
+        found = {name.split(".")[1] for name in names if name.startswith("encoders.")}
+        if JOINED not in names or found != {str(group) for group in range(self.groups)}:
+            raise ConfigurationError(
+                f"strategy fedconcat trains {self.groups} encoders and a head on all of them, and "
+                'the model is none of that; set [model] name = "concatenation", groups = '
+                f"{self.groups}, and `of` to the model that each group trains",
+                groups=self.groups,
+            )
+
+    def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
+        """Nobody has a group yet."""
+        return State(scalars={_ROUNDS: 0})
+
+    def enrol(self, state: State, population: Population, seed: int) -> State:
+        """Groups for clients that have none: the nearest centre, which the first of them make."""
+        new = [
+            row for row, client in enumerate(population.ids) if _GROUP + client not in state.scalars
+        ]
+        counts = population.label_counts
+        if not new or counts is None:
+            return state
+        shown = [row for row in new if np.isfinite(counts[row]).all()]
+        if not shown:
+            return state
+        points = distributions(counts[shown])
+        centres = state.arrays.get(_CENTRES)
+        if centres is None:
+            centres = k_means(points, min(self.groups, len(points)), seed=seed)
+        of_each = nearest(points, centres)
+        found = {_GROUP + population.ids[r]: int(g) for r, g in zip(shown, of_each, strict=True)}
+        return State(scalars={**state.scalars, **found}, arrays={_CENTRES: centres})
+
+    def part(self, state: State, client: str) -> int | None:
+        """Its cluster; after phase 1 the number that stands for the head."""
+        if self._joins(state):
+            return self.groups
+        group = state.scalars.get(_GROUP + client, 0)
+        return group if isinstance(group, int) else 0
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """By samples within each group, tensor by tensor; of the head all alike."""
+        state, clients = statistics.state, statistics.clients
+        equal, nothing = equal_shares(len(clients)), np.zeros(len(clients))
+        groups = np.array([self.part(state, client) for client in clients])
+        of_group = {
+            str(group): _within(statistics.samples, groups == group) for group in range(self.groups)
+        }
+        weights: dict[str, NDArray[np.float64]] = {}
+        for name in statistics.tensors:
+            part, _, rest = name.partition(".")
+            if self._joins(state):
+                weights[name] = equal if part == "head" else nothing
+            elif part in ("encoders", "heads"):
+                weights[name] = of_group[rest.partition(".")[0]]
+            else:
+                weights[name] = nothing
+        return Combine(weights=equal, difference=True, tensor_weights=weights)
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """One more round; the head is in use once it was trained."""
+        joins = self._joins(state)
+        following = moved(model, combined, context.buffers, lambda _, __, delta: delta)
+        following[JOINED] = np.array(int(joins), model[JOINED].dtype)
+        rounds = int(state.scalars[_ROUNDS] or 0) + 1
+        return following, State(scalars={**state.scalars, _ROUNDS: rounds}, arrays=state.arrays)
+
+    def _joins(self, state: State) -> bool:
+        """True in phase 2."""
+        return int(state.scalars[_ROUNDS] or 0) >= self.rounds
+
+
+def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares of the classes, n × C; of counts without any, all alike. Noise may be below 0."""
+    clipped = counts.clip(min=0.0)
+    totals = clipped.sum(axis=1, keepdims=True)
+    alike = np.full_like(clipped, 1.0 / clipped.shape[1])
+    return np.where(totals > 0, clipped / np.where(totals > 0, totals, 1.0), alike)
+
+
+def _within(samples: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
+    """Shares of the members by samples; zeros where there are none."""
+    weights = np.zeros(len(samples))
+    if members.any():
+        weights[members] = shares(samples[members])
+    return weights

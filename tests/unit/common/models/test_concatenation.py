@@ -1,0 +1,94 @@
+"""Several models side by side: which part answers, and which learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.task_loading import model_maker
+from potluck.common.models.concatenation import Concatenation, concatenation
+
+PERCEPTRON = {"name": "perceptron", "inputs": 4, "hidden": [5], "classes": 3, "dropout": 0.5}
+INPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def network(groups: int = 3) -> Concatenation:
+    torch.manual_seed(1)
+    return concatenation(of=PERCEPTRON, groups=groups)
+
+
+def moved_by(part: int) -> set[str]:
+    """The beginnings of the names of tensors that a training of a part has gradients for."""
+    made = network()
+    made.use_part(part)
+    made.train()
+    made(INPUTS).sum().backward()
+    return {
+        ".".join(name.split(".")[:2]) if "." in name else name
+        for name, each in made.named_parameters()
+        if each.grad is not None and bool(each.grad.any())
+    }
+
+
+def test_a_group_trains_its_own_model_and_the_last_part_the_head() -> None:
+    assert moved_by(1) == {"encoders.1", "heads.1"}
+    assert moved_by(3) == {"head.weight", "head.bias"}
+
+
+def test_encoders_that_stay_as_they_are_evaluate() -> None:
+    made = network()
+    made.use_part(3)
+    made.train()
+    assert torch.equal(made(INPUTS), made(INPUTS)), "dropout is off"
+    made.use_part(0)
+    made.train()
+    assert not torch.equal(made(INPUTS), made(INPUTS))
+
+
+def test_the_head_answers_once_it_is_in_use_and_till_then_the_mean() -> None:
+    made = network().eval()
+    each = []
+    for part in range(3):
+        made.use_part(part)
+        each.append(made(INPUTS))
+    made.use_part(3)
+    head = made(INPUTS)
+    made.use_part(None)
+    torch.testing.assert_close(made(INPUTS), torch.stack(each).mean(dim=0))
+    made.joined.fill_(1)
+    assert torch.equal(made(INPUTS), head)
+    assert head.shape == (6, 3)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "mnist-cnn"])
+def test_models_that_come_with_potluck_can_be_concatenated(name: str) -> None:
+    of = {"name": name, "classes": 7} if name == "lenet5" else {"name": name}
+    made = model_maker("concatenation", {"of": of, "groups": 2})()
+    alone = model_maker(name, {key: value for key, value in of.items() if key != "name"})()
+    assert isinstance(made, Concatenation)
+    own = sum(each.numel() for each in alone.parameters())
+    head = sum(each.numel() for each in made.head.parameters())
+    assert sum(each.numel() for each in made.parameters()) == 2 * own + head
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ({}, "it must be a table with the name of another model"),
+        ({"name": "concatenation"}, "it must be a table with the name of another model"),
+        ({"name": "nobody"}, "'nobody' is not installed"),
+        ({"name": "perceptron", "inputs": "many"}, "model perceptron: option 'inputs'"),
+    ],
+)
+def test_what_it_can_not_be_made_of_is_refused(of: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        concatenation(of=of)
+
+
+def test_a_model_without_a_last_layer_is_refused_and_so_is_an_unknown_part() -> None:
+    with pytest.raises(ConfigurationError, match="a ReLU does not end in an"):
+        Concatenation([nn.ReLU()])
+    with pytest.raises(ConfigurationError, match="a model of 3 groups has no part 4"):
+        network().use_part(4)
