@@ -39,7 +39,7 @@ OPTIONS = {
     "feddf": ["strategy.steps=2"],
 }
 """Of selectors and strategies."""
-SPARED = {"fedpns": 1}
+SPARED = {"fedentropy": 2, "fedpns": 1}
 """How many updates of a round a selector may leave out."""
 REFUSED = [
     ['strategy.name="scaffold"', 'strategy.step="fednova"'],
@@ -71,7 +71,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         ],
         disclosure={
             "signals": ["label_counts", "triplet", "interaction_matrix"],
-            "questions": ["loss", "context", "gradient-norm", "sketch"],
+            "questions": ["loss", "context", "gradient-norm", "sketch", "soft-label"],
         },
     ) as found:
         await found.until_attending()
