@@ -54,6 +54,7 @@ NAMES = (
     "feel",
     "hcsfed",
     "fedlecc",
+    "restless-bandit",
 )
 
 

@@ -56,7 +56,9 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
     return [[(member.client_id, member.reason) for member in row.members] for row in history]
 
 
-@pytest.mark.parametrize("name", ["pow-d", "flash", "oort", "feel", "hcsfed", "fedlecc", "fedcor"])
+@pytest.mark.parametrize(
+    "name", ["pow-d", "flash", "oort", "feel", "hcsfed", "fedlecc", "fedcor", "restless-bandit"]
+)
 async def test_a_coordinator_killed_changes_nothing(federation: Federation, name: str) -> None:
     """Most wait for answers, which are computed with the model; oort evaluates it."""
     chosen = [f'selector.name="{name}"', *OPTIONS.get(name, [])]

@@ -40,8 +40,8 @@ ROOMS = {
     ),
     "server": (
         "clock config state store.sql store selection strategy selectors.parts strategies "
-        "selectors.asking selectors rounds cohorts aggregation training hosts profiles sums "
-        "eligibility watching runs service cli __main__"
+        "selectors.asking selectors.bandits selectors rounds cohorts aggregation training hosts "
+        "profiles sums eligibility watching runs service cli __main__"
     ),
     "client": (
         "base disclosure masking config objective correction training.objectives training.samples "

@@ -68,6 +68,7 @@ NAMES = (
     "known-matrix",
     "oort",
     "pow-d",
+    "restless-bandit",
     "round-robin",
     "uniform",
 )

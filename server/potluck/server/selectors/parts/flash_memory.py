@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.server.selection import Answers, Floats, RoundOutcome
+from potluck.server.selection import Answers, Floats, RoundOutcome, Rows
 from potluck.server.selectors.parts.linear_thompson import Posterior
 from potluck.server.selectors.parts.reported import LARGEST, column, plausible
 from potluck.server.state import State
@@ -148,6 +148,13 @@ class Memory:
         after = replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
         # Only now is it known which of those chosen trained.
         return after._credit(awaiting & self.fresh, rules) if rules.literal else after
+
+    def settled(self, before: Memory, rules: Rules) -> tuple[Rows, Floats]:
+        """Who was due a reward before the last question and got it, and the rewards as the
+        posterior is given them."""
+        rows = np.flatnonzero(before.awaiting & self.fresh)
+        rewards = _limited(self.rewards)[rows]
+        return rows, rewards / self._means()[1] if rules.standardised else rewards
 
     # Numbers ----------------------------------------------------------------------------------
 

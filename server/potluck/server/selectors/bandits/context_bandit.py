@@ -1,0 +1,150 @@
+"""A bandit that asks for the contexts of `flash` and learns from its rewards."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import NonNegativeFloat
+
+from potluck.server.selection import (
+    Answers,
+    Ask,
+    Floats,
+    Population,
+    RoundOutcome,
+    Rows,
+    Selection,
+    SelectionContext,
+    Selector,
+)
+from potluck.server.selectors.parts.choosing import TIE_DECIMALS, Cohort
+from potluck.server.selectors.parts.flash_memory import Memory, Rules
+from potluck.server.state import State
+
+LARGEST = 100.0
+"""Contexts and rewards are about 1; beyond ±100 they count as that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """The rewards that a question has settled. rows: of the clients whose updates were included in
+    the round before, n. contexts: n × 4, those that they were chosen by. rewards: n."""
+
+    rows: Rows
+    contexts: Floats
+    rewards: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextBandit(Selector):
+    """Those with the largest scores; who has never told its losses comes last.
+
+    alpha, beta: weights of the robust loss. reward: its `absolute` change, or `signed`, how far it
+    fell; per second of training, both in units of their running means, as `flash` has them.
+    """
+
+    alpha: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 1.0
+    reward: Literal["absolute", "signed"] = "absolute"
+
+    asks = frozenset({"context"})
+    training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
+
+    # What a bandit is made of -----------------------------------------------------------------
+
+    @abstractmethod
+    def beginning(self) -> State:
+        """What it knows before the first reward, with no row for any client."""
+
+    @abstractmethod
+    def learned(self, known: State, lesson: Lesson, clients: int) -> State:
+        """What it knows at the next round, whose question settled the lesson."""
+
+    @abstractmethod
+    def scores(
+        self, known: State, contexts: Floats, rows: Rows, number: int
+    ) -> tuple[Floats, Floats]:
+        """What some clients are expected to bring, and with what bonus; infinite for those never
+        tried. contexts: K × 4. number: of the round."""
+
+    def failed(self, known: State, rows: Rows, clients: int) -> State:
+        """After a round that these clients were selected for in vain."""
+        return known
+
+    # The seam ---------------------------------------------------------------------------------
+
+    def init(self, population: Population) -> State:
+        """Nothing is known."""
+        return self._together(Memory.empty(len(population), 1.0), self.beginning())
+
+    def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
+        """The `count` clients with the largest scores, after asking for contexts."""
+        generator = context.generator(type(self).__name__)
+        cohort = Cohort(context, generator)
+        if not cohort.size:
+            return cohort.selection()
+        clients = len(context.population)
+        answers = yield Ask(
+            rows=context.available,
+            kind="context",
+            parameters={"alpha": self.alpha, "beta": self.beta},
+            names=("robust", "validation", "seconds"),
+        )
+        memory, known = self._heard(Memory.of(state, clients), state, answers, context.round)
+        rows = context.available[memory.last_heard[context.available] > 0]
+        expected, bonus = self.scores(known, self._contexts(memory), rows, context.round)
+        keys = np.round(-(expected + bonus), TIE_DECIMALS)
+        best = np.lexsort((generator.random(len(rows)), keys))[: cohort.size]
+        cohort.extend(
+            rows[best].tolist(),
+            [_reason(float(expected[each]), float(bonus[each])) for each in best],
+        )
+        cohort.draw(cohort.missing, "has never told its losses; drawn uniformly")
+        return cohort.selection()
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """With the rewards of the round before, and the durations of this one."""
+        rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+        memory = Memory.of(state, 1 + max(int(each.max(initial=-1)) for each in rows))
+        known = self._own(state)
+        for answers in outcome.answers:
+            memory, known = self._heard(memory, state, answers, outcome.round)
+        lost = np.setdiff1d(outcome.selected, outcome.included)
+        known = self.failed(known, lost, len(memory.seconds))
+        return self._together(memory.trained(outcome, self._rules), known)
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(standardised=True, signed=self.reward == "signed")
+
+    def _heard(
+        self, before: Memory, state: State, answers: Answers, number: int
+    ) -> tuple[Memory, State]:
+        memory = before.heard(answers, number, self._rules)
+        rows, rewards = memory.settled(before, self._rules)
+        lesson = Lesson(
+            rows=rows,
+            contexts=np.clip(before.credited[rows], -LARGEST, LARGEST),
+            rewards=np.clip(rewards, -LARGEST, LARGEST),
+        )
+        return memory, self.learned(self._own(state), lesson, len(memory.seconds))
+
+    def _contexts(self, memory: Memory) -> Floats:
+        return np.clip(memory.contexts(self._rules), -LARGEST, LARGEST)
+
+    def _own(self, state: State) -> State:
+        names = self.beginning().arrays
+        return State(scalars=state.scalars, arrays={name: state.arrays[name] for name in names})
+
+    def _together(self, memory: Memory, known: State) -> State:
+        return State(scalars=known.scalars, arrays={**memory.state().arrays, **known.arrays})
+
+
+def _reason(expected: float, bonus: float) -> str:
+    if np.isinf(bonus):
+        return "never tried (adapted)"
+    return f"reward {expected:.3g} expected, and {bonus:.3g} for what is not known (adapted)"

@@ -1,0 +1,126 @@
+"""An adaptation of restless bandits to clients (ALGORITHMS §1.15).
+
+FLASH compares itself with a bandit whose rewards depend on a hidden Markov state, and says nothing
+of how clients become its arms. Here all share one state, read off each round's mean reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from potluck.server.selection import Floats, Rows
+from potluck.server.selectors.bandits.context_bandit import ContextBandit, Lesson
+from potluck.server.state import State
+
+_FEWEST = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestlessBandit(ContextBandit):
+    """Adapted: Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), s a state that all clients share.
+
+    states: how many; which one a round was in is said by the quantile of its mean reward among all
+    rounds before, and the next one is expected by how often states followed one another. discount:
+    weight of what is a round older, in all counts. In a state that a client was never seen in it is
+    expected to do as in the others.
+
+    Who never brought a reward comes first, but a failed round counts as a try. O(K · states).
+    """
+
+    states: Annotated[int, Field(ge=1, le=10)] = 2
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.99
+
+    def beginning(self) -> State:
+        """No reward in any state."""
+        return State(
+            scalars={"last_state": 0},
+            arrays={
+                "counts": np.zeros((0, self.states)),
+                "sums": np.zeros((0, self.states)),
+                "failures": np.zeros(0),
+                "transitions": np.zeros((self.states, self.states)),
+                "means": np.zeros(0),
+            },
+        )
+
+    def learned(self, known: State, lesson: Lesson, clients: int) -> State:
+        """With the rewards in the state of their round; then all is a round older."""
+        arrays = _grown(known, clients)
+        counts, sums = arrays["counts"].copy(), arrays["sums"].copy()
+        transitions, means = arrays["transitions"].copy(), arrays["means"]
+        last = int(known.scalars["last_state"] or 0)
+        if len(lesson.rows):
+            mean = float(lesson.rewards.mean())
+            now = state_of(mean, means, self.states)
+            counts[lesson.rows, now] += 1
+            sums[lesson.rows, now] += lesson.rewards
+            transitions[last, now] += 1 if len(means) else 0
+            means, last = np.append(means, mean), now
+        return State(
+            scalars={"last_state": last},
+            arrays={
+                "counts": counts * self.discount,
+                "sums": sums * self.discount,
+                "failures": arrays["failures"] * self.discount,
+                "transitions": transitions * self.discount,
+                "means": means,
+            },
+        )
+
+    def failed(self, known: State, rows: Rows, clients: int) -> State:
+        """A failed round gives no reward, but is a try."""
+        arrays = _grown(known, clients)
+        failures = arrays["failures"].copy()
+        failures[rows] += 1
+        return State(scalars=known.scalars, arrays={**arrays, "failures": failures})
+
+    def scores(
+        self, known: State, contexts: Floats, rows: Rows, number: int
+    ) -> tuple[Floats, Floats]:
+        """By state, weighted by how likely each is."""
+        arrays = _grown(known, len(contexts))
+        followed = arrays["transitions"][int(known.scalars["last_state"] or 0)] + 1.0
+        return upper_bounds(
+            arrays["counts"][rows],
+            arrays["sums"][rows],
+            arrays["failures"][rows],
+            followed / followed.sum(),
+            number,
+        )
+
+
+def state_of(mean: float, before: Floats, states: int) -> int:
+    """The quantile that a round's mean reward lies in among those before; 0 without any."""
+    if not len(before):
+        return 0
+    borders = np.quantile(before, np.arange(1, states) / states)
+    return int(np.searchsorted(borders, mean, side="left"))
+
+
+def upper_bounds(
+    counts: Floats, sums: Floats, failures: Floats, likely: Floats, number: int
+) -> tuple[Floats, Floats]:
+    """Expected rewards, n, and bonuses, infinite where nothing was tried. counts, sums: n × states.
+    failures: n. likely: probabilities of the states."""
+    total = counts.sum(axis=1, keepdims=True)
+    seen = counts > _FEWEST
+    tries = np.where(seen, counts, total) + failures[:, None]
+    overall = sums.sum(axis=1, keepdims=True) / np.maximum(total, _FEWEST)
+    means = np.where(seen, sums / np.maximum(counts, _FEWEST), np.where(total > 0, overall, 0.0))
+    bonus = np.sqrt(2 * np.log(max(number, 1)) / np.maximum(tries, _FEWEST))
+    tried = (total[:, 0] + failures) > _FEWEST
+    return means @ likely, np.where(tried, bonus @ likely, np.inf)
+
+
+def _grown(known: State, clients: int) -> dict[str, Floats]:
+    """With rows for those that have joined since."""
+    arrays = dict(known.arrays)
+    more = max(0, clients - len(arrays["failures"]))
+    for name in ("counts", "sums", "failures"):
+        array = arrays[name]
+        arrays[name] = np.concatenate([array, np.zeros((more, *array.shape[1:]))])
+    return arrays
