@@ -129,4 +129,4 @@ def test_without_the_package_the_look_up_lists_what_is_installed(
 ) -> None:
     finished = select(tmp_path, profiles, "--count", "2")
     assert finished.returncode == 1
-    assert "'rare-first' is not installed; installed: dc-balanced" in finished.stderr
+    assert "'rare-first' is not installed; installed: clustered-sampling" in finished.stderr

@@ -162,6 +162,8 @@ def fill(
         chosen[position] = True
         share = place.masses[drawn] / place.masses.sum()
         cohort.add(int(rows[position]), _reason(number, share))
+    if not cohort.missing:
+        return
     left = np.flatnonzero(~chosen)
     more = left[draw_weighted(samples[left], cohort.missing, generator)]
     cohort.extend(rows[more].tolist(), ["in a place whose clients were chosen already"] * len(more))
