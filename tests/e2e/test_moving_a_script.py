@@ -131,8 +131,9 @@ async def test_the_moved_scripts_train_in_a_federation(
             set_values(path, {"data_directory": str(data)})
         await federation.start_hosts()
         for task, _, _, measure, _ in SCRIPTS.values():
-            run = await federation.start_run(f"task.name={task}", "training={epochs = 2}")
-            await federation.finished(run)
+            settings = (f"task.name={task}", "training={epochs = 2}")
+            run = await federation.start_run(*settings)
+            digest = await federation.finished(run)
             history = await federation.history(run)
             found = [
                 entry.metrics.accuracy if measure == "accuracy" else entry.metrics.others[measure]
@@ -147,3 +148,5 @@ async def test_the_moved_scripts_train_in_a_federation(
                 for entry in history
                 for member in entry.members
             )
+        again = await federation.finished(await federation.start_run(*settings))
+        assert again == digest  # of the last, whose transforms are random
