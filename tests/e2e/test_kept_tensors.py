@@ -50,12 +50,13 @@ async def federation(shared: Federation) -> Federation:
 
 
 def kept(federation: Federation, run_id: str) -> dict[str, bytes]:
-    """The tensor that each client keeps of its last update that became part of the model."""
+    """The tensor that each client keeps of its last update, in a run that has included all."""
     found: dict[str, bytes] = {}
     for path in federation.files.folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
-        if record["run_id"] == run_id and record["committed"] and not record["pending"]:
-            name = hashlib.sha256(record["committed"].encode()).hexdigest()[:40]
+        last = record["pending"] or record["committed"]  # the host may not know yet that it counts
+        if record["run_id"] == run_id and last:
+            name = hashlib.sha256(last.encode()).hexdigest()[:40]
             for file in path.parent.glob(f"{name}.*.safetensors"):
                 with open_tensors(file) as tensors:
                     if KEPT in tensors.layout.by_name:
@@ -67,8 +68,9 @@ async def outcome(federation: Federation, run_id: str) -> tuple[list[tuple[str, 
     """Each round's model and its accuracy on the clients, and what these keep at the end."""
     await federation.finished(run_id)
     history = await federation.history(run_id)
-    members = {member.client_id for entry in history for member in entry.members}
-    await until(lambda: set(kept(federation, run_id)) == members, "the last round is settled")
+    members = [member for entry in history for member in entry.members]
+    assert {member.state for member in members} == {INCLUDED}
+    assert set(kept(federation, run_id)) == {member.client_id for member in members}
     rounds = [(entry.model_blake3, entry.metrics.accuracy) for entry in history]
     return rounds, kept(federation, run_id)
 
