@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from memory import PeakMemory
 from rich.console import Console
 from rich.table import Table
-from scale import install_plugin, resident
+from scale import install_plugin
 
 from potluck.common.errors import PotluckError
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
@@ -31,29 +32,6 @@ from potluck.deploy.local.local_federation import LocalFederation, kill
 
 _LOOK_SECONDS = 0.05
 _ROUNDS = 2
-
-
-class PeakMemory:
-    """The most private memory that each process had, in bytes, while this was looking."""
-
-    def __init__(self, federation: LocalFederation) -> None:
-        self._federation = federation
-        self.peaks: dict[str, int] = {}
-        self.idle: dict[str, int] = {}
-
-    async def watch(self) -> None:
-        """Look now and then until cancelled."""
-        while True:
-            for number, process in enumerate(self._federation.processes):
-                with contextlib.suppress(OSError, ValueError, KeyError):  # one that was killed
-                    name, held = f"{process.name} ({number})", resident(process)["RssAnon"]
-                    self.idle.setdefault(name, held)
-                    self.peaks[name] = max(self.peaks.get(name, 0), held)
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    def of(self, *, hosts: bool) -> int:
-        """The most of one side."""
-        return max(held for name, held in self.peaks.items() if name.startswith("host") == hosts)
 
 
 def allow(files: DemoFiles, size: int) -> None:

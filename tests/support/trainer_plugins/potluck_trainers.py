@@ -102,6 +102,10 @@ class Descent(Trainer):
         if settings.client is not None:
             note = f"{settings.client} {settings.seed} {settings.device}"
             (settings.folder() / "evaluation").write_text(note)
+        if data.client in ("raises", "hangs"):
+            self._fail(data.client, model)
+        if data.client == "undeclared":
+            return {"accuracy": Measured(1.0, 1)}
         points = np.array(list(data))
         errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
         squares = Measured(float((errors**2).sum()), len(points))
@@ -117,11 +121,25 @@ class Descent(Trainer):
         return float(np.hypot((errors * points[:, 0]).mean(), errors.mean()))
 
 
+class CountedDescent(Descent):
+    """Counts points on either side of zero."""
+
+    capabilities = Descent.capabilities | {Capability.LABEL_COUNTS}
+
+    def label_counts(self, data: Any) -> list[int]:
+        """Two classes."""
+        right = sum(x > 0 for x, _ in data)
+        return [SAMPLES - right, right]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):
-    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation."""
+    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation. coordinator:
+    whether the coordinator has data to measure on, "" for none, and what happens there: "measures",
+    "raises", "hangs" or "undeclared"."""
 
     fault: str = ""
+    coordinator: str = ""
 
     training: ClassVar = {"learning_rate": 0.05}
 
@@ -141,5 +159,16 @@ class Line(Task):
         number = int(client.rpartition("-")[2])
         return ClientData(train=Stream(client, number), held_out=Stream(client, 1000 + number))
 
-    def evaluation_data(self, data: Path | None) -> None:
-        """The clients evaluate."""
+    def evaluation_data(self, data: Path | None) -> Stream | None:
+        """The clients evaluate, unless the coordinator does."""
+        return Stream(self.coordinator, 99) if self.coordinator else None
+
+
+class CountedLine(Line):
+    """The same with label counts."""
+
+    classes: ClassVar[int] = 2  # type: ignore[misc]  # of the class, as tasks may have it
+
+    def trainer(self) -> Trainer:
+        """It counts."""
+        return CountedDescent(self.fault)

@@ -1,0 +1,310 @@
+"""Trainers of tasks' own in rounds of every kind, over real gRPC: masked ones, parts of a model,
+selectors that ask, hosts that lie about measures, and a coordinator that can't measure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from grpc import StatusCode as Status
+from numpy.typing import NDArray
+from structlog.testing import capture_logs
+from support.raw_host import RawHost, whole
+from support.sum_federation import PATIENCE_SECONDS, Members, SumFederation, host_of, sum_federation
+
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.measures import TRAINING
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.store import RoundRow, RunState
+from potluck.server.store.records import MemberState
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+PLUGINS = Path(__file__).parents[1] / "support" / "trainer_plugins"
+CLIENTS = 7
+LINE = '{name = "line"}'
+FAULTY, LIAR = "client-1", f"client-{CLIENTS - 1}"
+OPEN = DisclosurePolicy.model_validate(
+    {
+        "exact_sums": True,
+        "held_out_counts": True,
+        "signals": ["label_counts"],
+        "questions": ["loss"],
+        "epsilon_budget": 100,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    return Members.make(tmp_path_factory.mktemp("members"), CLIENTS)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SumFederation]:
+    monkeypatch.syspath_prepend(PLUGINS)
+    data = tmp_path / "data"
+    data.mkdir()
+    async with sum_federation(members, tmp_path, data_directory=data) as federation:
+        await federation.start(
+            members.names, disclosure=OPEN, patience_seconds=0.2, data_directory=data
+        )
+        yield federation
+
+
+def run_file(task: str, *lines: str, count: int = CLIENTS) -> str:
+    head = ["rounds = 2", f"count = {count}", f"roster = {CLIENTS}", f"task = {task}"]
+    return "\n".join([*head, *lines, ""])
+
+
+async def committed(federation: SumFederation, text: str) -> list[RoundRow]:
+    """The rounds of a run that has finished."""
+    row = await federation.finished(text)
+    assert row.state is RunState.FINISHED, row.reason
+    return await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
+
+
+async def model(federation: SumFederation, row: RoundRow) -> dict[str, NDArray[Any]]:
+    with federation.coordinator.files.opened(row.model_blake3) as file:
+        return {name: array.copy() for name, array in file.arrays.items()}
+
+
+MASKED = "secure_aggregation = true"
+
+
+async def test_masked_rounds_have_the_model_of_open_ones_and_tell_no_measures(
+    federation: SumFederation,
+) -> None:
+    masked, opened = [
+        await committed(federation, run_file('{name = "line"}', *lines))
+        for lines in ((MASKED,), ())
+    ]
+    one, other = await model(federation, masked[-1]), await model(federation, opened[-1])
+    for name, array in one.items():
+        assert np.abs(array - other[name]).max() < 1e-6, name
+    assert f"{TRAINING}squared_error" in opened[-1].metrics
+    assert not [name for row in masked for name in row.metrics if name.startswith(TRAINING)]
+    assert masked[-1].metrics["near"] == pytest.approx(opened[-1].metrics["near"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("raises", "failed at client 'client-1': ValueError: the scanner's file is empty"),
+        ("not-a-number", "left NaN, infinity or huge numbers in tensor 'slope'"),
+        ("shapes", "left another model than it was given"),
+    ],
+)
+async def test_masked_rounds_go_on_without_a_trainer_that_fails(
+    federation: SumFederation, fault: str, line: str
+) -> None:
+    task = f'{{name = "line", fault = "{fault}"}}'
+    for row in await committed(federation, run_file(task, MASKED)):
+        states = {member.client_id: member.state for member in row.members}
+        assert states.pop(FAULTY) is MemberState.FAILED
+        assert set(states.values()) == {MemberState.INCLUDED}
+        [trouble] = [m.trouble or "" for m in row.members if m.client_id == FAULTY]
+        assert line in trouble
+        assert "\n" not in trouble
+
+
+INT8 = 'transport.up = {encoding = "int8", delta = true}'
+
+
+async def test_a_part_of_a_classification_model_travels_masked_with_control_variates(
+    federation: SumFederation, tmp_path: Path
+) -> None:
+    """SCAFFOLD's are of the part alone."""
+    task = f'{{name = "digits", clients = {CLIENTS}}}'
+    arrays = await model(federation, (await committed(federation, run_file(task)))[-1])
+    last = sorted(arrays)[-2:]
+    base = {name: array for name, array in arrays.items() if name not in last}
+    write_tensors(tmp_path / "data" / "rest.safetensors", base)
+    part = f'model = {{trainable = {last}, base = "rest.safetensors"}}'.replace("'", '"')
+    forms = {"open": [], "masked": [MASKED], "int8": [INT8]}
+    models = {}
+    for name, lines in forms.items():
+        text = run_file(task, part, 'strategy = {name = "scaffold"}', *lines)
+        models[name] = await model(federation, (await committed(federation, text))[-1])
+        assert set(models[name]) == set(last)
+    for tensor in last:
+        assert np.abs(models["open"][tensor] - models["masked"][tensor]).max() < 1e-4
+        assert 0 < np.abs(models["open"][tensor] - models["int8"][tensor]).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        'name = "fedentopt"',
+        'name = "dc-balanced", added = 1',
+        'name = "kl"',
+        'name = "pow-d"',
+        'name = "oort"',
+    ],
+)
+async def test_selectors_are_given_what_a_trainer_can_tell(
+    federation: SumFederation, selector: str
+) -> None:
+    text = run_file('{name = "counted-line"}', f"selector = {{{selector}}}", count=3)
+    for row in await committed(federation, text):
+        assert len(row.included) == 3
+    if "pow-d" in selector or "oort" in selector:
+        return
+    for name in federation.members.names:
+        [release] = federation.disclosed(name)
+        assert release.signal == "label_counts"
+
+
+async def test_label_counts_of_a_trainer_are_summed_securely(federation: SumFederation) -> None:
+    selector = 'selector = {name = "dc-real", added = 1}'
+    profiles = 'profiles = {sum_mode = "exact"}'
+    await committed(federation, run_file('{name = "counted-line"}', selector, profiles, count=3))
+    [stored] = await federation.stored()
+    assert stored.total is not None
+    assert sum(stored.total) == CLIENTS * 40
+
+
+# A coordinator that measures --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "line"),
+    [
+        (
+            "raises",
+            "failed at the coordinator's evaluation data: ValueError: the scanner's fi",
+        ),
+        ("undeclared", "has measure 'accuracy', which the task's trainer does not declare"),
+    ],
+)
+async def test_rounds_are_committed_where_the_coordinator_can_not_measure(
+    federation: SumFederation, coordinator: str, line: str
+) -> None:
+    task = f'{{name = "line", coordinator = "{coordinator}"}}'
+    policy = 'round = {leavers = "drop", quorum = 0.2}'
+    with capture_logs() as logs:
+        rounds = await committed(federation, run_file(task, policy))
+    assert [row.key.round for row in rounds] == [1, 2]
+    assert not [n for row in rounds for n in row.metrics if not n.startswith(TRAINING)]
+    warnings = [each["event"] for each in logs if each["log_level"] == "warning"]
+    for number in (1, 2):
+        [said] = [text for text in warnings if f"round {number} is not evaluated: " in text]
+        assert line in said
+    again = await committed(federation, run_file('{name = "line", coordinator = "measures"}'))
+    assert again[-1].metrics["near"] > 0
+
+
+# Hosts that lie about measures ------------------------------------------------------------------
+
+
+Said = Mapping[str, tuple[float, int]]
+TRUE: Said = {"near": (20.0, 40), "squared_error": (40.0, 40), "loss": (40.0, 40)}
+LIES: dict[str, Said] = {
+    "undeclared": {"accuracy": (1.0, 1)},
+    "not a number": {"squared_error": (float("nan"), 3)},
+    "infinite": {"squared_error": (float("inf"), 3)},
+    "out of range": {"near": (30.0, 3)},
+    "below its range": {"squared_error": (-1.0, 3)},
+    "a sum of nothing": {"squared_error": (1.0, 0)},
+    "more than there can be": {"near": (0.0, 1 << 62)},
+    "many": {f"measure_{number}": (0.0, 1) for number in range(10_000)},
+}
+
+
+def sums(said: Said) -> dict[str, transfer_pb2.MeasuredSum]:
+    return {name: transfer_pb2.MeasuredSum(sum=s, count=c) for name, (s, c) in said.items()}
+
+
+@contextlib.asynccontextmanager
+async def lying(
+    federation: SumFederation, trained: Said, evaluated: Said
+) -> AsyncIterator[list[Any]]:
+    """The last client's host trains nothing, and says this of its trainings and evaluations. What
+    came of its uploads."""
+    answers: list[Any] = []
+    tls = federation.members.tls.hosts[host_of(LIAR)]
+    async with (
+        RawHost(f"127.0.0.1:{federation.port}", tls) as host,
+        host.attending(LIAR) as call,
+    ):
+
+        async def answer(instruction: rpc.Instruction) -> None:
+            kind = instruction.WhichOneof("work")
+            reply = rpc.Answer(instruction_id=instruction.id)
+            if kind == "train":
+                content = await host.fetch(instruction.train.model)
+                report = transfer_pb2.TrainingReport(
+                    samples=40, steps=40, seconds=0.1, loss=1.0, measures=sums(trained)
+                )
+                upload = whole(instruction.id, LIAR, content, report=report)
+                answers.append(await host.submit(upload))
+                if isinstance(answers[-1], rpc.SubmitUpdateResponse):
+                    return
+                reply.failure.reason = "REFUSED"  # so that nobody waits for it
+            elif kind == "check":
+                reply.checked.SetInParent()
+            elif kind == "evaluate":
+                reply.measures.SetInParent()
+                for name, each in sums(evaluated).items():
+                    reply.measures.sums[name].CopyFrom(each)
+            else:
+                return
+            await call.write(rpc.AttendRequest(answer=reply))
+
+        async def attend() -> None:
+            while isinstance(message := await call.read(), rpc.AttendResponse):
+                if message.HasField("instruction"):
+                    await answer(message.instruction)
+
+        attending = asyncio.create_task(attend())
+        try:
+            yield answers
+        finally:
+            attending.cancel()
+            await asyncio.wait([attending], timeout=PATIENCE_SECONDS)
+
+
+async def test_measures_that_can_not_be_are_not_believed(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(PLUGINS)
+    text = run_file(LINE, "round = {quorum = 0.5}").replace("rounds = 2", "rounds = 1")
+    names = {*TRUE, *(f"{TRAINING}{name}" for name in TRUE)}
+    async with sum_federation(members, tmp_path) as federation:
+        await federation.start(members.names[:-1], disclosure=OPEN)
+        for lie, said in LIES.items():
+            async with lying(federation, said, TRUE) as answers:
+                [row] = await committed(federation, text)
+            assert answers == [(Status.INVALID_ARGUMENT, "UPDATE_LAYOUT_MISMATCH")], lie
+            assert {m.client_id for m in row.included} == set(members.names[:-1])
+            assert row.metrics.keys() == names - {f"{TRAINING}loss", f"{TRAINING}near"}
+            async with lying(federation, TRUE, said) as answers:
+                with capture_logs() as logs:
+                    [row] = await committed(federation, text)
+            [answer] = answers
+            assert isinstance(answer, rpc.SubmitUpdateResponse), lie
+            assert {m.client_id for m in row.included} == set(members.names)
+            assert row.metrics.keys() == names
+            assert 0 <= row.metrics["near"] <= 1
+            events = [each["event"] for each in logs]
+            [line] = [event for event in events if "is not evaluated on" in event]
+            assert LIAR in line, lie
+            assert len(line) < 400
+
+
+async def test_a_trainer_without_label_counts_is_refused_before_the_run(
+    federation: SumFederation,
+) -> None:
+    with pytest.raises(ConfigurationError, match="asks clients for label_counts, which the train"):
+        await federation.finished(run_file(LINE, 'selector = {name = "fedentopt"}'))
