@@ -57,7 +57,18 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
 
 
 @pytest.mark.parametrize(
-    "name", ["pow-d", "flash", "oort", "feel", "hcsfed", "fedlecc", "fedcor", "restless-bandit"]
+    "name",
+    [
+        "pow-d",
+        "flash",
+        "oort",
+        "feel",
+        "hcsfed",
+        "fedlecc",
+        "fedcor",
+        "restless-bandit",
+        "neural-bandit",
+    ],
 )
 async def test_a_coordinator_killed_changes_nothing(federation: Federation, name: str) -> None:
     """Most wait for answers, which are computed with the model; oort evaluates it."""

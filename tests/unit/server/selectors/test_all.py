@@ -66,6 +66,7 @@ NAMES = (
     "hcsfed",
     "kl",
     "known-matrix",
+    "neural-bandit",
     "oort",
     "pow-d",
     "restless-bandit",

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from support.populations import context, outcome, played, population
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.plugins import create
+from potluck.server.selection import Selector
+from potluck.server.selectors.bandits.context_bandit import Lesson
+from potluck.server.selectors.bandits.neural_bandit import (
+    NeuralBandit,
+    design_root,
+    network,
+    widths,
+)
+
+
+def test_of_a_linear_model_the_bonus_is_that_of_linucb() -> None:
+    """ALGORITHMS §1.16, with the contexts of §1.12."""
+    contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
+    design = np.eye(2) + contexts.T @ contexts
+    assert widths(contexts, design_root(design)) == pytest.approx([0.72761, 0.68599], abs=1e-5)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    generator = np.random.default_rng(0)
+    bandit = NeuralBandit(width=5)
+    weights = bandit.beginning().arrays["weights"] + 0.1 * generator.standard_normal(31)
+    contexts = generator.standard_normal((7, 4))
+    _, slopes = network(weights, contexts)
+    for place in range(31):
+        step = np.zeros(31)
+        step[place] = 1e-6
+        ahead, behind = network(weights + step, contexts)[0], network(weights - step, contexts)[0]
+        assert slopes[:, place] == pytest.approx((ahead - behind) / 2e-6, abs=1e-6)
+
+
+def test_it_learns_what_a_context_brings_and_grows_sure() -> None:
+    """The reward is the first number of the context."""
+    generator = np.random.default_rng(1)
+    bandit = NeuralBandit()
+    known = bandit.beginning()
+    probe = np.array([[0.2, 1, 1, 1], [1.8, 1, 1, 1]])
+    before = bandit.scores(known, probe, np.arange(2), 1)[1]
+    for _ in range(30):
+        contexts = generator.uniform(0, 2, (10, 4))
+        lesson = Lesson(rows=np.arange(10), contexts=contexts, rewards=contexts[:, 0].copy())
+        known = bandit.learned(known, lesson, 10)
+    expected, after = bandit.scores(known, probe, np.arange(2), 31)
+    assert expected == pytest.approx([0.2, 1.8], abs=0.25)
+    assert (after < before / 3).all()
+
+
+def test_reasons_say_that_it_is_adapted() -> None:
+    given, selector = population(6), NeuralBandit()
+    selection, answers = played(selector, selector.init(given), context(given, 2))
+    assert all("(adapted)" in reason for reason in selection.reasons)
+    state = selector.observe(selector.init(given), outcome(1, selection, answers))
+    later, answers = played(selector, state, context(given, 2, number=2))
+    state = selector.observe(state, outcome(2, later, answers))
+    assert state.arrays["brought"].shape == (2,)
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"exploration": -1}, {"steps": 1001}])
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
+        create(Selector, "neural-bandit", options)
