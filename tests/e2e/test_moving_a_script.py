@@ -130,6 +130,7 @@ async def test_the_moved_scripts_train_in_a_federation(
         for path in federation.files.hosts:
             set_values(path, {"data_directory": str(data)})
         await federation.start_hosts()
+        settings, digest = ("", ""), ""
         for task, _, _, measure, _ in SCRIPTS.values():
             settings = (f"task.name={task}", "training={epochs = 2}")
             run = await federation.start_run(*settings)

@@ -1,4 +1,7 @@
 """MONAI's transforms, metrics and engines as a trainer uses them."""
+# MONAI's stubs export nothing from its packages and take less than its functions do.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportOptionalIterable=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def script_task(
     returns the coordinator's own samples; by default it has none. training: settings for runs
     that choose none, as in `[training]`. Who wants options derives from `Task` instead.
     """
-    recommended = training or {}
+    recommended, load, load_evaluation = training or {}, data, evaluation_data
 
     class ScriptTask(Task):
         training = recommended
@@ -42,17 +42,17 @@ def script_task(
         def model(self) -> Any:
             return model()
 
-        def client_data(self, client: ClientId, folder: Path | None) -> ClientData[Any]:
-            if folder is None:
+        def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
+            if data is None:
                 raise ConfigurationError(
                     f"the data of client '{client}' are files; set data_directory in the "
                     "configuration of its host"
                 )
-            train, held_out = data(client, folder)
+            train, held_out = load(client, data)
             return ClientData(train=train, held_out=held_out)
 
-        def evaluation_data(self, folder: Path | None) -> Any:
-            return evaluation_data(folder)
+        def evaluation_data(self, data: Path | None) -> Any:
+            return load_evaluation(data)
 
         def trainer(self) -> Trainer:
             return trainer
