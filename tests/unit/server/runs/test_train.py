@@ -80,7 +80,8 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
 def test_no_update_is_waited_for_once_the_run_has_ended(phase: Phase) -> None:
     run = SimpleNamespace(
         machine=SimpleNamespace(
-            cohort=SimpleNamespace(waits_for=["client-0"].__contains__), phase=phase
+            cohort=SimpleNamespace(waits_for=["client-0"].__contains__, undecided=False),
+            phase=phase,
         ),
         instruction_id=lambda _client: "update",
     )
