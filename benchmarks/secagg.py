@@ -257,7 +257,7 @@ class Bench:
             replies, digest = self.tell(name, envelope)
             for reply in replies:
                 self.seconds["rebuild"] = 0.0  # the last one that is taken rebuilds the secrets
-                step = self.clocked("rebuild", lambda: self.receive(session, name, reply, digest))  # noqa: B023
+                step = self.clocked("rebuild", lambda: self.receive(session, name, reply, digest))  # noqa: B023  called at once
                 session, queue = step.session, [*queue, *step.messages]
         if session.aborted is not None:
             raise PotluckError(f"the session was aborted: {session.aborted.abort}")

@@ -181,7 +181,7 @@ async def measure(federation: Federation, processes: int, repeats: int) -> dict[
         ]
         try:
             async with asyncio.timeout(300):
-                while len(coordinator.attendance.clients) < len(names):  # noqa: ASYNC110
+                while len(coordinator.attendance.clients) < len(names):  # noqa: ASYNC110  no signal for it
                     await asyncio.sleep(0.05)
             sessions = [
                 await one_sum(coordinator, names, [child.pid for child in children])

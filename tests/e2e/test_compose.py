@@ -230,7 +230,7 @@ async def up() -> AsyncIterator[tuple[Project, Prometheus]]:
 
 def run_in(image: str, code: str) -> str:
     return output(
-        "docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp",  # noqa: S108
+        "docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp",  # noqa: S108  of the container
         "--entrypoint", "python", f"potluck/{image}:{TAG}", "-c", code,
     )  # fmt: skip
 

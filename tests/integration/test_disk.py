@@ -232,9 +232,9 @@ def changed_row(path: Path, statement: str, value: str) -> Iterator[None]:
     """Change a column, and put it back."""
     column = statement.split(" SET ")[1].split()[0]
     with contextlib.closing(sqlite3.connect(path)) as database, database:
-        rows = database.execute(f"SELECT rowid, {column} FROM rounds").fetchall()  # noqa: S608
+        rows = database.execute(f"SELECT rowid, {column} FROM rounds").fetchall()  # noqa: S608  columns of our own
         database.execute(statement, (value,))
     yield
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         for row, old in rows:
-            database.execute(f"UPDATE rounds SET {column} = ? WHERE rowid = ?", (old, row))  # noqa: S608
+            database.execute(f"UPDATE rounds SET {column} = ? WHERE rowid = ?", (old, row))  # noqa: S608  columns of our own

@@ -134,7 +134,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     # The service -------------------------------------------------------------------------------
 
-    async def Attend(  # noqa: N802
+    async def Attend(  # noqa: N802  the service's name for it
         self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
     ) -> AsyncIterator[rpc.AttendResponse]:
         hello = (await anext(request_iterator)).hello
@@ -170,7 +170,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 self.answers.append(request.answer)
             await self._note()
 
-    async def FetchModel(  # noqa: N802
+    async def FetchModel(  # noqa: N802  the service's name for it
         self, request: rpc.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[rpc.CoordinatorServiceFetchModelResponse]:
         self.fetches.append((request.blake3, request.offset))
@@ -196,7 +196,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             transfer_pb2.ModelFrame(trailer=transfer_pb2.FileTrailer(blake3=request.blake3))
         )
 
-    async def SubmitUpdate(  # noqa: N802
+    async def SubmitUpdate(  # noqa: N802  the service's name for it
         self, request_iterator: AsyncIterator[rpc.SubmitUpdateRequest], context: Context
     ) -> rpc.SubmitUpdateResponse:
         header = (await anext(request_iterator)).frame.header
@@ -228,7 +228,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self._note()
         return rpc.SubmitUpdateResponse()
 
-    async def LocateUpload(  # noqa: N802
+    async def LocateUpload(  # noqa: N802  the service's name for it
         self, request: rpc.LocateUploadRequest, context: Context
     ) -> rpc.LocateUploadResponse:
         upload = self.uploads.get(request.update_id)

@@ -140,13 +140,13 @@ class Prometheus:
     async def until_firing(self, *names: str) -> None:
         """Wait until all of these alerts fire."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not set(names) <= await self.alerts():  # noqa: ASYNC110
+            while not set(names) <= await self.alerts():  # noqa: ASYNC110  Prometheus has no signal for it
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def until_resolved(self, *names: str) -> None:
         """Wait until none of these alerts fires."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while set(names) & await self.alerts():  # noqa: ASYNC110
+            while set(names) & await self.alerts():  # noqa: ASYNC110  Prometheus has no signal for it
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _try(self, expression: str) -> list[dict[str, Any]]:
