@@ -173,6 +173,8 @@ async def _first_model(
     if profiling.needs_model and plan.run_file.profiles.triplet.pretraining_rounds:
         record.say("pre-training a model for triplets")
         pretrained = await services.pretrain(model.blake3)
+        if pretrained != model.blake3:  # the run that trained it names the first one, not this run
+            services.files.let_go(model.digests)
         if pretrained is None:
             return None
         if pretrained != model.blake3:
