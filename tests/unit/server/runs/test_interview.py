@@ -108,7 +108,7 @@ def test_a_question_may_be_asked() -> None:
         ({"kind": 3}, "asks for 3"),
         ({"names": ("a", "")}, "words in lower case"),
         ({"names": ("a", "a")}, "different names"),
-        ({"names": tuple(f"n{number}" for number in range(65))}, "asks for 65 numbers at once"),
+        ({"names": tuple(f"n{number}" for number in range(1025))}, "asks for 1025 numbers at once"),
         ({"parameters": {"x": math.nan}}, "with x = nan"),
         ({"parameters": {"x": None}}, "with x = None"),
         ({"parameters": {"x": [1]}}, r"with x = \[1\]"),
