@@ -30,7 +30,7 @@ CLIENTS = 6
 HEAD = ("3.weight", "3.bias")
 """Of the task's network."""
 SEED = 11
-OPEN = DisclosurePolicy(exact_sums=True, questions=["loss"], held_out_counts=True)
+OPEN = DisclosurePolicy(exact_sums=True, questions=("loss",), held_out_counts=True)
 KEEP = "[model]\nkeep = ['3.*']\n"
 PLAIN = "[selector]\nname = 'pow-d'\n"
 SHORT = "[transport]\nup = {encoding = 'int8', delta = true}\ndown = {encoding = 'bfloat16'}\n"

@@ -29,8 +29,9 @@ def with_lora(
     the same for clients of every rank. options: others of `peft.LoraConfig`.
     """
     wanted = targets if isinstance(targets, str) else list(targets)
+    alpha: Any = scaling * rank  # declared as an integer, used as a number
     return get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=scaling * rank, target_modules=wanted, **options)
+        model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=wanted, **options)
     )
 
 
@@ -43,11 +44,13 @@ def keep_rank(model: Any, rank: int) -> None:
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
-                for name, down in layer.lora_A.items():
+                adapters: Any = layer.lora_A
+                for name, down in adapters.items():
+                    up: Any = layer.lora_B[name]
                     if not 1 <= rank <= len(down.weight):
                         raise ValueError(
                             f"an adapter of rank {len(down.weight)} can't be trained as one of "
                             f"rank {rank}; make the model with the largest rank of all clients"
                         )
                     down.weight[rank:] = 0
-                    layer.lora_B[name].weight[:, rank:] = 0
+                    up.weight[:, rank:] = 0

@@ -137,10 +137,11 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
             "`base` of [model]",
             base_blake3=blake3,
         )
-    for name, parameter in network.named_parameters(remove_duplicate=False):
+    module: Any = network  # arrays were sent back above
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in base:
             parameter.requires_grad_(False)
-    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return DividedModel(
         network=network,
         layout=layout,

@@ -38,14 +38,15 @@ def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignme
     for depth, part in enumerate(parts[:-1], start=1):
         if part not in table:
             table[part] = tomlkit.table()
-        table = table[part]
-        if isinstance(table, list) and len(table) == 1:  # [[objective]] with one of them
-            table = table[0]
-        if not isinstance(table, MutableMapping):
+        inner = table[part]
+        if isinstance(inner, list) and len(inner) == 1:  # [[objective]] with one of them
+            inner = inner[0]
+        if not isinstance(inner, MutableMapping):
             known = ".".join(parts[:depth])
             raise ConfigurationError(
                 f"-o {assignment!r}: '{known}' is a value, not a table; write -o {known}=VALUE"
             )
+        table = inner
     table[parts[-1]] = value
 
 

@@ -3,10 +3,9 @@ the spread over clients is wanted."""
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -97,7 +96,9 @@ async def evaluate_on_clients(
             if isinstance(error, TrainerError):
                 warn(f"round {key.round} is not evaluated on {client}: {error.message}")
     found = [each for each in found if each.samples]
-    total = functools.reduce(operator.add, found) if found else None
+    total: Any = None
+    for each in found:  # all of one kind
+        total = each if total is None else total + each
     metrics = {} if total is None else total.means()
     return HeldOut(
         metrics={f"{subject}{name}": value for name, value in metrics.items()},

@@ -26,6 +26,7 @@ async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> No
     progress: gets the share that is done, in [0, 1]. Raises RunError where it fails, or is killed
     three times.
     """
+    code = 0
     for attempt in range(1, ATTEMPTS + 1):
         progress(0.0)
         code, error = await _attempt(job, progress)

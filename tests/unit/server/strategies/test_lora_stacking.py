@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from support.strategy_rounds import Rounds, Sent
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.settings.plugins import create
 from potluck.common.tensors.layout import Layout
 from potluck.server.rounds.compatibility import check_maskable
@@ -147,4 +146,4 @@ def test_masked_rounds_and_steps_of_scaffold_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="lora-stacking looks at single updates"):
         check_maskable("lora-stacking", LoraStacking())
     with pytest.raises(ConfigurationError, match="scaffold and lora-stacking don't go together"):
-        create(Strategy, "scaffold", PluginTable(name="scaffold", step="lora-stacking").options)
+        create(Strategy, "scaffold", {"step": "lora-stacking"})

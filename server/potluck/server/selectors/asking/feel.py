@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -123,7 +123,7 @@ def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
         return float((shares / np.sqrt(late + math.exp(logarithm))).sum()) - 1
 
     low = 2 * math.log(shares[late == 0].max())
-    root = low if excess(low) <= 0 else brentq(excess, low, 1e-9, xtol=1e-12)
+    root: Any = low if excess(low) <= 0 else brentq(excess, low, 1e-9, xtol=1e-12)
     found = np.zeros(len(weights))
     found[kept] = shares / np.sqrt(late + math.exp(root))
     chances: Floats = found / found.sum()

@@ -62,7 +62,8 @@ def test_centres_are_as_good_as_those_of_scipy() -> None:
 
         theirs = min(far(kmeans2(points, 3, minit="++", rng=seed)[0]) for seed in range(10))
         assert far(k_means(points, 3)) <= theirs * 1.01
-    large = 1e300 * points
+    points = generator.standard_normal((200, 4))
+    large: Floats = 1e300 * points
     assert np.array_equal(nearest(large, k_means(large, 3)), nearest(points, k_means(points, 3)))
     assert len(k_means(np.ones((9, 2)), 3)) == 1, "equal points are one cluster"
 
