@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tomlkit
-from support.federation import Federation, set_values, until
+from support.federation import QUESTIONS, Federation, set_values, until
 from support.hostile_host import Respond, hostile_host
 from support.profile_federation import ledgers, profile_federation
 
@@ -99,7 +99,7 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
         count=3,
         disclosure={
             "signals": ["label_counts", "triplet", "interaction_matrix"],
-            "questions": ["loss", "context"],
+            "questions": list(QUESTIONS),
         },
     ) as federation:
         selectors = [f'selector.name="{name}"' for name in installed(SELECTORS)]
@@ -113,7 +113,8 @@ async def test_every_selector_runs_in_a_federation(tmp_path: Path) -> None:
             run_id = await federation.start_run(*assignments, *extra)
             await federation.finished(run_id)
             cohorts = [round_.members for round_ in await federation.history(run_id)]
-            assert [len({member.client_id for member in each}) for each in cohorts] == [3, 3]
+            size = 6 if "everyone" in assignments[0] else 3
+            assert [len({member.client_id for member in each}) for each in cohorts] == [size] * 2
             assert all(member.reason for each in cohorts for member in each)
         run_id = await federation.start_run(
             'selector.name="kl"', "selector.truncate=true", "round.quorum=0.01"
