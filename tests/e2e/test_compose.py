@@ -28,6 +28,8 @@ SERVICES = ("pki", "coordinator", "host-0", "host-1", "host-2", "operator", "pro
 TAG = "under-test"
 PATIENCE_SECONDS = 180.0
 NO_DATA_HERE = {
+    "potluck_model_measure_over_clients": "where clients measure, and the run shows the spread",
+    "potluck_model_measuring_clients": "likewise",
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }
