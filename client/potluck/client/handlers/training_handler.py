@@ -59,7 +59,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
             kept = await _make_update(context, active)
         if instruction.train.HasField("before_upload"):
             return _offer(context, instruction, kept)
-        if not kept.masked_input and (fresh or kept.offer):
+        if kept.offer:  # others were noted before they were kept
             _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
         await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
@@ -168,6 +168,8 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     else:
         offer = numbers_asked(work.before_upload, trained.offer)
         update = update_record(active, trained.file, report, offer=offer)
+        if not offer:
+            _note(context, instruction, update)
     context.updates.keep(update)
     return update
 

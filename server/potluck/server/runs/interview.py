@@ -74,7 +74,7 @@ async def _choose_once(
 ) -> tuple[Selection, list[Answers]]:
     name, given = run.plan.run_file.selector.name, list[Answers]()
     said = await asyncio.to_thread(
-        _call, run, context, run.plan.selector.select, run.states.selector, context
+        call_selector, run, run.plan.selector.select, run.states.selector, context
     )
     if isinstance(said, Generator):
         said = await _interview(run, said, context, steps, given)
@@ -118,7 +118,7 @@ async def _interview(
     answers: Answers | Summed | None = None
     try:
         for _ in range(MOST_QUESTIONS + 1):
-            over, said = await asyncio.to_thread(_call, run, context, _advance, generator, answers)
+            over, said = await asyncio.to_thread(call_selector, run, _advance, generator, answers)
             if over:
                 return said
             check_ask(said, context, name)
@@ -135,7 +135,7 @@ async def _interview(
     )
 
 
-def _call(run: Run, context: SelectionContext, function: Any, *arguments: Any) -> Any:
+def call_selector(run: Run, function: Any, *arguments: Any) -> Any:
     """Call the selector, whose faults have its name."""
     name = run.plan.run_file.selector.name
     try:
@@ -145,7 +145,8 @@ def _call(run: Run, context: SelectionContext, function: Any, *arguments: Any) -
     except Exception as error:
         run.log.exception("selector failed", selector=name)
         raise RunError(
-            f"selector '{name}' failed in round {context.round}: {type(error).__name__}: {error}",
+            f"selector '{name}' failed in round {run.machine.round}: {type(error).__name__}: "
+            f"{error}",
             selector=name,
         ) from error
 
