@@ -138,6 +138,13 @@ def hello(*clients: str, version: int = PROTOCOL_VERSION) -> rpc.AttendRequest:
 
 async def training_of(call: Any, client: str, run_id: str) -> rpc.Instruction:
     """The next instruction of a run that tells a client to train."""
+    while (instruction := await next_training(call, run_id)).client_id != client:
+        pass
+    return instruction
+
+
+async def next_training(call: Any, run_id: str) -> rpc.Instruction:
+    """The next instruction of a run that tells a client of the host to train."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             response = await call.read()
@@ -146,8 +153,7 @@ async def training_of(call: Any, client: str, run_id: str) -> rpc.Instruction:
             if instruction.HasField("check"):
                 checked = rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())
                 await call.write(rpc.AttendRequest(answer=checked))
-            mine = (instruction.client_id, instruction.run_id) == (client, run_id)
-            if mine and instruction.HasField("train"):
+            if instruction.run_id == run_id and instruction.HasField("train"):
                 return instruction
 
 

@@ -219,7 +219,7 @@ def digest_of_training(instruction: rpc.Instruction) -> str:
 def digest_of_work(instruction: rpc.Instruction) -> str:
     """The digest by which this work differs from other work under the same id.
 
-    It leaves out the time left and the files that models may be had as.
+    It leaves out the time left, the files that models may be had as, and who is trained beside it.
     """
     work = rpc.Instruction()
     work.CopyFrom(instruction)
@@ -227,6 +227,8 @@ def digest_of_work(instruction: rpc.Instruction) -> str:
     kind = work.WhichOneof("work")
     if kind in ("train", "evaluate", "disclose", "question"):
         getattr(work, kind).model.ClearField("renditions")
+    if kind == "train":
+        work.train.ClearField("companions")
     if kind == "train" and work.train.HasField("auxiliary"):
         work.train.auxiliary.shared.ClearField("renditions")
         work.train.auxiliary.personal.ClearField("renditions")

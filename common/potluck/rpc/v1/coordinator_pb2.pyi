@@ -872,6 +872,7 @@ class Train(_message.Message):
     BEFORE_UPLOAD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     PERSONAL_FIELD_NUMBER: _builtins.int
+    COMPANIONS_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -944,6 +945,14 @@ class Train(_message.Message):
     def personal(self) -> Global___PersonalTraining:
         """The training of the client's own model, after or before this one; absent where it has none."""
 
+    @_builtins.property
+    def companions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the instructions to train that the same host gets for this attempt, this one's among
+        them, in the roster's order: clients that may be trained together. Empty where the client is
+        alone. They follow from the cohort and from where its clients were when it was chosen, so they
+        stay the same however often the instruction is sent. Of many there are several such groups.
+        """
+
     def __init__(
         self,
         *,
@@ -968,10 +977,11 @@ class Train(_message.Message):
         before_upload: Global___Question | None = ...,
         part: _builtins.int | None = ...,
         personal: Global___PersonalTraining | None = ...,
+        companions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015

@@ -79,10 +79,13 @@ def train_instruction(
     auxiliary: coordinator_pb2.Auxiliary | None = None,
     *,
     quotas: Sequence[float] = (),
+    companions: Sequence[str] = (),
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to train. quotas: the most samples of each class; none for no limit."""
+    """Tells a client to train. quotas: the most samples of each class; none for no limit.
+    companions: ids of the instructions of those it may be trained together with, and of this."""
     train = _train(plan, round_number, client, model)
     train.quotas.extend(quotas)
+    train.companions.extend(companions)
     _add_personal(train, plan)
     if auxiliary is not None:
         train.auxiliary.CopyFrom(auxiliary)

@@ -235,8 +235,9 @@ async def _abandon_masked(run: Run, attempt: AttemptRow) -> None:
 async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resumption:
     """Take over the cohort of an attempt, with the updates that are spooled whole."""
     key = run.stored_attempt = attempt.key
-    run.attempt = Attempt(
-        cohort={
+    run.attempt = Attempt()
+    run.choose_cohort(
+        {
             member.client_id: CohortMember(
                 host=member.host_id,
                 reason=member.reason,
@@ -245,7 +246,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
             )
             for member in attempt.members
         },
-        answers=answers_of(attempt.exchanges, key),
+        answers_of(attempt.exchanges, key),
     )
     cohort: list[tuple[str, MemberState]] = []
     for member in attempt.members:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from potluck.common.learning.spread import Spread
@@ -19,6 +19,7 @@ from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.states import States
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now, utc
+from potluck.server.cohorts.companions import companions
 from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -69,13 +70,15 @@ class Attempt:
     """The attempt under way as it was begun. Another takes its place once there is a cohort.
 
     cohort: in the order chosen; empty while it is being selected. answers: what clients answered
-    before that. spared: whose updates the selector does not want.
+    before that. spared: whose updates the selector does not want. companions: of clients that share
+    a host, the clients that may be trained together, in the roster's order.
     """
 
     begun: float = field(default_factory=now)
     cohort: Mapping[str, CohortMember] = field(default_factory=dict)
     answers: Sequence[Answers] = ()
     spared: set[str] = field(default_factory=set)
+    companions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -230,6 +233,12 @@ class Run:
         self.attempt, self.intake = Attempt(), Intake()
         self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
 
+    def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
+        """The attempt under way has a cohort, in the order chosen, and what was answered before."""
+        in_order = sorted(cohort, key=self.roster.row)
+        together = companions((client, cohort[client].host) for client in in_order)
+        self.attempt = replace(self.attempt, cohort=cohort, answers=answers, companions=together)
+
     @property
     def key(self) -> AttemptKey:
         """The attempt under way."""
@@ -238,6 +247,10 @@ class Run:
     def instruction_id(self, client: str) -> str:
         """The id of a client's training, and of its update, in the attempt under way."""
         return train_instruction_id(*self.key, client)
+
+    def companions_of(self, client: str) -> list[str]:
+        """Ids of the trainings of a client and its companions; none where it is alone."""
+        return [self.instruction_id(each) for each in self.attempt.companions.get(client, ())]
 
     def is_present(self, client: str) -> bool:
         """Return whether a client attends, or may still come back in time."""

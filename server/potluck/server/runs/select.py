@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from potluck.common.errors import RunError
 from potluck.server.aggregation.states import States
 from potluck.server.clock import utc
@@ -69,7 +67,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
             cohort, selection.reasons, quotas, weights, strict=True
         )
     }
-    run.attempt = replace(run.attempt, cohort=members, answers=answers)
+    run.choose_cohort(members, answers)
     stored = [(client, member.host, member.reason) for client, member in members.items()]
     limited = {client: member.quotas for client, member in members.items() if member.quotas}
     weighed = {c: member.weight for c, member in members.items() if member.weight is not None}

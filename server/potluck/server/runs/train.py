@@ -48,6 +48,9 @@ class Training:
             model_reference(run.model),
             auxiliary,
             quotas=run.attempt.cohort[client].quotas,
+            companions=[
+                run.instruction_id(each) for each in run.attempt.companions.get(client, ())
+            ],
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
         part = run.plan.strategy.part(await enrolled(run), client)

@@ -1,0 +1,27 @@
+"""Clients of a cohort that the same host trains, and so may train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+LARGEST_GROUP = 64
+"""Each instruction names its whole group, so what is sent grows with the square of its size."""
+
+
+def companions(hosts: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
+    """The group of each client that has company, itself included.
+
+    `hosts`: clients and their hosts, in the order in which they are to be named; a client whose
+    host is "" has none. The clients of a host form groups of at most `LARGEST_GROUP`, in that
+    order.
+    """
+    of_host: dict[str, list[str]] = {}
+    for client, host in hosts:
+        if host:
+            of_host.setdefault(host, []).append(client)
+    groups = (
+        tuple(clients[start : start + LARGEST_GROUP])
+        for clients in of_host.values()
+        for start in range(0, len(clients), LARGEST_GROUP)
+    )
+    return {client: group for group in groups if len(group) > 1 for client in group}

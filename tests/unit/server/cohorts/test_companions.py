@@ -1,0 +1,34 @@
+"""Which clients of a cohort may be trained together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.server.cohorts.companions import LARGEST_GROUP, companions
+
+
+def test_clients_of_one_host_are_companions_in_the_order_given() -> None:
+    found = companions([("c", "north"), ("a", "south"), ("b", "north"), ("d", "east")])
+    assert found == {"c": ("c", "b"), "b": ("c", "b")}
+
+
+def test_clients_whose_host_is_not_known_are_alone() -> None:
+    assert companions([("a", ""), ("b", "")]) == {}
+
+
+def test_many_clients_of_a_host_form_several_groups() -> None:
+    clients = [f"client-{number}" for number in range(LARGEST_GROUP + 3)]
+    found = companions((client, "host") for client in clients)
+    assert found[clients[0]] == tuple(clients[:LARGEST_GROUP])
+    assert found[clients[-1]] == tuple(clients[LARGEST_GROUP:])
+
+
+@given(st.lists(st.integers(0, 3), max_size=300))
+def test_groups_are_shared_by_their_members(hosts: list[int]) -> None:
+    where = {f"client-{number}": f"host-{host}" for number, host in enumerate(hosts)}
+    found = companions(where.items())
+    for client, group in found.items():
+        assert client in group
+        assert 1 < len(group) <= LARGEST_GROUP
+        assert all(found[each] == group and where[each] == where[client] for each in group)
