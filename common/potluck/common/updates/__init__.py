@@ -1,5 +1,5 @@
-"""What both sides know of an update: what a client reports with it, its masked form, and what all
-clients of a masked round compute alike.
+"""What both sides know of an update: what a client reports with it, its masked form, what all
+clients of a masked round compute alike, and lanes, in which updates are added exactly.
 
 A number that clients report is added to `update_report.py`. Imports `learning`, `secagg`,
 `settings` and `tensors`.

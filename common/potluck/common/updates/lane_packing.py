@@ -1,0 +1,140 @@
+"""Lanes packed into bytes: blocks of whole numbers, each block as wide as its largest needs.
+
+A block of 4,096 lanes is stored as two's complement, little-endian, with one width for all of it,
+from 0 bytes (all zero) to 8. The widths are kept apart, so that any block is found without reading
+those before it. Each sequence of lanes has one packed form only; another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError
+from potluck.common.interruptible import interruption
+from potluck.common.tensors.large_arrays import empty
+from potluck.common.updates.lanes import Lanes, check_lanes
+
+BLOCK_LANES: Final = 4096
+"""Lanes that share a width."""
+MOST_BYTES: Final = 8
+"""Of one lane."""
+_READ_LANES: Final = 64 * BLOCK_LANES
+
+Bytes = NDArray[np.uint8]
+LaneReader = Callable[[int, int], Lanes]
+"""Reads lanes [begin, end); begin is a multiple of `BLOCK_LANES`. May be written over."""
+
+
+def blocks_of(lanes: int) -> int:
+    """The number of blocks of so many lanes."""
+    return -(-lanes // BLOCK_LANES)
+
+
+def width_of(block: Lanes) -> int:
+    """The fewest bytes that hold every lane of a block; 0 where all are zero."""
+    lowest, highest = int(block.min()), int(block.max())
+    if lowest == highest == 0:
+        return 0
+    largest = max(highest, -lowest - 1)  # −128 fits where 127 does
+    return largest.bit_length() // 8 + 1
+
+
+def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
+    """The widths of the blocks, and their bytes one after another."""
+    widths = np.zeros(blocks_of(lanes), np.uint8)
+    packed = empty((lanes * MOST_BYTES,), np.uint8)  # pages that are not written to cost nothing
+    end = 0
+    for first in range(0, lanes, _READ_LANES):
+        some = read(first, min(first + _READ_LANES, lanes))
+        for begin in range(0, some.size, BLOCK_LANES):
+            block = some[begin : begin + BLOCK_LANES]
+            width = width_of(block)
+            widths[(first + begin) // BLOCK_LANES] = width
+            if width:
+                narrow = block.astype("<i8", copy=False).view(np.uint8).reshape(-1, MOST_BYTES)
+                size = block.size * width
+                packed[end : end + size].reshape(-1, width)[...] = narrow[:, :width]
+                end += size
+    return widths, packed[:end]
+
+
+class PackedLanes:
+    """Packed lanes, unpacked as they are read. Thread-safe."""
+
+    def __init__(self, widths: Bytes, packed: Bytes, lanes: int) -> None:
+        """Raises LayoutError where these can't be so many lanes."""
+        if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
+            raise LayoutError(
+                f"lanes have {widths.size} widths where {blocks_of(lanes)} are needed for "
+                f"{lanes} lanes"
+            )
+        if widths.size and int(widths.max()) > MOST_BYTES:
+            raise LayoutError(f"lanes are {int(widths.max())} bytes wide; the most is {MOST_BYTES}")
+        sizes = np.full(widths.size, BLOCK_LANES, np.int64)
+        if widths.size:
+            sizes[-1] = lanes - (widths.size - 1) * BLOCK_LANES
+        ends = np.cumsum(sizes * widths)
+        if (int(ends[-1]) if ends.size else 0) != packed.size:
+            raise LayoutError(
+                f"packed lanes have {packed.size} bytes, and their widths say "
+                f"{int(ends[-1]) if ends.size else 0}"
+            )
+        self.lanes = lanes
+        self._widths: list[int] = widths.tolist()
+        self._begins: list[int] = [0, *ends.tolist()]
+        self._packed = packed
+
+    def read(self, begin: int, end: int) -> Lanes:
+        """Lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`."""
+        lanes = np.empty(end - begin, np.int64)
+        for first in range(begin, end, BLOCK_LANES):
+            some = lanes[first - begin : first - begin + BLOCK_LANES]
+            self._block(first // BLOCK_LANES, some)
+        return lanes
+
+    def check(self, members: int) -> None:
+        """Read all lanes. Raises LayoutError where a block is wider than it need be,
+        OutOfBoundsError where a sum over so many members can't have such lanes."""
+        check = interruption()
+        for begin in range(0, self.lanes, _READ_LANES):
+            check()
+            lanes = self.read(begin, min(begin + _READ_LANES, self.lanes))
+            check_lanes(lanes, members)
+            for place in range(0, lanes.size, BLOCK_LANES):
+                width = self._widths[(begin + place) // BLOCK_LANES]
+                needed = width_of(lanes[place : place + BLOCK_LANES])
+                if width != needed:
+                    raise LayoutError(
+                        f"a block of lanes is {width} bytes wide and needs {needed}; pack it so"
+                    )
+
+    def _block(self, index: int, out: Lanes) -> None:
+        """Unpack the first `out.size` lanes of a block."""
+        width, begin = self._widths[index], self._begins[index]
+        if width == 0:
+            out.fill(0)
+            return
+        narrow = self._packed[begin : begin + out.size * width]
+        if width in (1, 2, 4, 8):
+            np.copyto(out, narrow.view(f"<i{width}"))
+            return
+        wide = np.zeros((out.size, MOST_BYTES), np.uint8)
+        wide[:, MOST_BYTES - width :] = narrow.reshape(-1, width)
+        # The sign comes down with the shift, since the lane lies in the upper bytes.
+        np.right_shift(wide.view("<i8").reshape(-1), 8 * (MOST_BYTES - width), out=out)
+
+
+def add(readers: list[LaneReader]) -> LaneReader:
+    """Reads the sum of what these read."""
+
+    def total(begin: int, end: int) -> Lanes:
+        lanes = readers[0](begin, end)
+        for read in readers[1:]:
+            np.add(lanes, read(begin, end), out=lanes)
+        return lanes
+
+    return total

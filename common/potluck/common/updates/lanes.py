@@ -1,0 +1,116 @@
+"""Lanes: updates in fixed point, so that they can be added exactly, in any order and grouping.
+
+A client's difference from the round's model is multiplied by its weight and rounded once, to a
+whole number for each parameter. From there on only whole numbers are added, so a sum over some
+clients and a sum of sums have the same bits. With quantum 2^−s, weight w and unit u (a power of
+two near the largest weight) a difference Δ becomes the nearest whole number to Δ · w · 2^s / u,
+ties to even. No sum can wrap: see `LARGEST_LANE`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError, OutOfBoundsError
+
+MOST_MEMBERS: Final = 2**16
+"""Clients that a round's sum may be over."""
+LARGEST_LANE: Final = 2**47 - 1
+"""Largest magnitude of one client's lane: `MOST_MEMBERS` of them stay below 2^63."""
+LARGEST_WEIGHT: Final = 2**31
+LARGEST_QUANTUM_BITS: Final = 44
+MEMBERS_BYTES: Final = 32
+"""Bytes of a digest of members."""
+
+Lanes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneTerms:
+    """What all clients of a round must do alike.
+
+    quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: the weight that counts
+    as 1. weight_cap: a client with more samples counts with so many; from 1 to 2^31.
+    """
+
+    quantum_bits: int
+    weight_unit: int
+    weight_cap: int
+
+    def check(self) -> None:
+        """Raise LayoutError where the terms are out of range."""
+        unit = self.weight_unit
+        if not (
+            1 <= self.quantum_bits <= LARGEST_QUANTUM_BITS
+            and 1 <= unit <= LARGEST_WEIGHT
+            and unit & (unit - 1) == 0
+            and 1 <= self.weight_cap <= LARGEST_WEIGHT
+        ):
+            raise LayoutError(
+                f"lanes of {self.quantum_bits} bits with weights up to {self.weight_cap} in units "
+                f"of {unit} can't be made; bits are 1 to {LARGEST_QUANTUM_BITS}, weights up to "
+                f"{LARGEST_WEIGHT}, and the unit is a power of two"
+            )
+
+    def weight(self, samples: int) -> int:
+        """The weight of a client that discloses so many samples; at least 1."""
+        return max(1, min(samples, self.weight_cap))
+
+    @property
+    def quantum(self) -> float:
+        """What a lane of 1 stands for, of a client of weight `weight_unit`; exact."""
+        return math.ldexp(1.0, -self.quantum_bits)
+
+    def factor(self, weight: int) -> float:
+        """What a difference is multiplied by before it is rounded; exact."""
+        return weight / self.weight_unit / self.quantum
+
+    def scale(self, total_weight: int) -> float:
+        """What a sum over clients of this total weight is multiplied by for their mean."""
+        return self.quantum * self.weight_unit / total_weight
+
+
+def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
+    """Write round(values · factor) to `out`; `values` is written over.
+
+    Raises OutOfBoundsError where one is NaN or beyond `LARGEST_LANE`.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(values, factor, out=values)
+        np.rint(values, out=values)
+        within = bool((np.abs(values) <= LARGEST_LANE).all())
+    if not within:
+        raise OutOfBoundsError(
+            f"a difference is NaN or beyond ±{LARGEST_LANE / factor:.6g}, the most that a sum at "
+            "the host can hold; lower training.learning_rate, or host_sums.quantum_bits"
+        )
+    np.copyto(out, values, casting="unsafe")
+
+
+def check_lanes(lanes: Lanes, members: int) -> None:
+    """Raise OutOfBoundsError where a sum over so many members can't have these lanes."""
+    most = members * LARGEST_LANE
+    if lanes.size and (int(lanes.max()) > most or int(lanes.min()) < -most):
+        raise OutOfBoundsError(
+            f"a sum over {members} clients has a lane beyond ±{most}, which these can't have sent",
+            members=members,
+        )
+
+
+def members_digest(update_ids: Iterable[str]) -> bytes:
+    """What binds a sum's file to the updates in it: 32 bytes, whatever their order.
+
+    SHA-256 over the ids in order, each with its length before it.
+    """
+    digest = hashlib.sha256()
+    for update_id in sorted(update_ids):
+        text = update_id.encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.digest()

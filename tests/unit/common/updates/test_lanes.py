@@ -1,0 +1,297 @@
+"""Lanes: sums of updates are exact, in whatever order and grouping they are added."""
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError, OutOfBoundsError, PotluckError
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.common.updates.lane_files import (
+    BODY,
+    add_files,
+    largest_file,
+    opened_lanes,
+    vectors_of,
+    write_lanes,
+)
+from potluck.common.updates.lane_packing import (
+    BLOCK_LANES,
+    LaneReader,
+    PackedLanes,
+    pack,
+    width_of,
+)
+from potluck.common.updates.lanes import (
+    LARGEST_LANE,
+    MOST_MEMBERS,
+    Lanes,
+    LaneTerms,
+    check_lanes,
+    members_digest,
+    quantise,
+)
+
+TERMS = LaneTerms(quantum_bits=30, weight_unit=64, weight_cap=1000)
+LENGTHS = (1, 7, BLOCK_LANES, BLOCK_LANES + 1, 3 * BLOCK_LANES - 1)
+
+
+def quantised(values: list[float], weight: int, terms: LaneTerms = TERMS) -> Lanes:
+    out = np.empty(len(values), np.int64)
+    quantise(np.array(values, np.float64), terms.factor(weight), out)
+    return out
+
+
+def reader(lanes: Lanes) -> LaneReader:
+    return lambda begin, end: lanes[begin:end].copy()
+
+
+def write(path: Path, lanes: Lanes, *ids: str) -> Path:
+    write_lanes(path, {BODY: reader(lanes)}, {BODY: lanes.size}, members_digest(ids))
+    return path
+
+
+def read(path: Path) -> Lanes:
+    with opened_lanes(path) as file:
+        return file.reader(BODY)(0, file.vectors[BODY])
+
+
+def random_lanes(seed: int, length: int, bits: int) -> Lanes:
+    return np.random.default_rng(seed).integers(-(2**bits), 2**bits, length, np.int64)
+
+
+# Rounding -----------------------------------------------------------------------------------------
+
+
+@given(st.floats(-100, 100, width=32), st.integers(1, 2**31), st.sampled_from([1, 2, 1024, 2**31]))
+def test_a_lane_is_the_nearest_whole_number(value: float, samples: int, unit: int) -> None:
+    terms = LaneTerms(quantum_bits=20, weight_unit=unit, weight_cap=1000)
+    weight = terms.weight(samples)
+    assert 1 <= weight <= 1000
+    exact = Fraction(value) * weight * 2**20 / unit
+    if abs(exact) <= LARGEST_LANE:
+        [lane] = quantised([value], weight, terms).tolist()
+        assert abs(lane - exact) <= Fraction(1, 2)
+
+
+def test_ties_go_to_even() -> None:
+    terms = LaneTerms(quantum_bits=1, weight_unit=1, weight_cap=1)
+    assert quantised([0.25, 0.75, 1.25, -0.25, -0.75], 1, terms).tolist() == [0, 2, 2, 0, -2]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**20, -(2.0**20)])
+def test_what_no_lane_holds_is_refused(value: float) -> None:
+    with pytest.raises(OutOfBoundsError, match="quantum_bits"):
+        quantised([0.0, value], 1000)
+
+
+def test_sums_of_the_most_clients_do_not_wrap() -> None:
+    largest = np.array([LARGEST_LANE, -LARGEST_LANE], np.int64)
+    assert (largest * MOST_MEMBERS).tolist() == [
+        LARGEST_LANE * MOST_MEMBERS,
+        -LARGEST_LANE * MOST_MEMBERS,
+    ]
+    check_lanes(largest * 3, 3)
+    with pytest.raises(OutOfBoundsError, match="over 2 clients"):
+        check_lanes(largest * 3, 2)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        LaneTerms(quantum_bits=0, weight_unit=1, weight_cap=1),
+        LaneTerms(quantum_bits=45, weight_unit=1, weight_cap=1),
+        LaneTerms(quantum_bits=30, weight_unit=3, weight_cap=1),
+        LaneTerms(quantum_bits=30, weight_unit=0, weight_cap=1),
+        LaneTerms(quantum_bits=30, weight_unit=2**32, weight_cap=1),
+        LaneTerms(quantum_bits=30, weight_unit=1, weight_cap=0),
+    ],
+)
+def test_terms_out_of_range_are_refused(terms: LaneTerms) -> None:
+    with pytest.raises(LayoutError, match="can't be made"):
+        terms.check()
+
+
+def test_the_mean_of_a_sum_is_the_weighted_mean() -> None:
+    TERMS.check()
+    weights = [3, 1000, 17]
+    values = np.random.default_rng(0).normal(0, 0.01, (3, 5))
+    total = sum(quantised(list(v), w) for v, w in zip(values, weights, strict=True))
+    mean = np.asarray(total) * TERMS.scale(sum(weights))
+    np.testing.assert_allclose(mean, np.average(values, axis=0, weights=weights), atol=1e-9)
+
+
+# Packing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lane", "width"),
+    [
+        (0, 0),
+        (1, 1),
+        (127, 1),
+        (-128, 1),
+        (128, 2),
+        (-129, 2),
+        (2**31 - 1, 4),
+        (-(2**31), 4),
+        (2**31, 5),
+        (2**63 - 1, 8),
+        (-(2**63), 8),
+    ],
+)
+def test_a_block_is_as_wide_as_its_largest_needs(lane: int, width: int) -> None:
+    assert width_of(np.array([0, lane], np.int64)) == width
+
+
+@given(arrays(np.int64, st.integers(0, 20)), st.integers(0, 63))
+def test_lanes_come_back_as_they_were_packed(lanes: Lanes, shift: int) -> None:
+    lanes = lanes >> shift
+    widths, packed = pack(reader(lanes), lanes.size)
+    unpacked = PackedLanes(widths, packed, lanes.size)
+    assert unpacked.read(0, lanes.size).tolist() == lanes.tolist()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("bits", [0, 7, 12, 23, 31, 38, 46, 54, 62])
+def test_every_block_is_found_by_itself(length: int, bits: int) -> None:
+    lanes = random_lanes(bits, length, bits)
+    lanes[:BLOCK_LANES] >>= min(bits, 9)  # blocks of different widths
+    packed = PackedLanes(*pack(reader(lanes), length), length)
+    for begin, end in pairwise([*range(0, length, BLOCK_LANES), length]):
+        assert np.array_equal(packed.read(begin, end), lanes[begin:end])
+
+
+def test_packed_lanes_are_about_as_large_as_float32() -> None:
+    update = np.random.default_rng(0).normal(0, 0.02, 2**18)
+    lanes = sum(quantised(list(update), 64) for _ in range(10))
+    widths, packed = pack(reader(np.asarray(lanes)), update.size)
+    assert packed.size + widths.size <= 4.01 * update.size
+
+
+def test_wrong_widths_are_refused() -> None:
+    lanes = random_lanes(0, BLOCK_LANES + 5, 20)
+    widths, packed = pack(reader(lanes), lanes.size)
+    for wrong in (widths[:1], widths + np.uint8(1), widths * 0, widths + np.uint8(6)):
+        with pytest.raises(LayoutError):
+            PackedLanes(wrong, packed, lanes.size)
+    with pytest.raises(LayoutError):
+        PackedLanes(widths, packed[:-1], lanes.size)
+
+
+def test_a_block_wider_than_it_need_be_is_refused() -> None:
+    wide = np.zeros(4, np.int64).view(np.uint8)
+    packed = PackedLanes(np.array([8], np.uint8), wide, 4)
+    with pytest.raises(LayoutError, match="is 8 bytes wide and needs 0"):
+        packed.check(1)
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=3), st.data())
+def test_any_grouping_gives_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory,
+    order: list[int],
+    cuts: list[int],
+    data: st.DataObject,
+) -> None:
+    folder = tmp_path_factory.mktemp("lanes")
+    length = data.draw(st.sampled_from([1, 50]))
+    ids = [f"run/1.1/client-{index}" for index in range(6)]
+    single = [
+        write(folder / f"{index}", random_lanes(index, length, 40), name)
+        for index, name in enumerate(ids)
+    ]
+    flat = add_files(folder / "flat", single, members_digest(ids))
+    bounds = sorted({0, 6, *cuts})
+    groups = []
+    for begin, end in pairwise(bounds):
+        members = order[begin:end]
+        path = folder / f"group-{begin}"
+        add_files(path, [single[m] for m in members], members_digest(ids[m] for m in members))
+        groups.append(path)
+    grouped = add_files(folder / "grouped", groups, members_digest(reversed(ids)))
+    assert grouped == flat
+    total = sum(random_lanes(index, length, 40) for index in range(6))
+    assert np.array_equal(read(folder / "grouped"), np.asarray(total))
+
+
+def test_a_file_is_bound_to_its_members(tmp_path: Path) -> None:
+    path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a", "b")
+    with opened_lanes(path, {BODY: 10}) as file:
+        file.check(members_digest(["b", "a"]), 2)
+        with pytest.raises(LayoutError, match="other updates"):
+            file.check(members_digest(["a"]), 1)
+    zeros = np.zeros(10, np.int64)
+    one, other = write(tmp_path / "one", zeros, "a"), write(tmp_path / "other", zeros, "b")
+    assert one.read_bytes() != other.read_bytes()
+    assert members_digest(["ab", "c"]) != members_digest(["a", "bc"])
+
+
+def test_a_sum_that_its_members_cannot_have_sent_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "sum", np.array([2 * LARGEST_LANE], np.int64), "a")
+    with opened_lanes(path) as file, pytest.raises(OutOfBoundsError):
+        file.check(members_digest(["a"]), 1)
+
+
+def test_files_of_another_model_are_refused(tmp_path: Path) -> None:
+    vectors = vectors_of(10, ["control"])
+    assert largest_file(vectors) > 2 * 8 * 10
+    path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a")
+    with pytest.raises(LayoutError, match="'auxiliary/control' of 10"), opened_lanes(path, vectors):
+        pass
+    other = write(tmp_path / "other", random_lanes(0, 11, 30), "b")
+    with pytest.raises(LayoutError, match="'body' of 11"):
+        add_files(tmp_path / "both", [path, other], members_digest(["a", "b"]))
+
+
+def test_hostile_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "sum", random_lanes(0, 10, 30), "a")
+    with open_tensors(path) as file:
+        good = {name: array.copy() for name, array in file.arrays.items()}
+    changes: list[dict[str, NDArray[Any]]] = [
+        {"members": np.zeros(31, np.uint8)},
+        {"members": np.zeros(32, np.int8)},
+        {"more": np.zeros(1, np.uint8)},
+        {"body/length": np.array([2**64 - 1], np.uint64)},
+        {"body/length": np.array([4097], np.uint64)},
+        {"body/length": np.array([9], np.uint64)},
+        {"body/length": np.zeros(0, np.uint64)},
+        {"body/widths": np.array([9], np.uint8)},
+        {"body/widths": np.zeros((1, 1), np.uint8)},
+        {"body/lanes": np.zeros(0, np.uint8)},
+        {"other/length": np.array([0], np.uint64)},
+    ]
+    for change in changes:
+        write_tensors(path, good | change)
+        with pytest.raises(LayoutError), opened_lanes(path, {BODY: 10}):
+            pass
+    del good["members"]
+    write_tensors(path, good)
+    with pytest.raises(LayoutError, match="lacks tensor 'members'"), opened_lanes(path):
+        pass
+
+
+@given(st.data())
+def test_flipped_bytes_never_crash_a_reader(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = write(tmp_path_factory.mktemp("lanes") / "sum", random_lanes(0, 50, 30), "a")
+    text = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(text) - 1))
+    text[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(text))
+    try:
+        with opened_lanes(path) as file:
+            file.check(members_digest(["a"]), 1)
+    except PotluckError:
+        pass
