@@ -55,6 +55,7 @@ NAMES = (
     "hcsfed",
     "fedlecc",
     "restless-bandit",
+    "refl",
 )
 
 

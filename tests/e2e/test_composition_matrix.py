@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation
+from support.federation import QUESTIONS, Federation
 from support.profile_federation import profile_federation
 
 from compatibility_table import built_in
@@ -70,7 +70,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         ],
         disclosure={
             "signals": ["label_counts", "triplet", "interaction_matrix"],
-            "questions": ["loss", "context", "gradient-norm", "sketch", "soft-label"],
+            "questions": list(QUESTIONS),
         },
     ) as found:
         await found.until_attending()

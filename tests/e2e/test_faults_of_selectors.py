@@ -63,6 +63,7 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
         "flash",
         "oort",
         "feel",
+        "refl",
         "hcsfed",
         "fedlecc",
         "fedcor",

@@ -85,6 +85,7 @@ QUESTIONS = {
     "loss": ("loss",),
     "context": ("robust", "validation", "seconds"),
     "gradient-norm": ("gradient-norm", "seconds"),
+    "availability": ("availability",),
     "sketch": tuple(f"sketch-{number}" for number in range(1, 23)),
 }
 """The values asked for by each kind of question."""

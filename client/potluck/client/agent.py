@@ -201,9 +201,14 @@ class Agent:
             threads=self._config.threads,
             data_directory=self._config.data_directory,
             model_modules=self._config.model_modules,
+            forecast=self._forecast,
         )
         spare_what_is_loaded()
         return made
+
+    def _forecast(self, client: ClientId, begin: float, end: float) -> float:
+        now = time.time()
+        return self._config.availability.forecast(client, now + begin, now + end)
 
     def _make_hello(self) -> rpc.Hello:
         hello = rpc.Hello(

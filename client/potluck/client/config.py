@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from potluck.client.base.availability_plan import Availability
 from potluck.client.base.worker import PATIENCE_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.monitoring.metrics_server import MetricsAddress
@@ -143,6 +144,11 @@ class ClientConfig(Settings):
         description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
         "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
         "one, in which each metrics address is a coordinator and each scraper an operator.",
+    )
+    availability: Availability = Field(
+        default=Availability(),
+        description="When the clients are likely to be there. Told where a selector asks (refl)\n"
+        "and `questions` of [disclosure] allow it; nothing else depends on it.",
     )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),

@@ -54,6 +54,8 @@ class QuestionContext:
     the task's trainer can say; None for a classification task. local_update: trains as the run does
     and returns how far each parameter moved, float32 by tensor; nothing of that training is kept,
     and the model is another one after it. None unless the coordinator said how the run trains.
+    available: the chance that the client is there, by its owner's plan, from so many seconds from
+    now to so many.
     """
 
     client: ClientId
@@ -68,6 +70,7 @@ class QuestionContext:
     pace: float = 0.0
     own: OwnAnswers | None = None
     local_update: Callable[[], LocalUpdate] | None = None
+    available: Callable[[float, float], float] = lambda begin, end: 1.0  # noqa: ARG005
 
     def require_examples(self, kind: str) -> None:
         """Raise TrainingError where the task has a trainer, which can't answer such a question."""

@@ -105,7 +105,8 @@ class DisclosurePolicy(Settings):
         'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
         'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
         "training to itself; hcsfed), others that are installed. Answers have no noise: from ten\n"
-        "of them whoever chooses the model can learn how many samples of each class there are.",
+        "of them whoever chooses the model can learn how many samples of each class there are.\n"
+        '"availability" (the plan in [availability]; refl) says nothing of the data.',
     )
     sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
         default=("total", "cells"),

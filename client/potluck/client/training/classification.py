@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,7 @@ class Classification(TaskTraining):
                 validation_share=min(max(work.validation_share, 0.0), 0.5),
                 pace=work.pace,
                 local_update=self.local_update(instruction, files, cancelled),
+                available=partial(loaded.forecast, ClientId(client_id)),
             )
         )
 

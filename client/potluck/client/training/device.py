@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.question import Question
 from potluck.client.training.loaded_tasks import LoadedTasks
 from potluck.client.training.local_update import (
@@ -46,11 +47,13 @@ class TrainingDevice:
         threads: int,
         data_directory: Path | None,
         model_modules: Sequence[str] = MODEL_MODULES,
+        forecast: Forecast = always,
     ) -> None:
         """Must be called in the thread that works: the number of threads is set for that one.
 
         device: "cpu" or "cuda:N". `model_modules`: where models that a run file names are looked
-        for. Without torch, only tasks that bring trainers which need none can be trained.
+        for. `forecast`: when clients are there. Without torch, only tasks that bring trainers which
+        need none can be trained.
         """
         if has_torch():
             import torch
@@ -58,7 +61,7 @@ class TrainingDevice:
             import potluck.client.training.classification  # noqa: F401  better now than later
 
             torch.set_num_threads(threads)
-        self._tasks = LoadedTasks(device, data_directory, model_modules)
+        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast)
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
         """The layout of a task's model. Raises PluginError, or LayoutError."""

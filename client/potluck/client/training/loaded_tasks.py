@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.training.own_training import OwnTraining
 from potluck.client.training.plugin_options import model_table_of, options_of
 from potluck.client.training.task_training import LoadedTask, TaskTraining
@@ -25,10 +26,12 @@ class LoadedTasks:
         device: str,
         data_directory: Path | None,
         model_modules: Sequence[str] = MODEL_MODULES,
+        forecast: Forecast = always,
     ) -> None:
-        """`model_modules`: where models that a run file names are looked for."""
+        """`model_modules`: where models that a run file names are looked for. `forecast`: when
+        clients are there."""
         self._device, self._data_directory = device, data_directory
-        self._model_modules = model_modules
+        self._model_modules, self._forecast = model_modules, forecast
         self._loaded: OrderedDict[tuple[str, str, str], TaskTraining] = OrderedDict()
 
     def of(self, plugin: rpc.Plugin) -> TaskTraining:
@@ -51,7 +54,9 @@ class LoadedTasks:
             model_modules=self._model_modules,
         )
         trainer = own_trainer(task, plugin.name)
-        loaded = LoadedTask(plugin.name, task, self._device, self._data_directory, table)
+        loaded = LoadedTask(
+            plugin.name, task, self._device, self._data_directory, table, self._forecast
+        )
         if trainer is not None:
             return OwnTraining(loaded, trainer)
         from potluck.client.training.classification import Classification  # imports torch

@@ -11,6 +11,7 @@ import operator
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,7 @@ class OwnTraining(TaskTraining):
                     gradient_norm=lambda: self._gradient_norm(client_id, data.train),
                 ),
                 local_update=self.local_update(instruction, files, cancelled),
+                available=partial(loaded.forecast, client_id),
             )
         )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.question import LocalUpdate, Question
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import TrainingError
@@ -105,10 +106,12 @@ class LoadedTask:
         device: str,
         data_directory: Path | None,
         model_table: ModelTable | None = None,
+        forecast: Forecast = always,
     ) -> None:
-        """model_table: says which tensors of the model travel; by default all do. Raises
-        ConfigurationError where the others are not those of the run."""
+        """model_table: says which tensors of the model travel; by default all do. forecast: when
+        clients are there. Raises ConfigurationError where the others are not those of the run."""
         self.name, self.task, self.device = name, task, device
+        self.forecast = forecast
         self._model_table, self._data_directory = model_table, data_directory
         self._parts = self._divided()
         self._data: OrderedDict[ClientId, ClientData[Any]] = OrderedDict()

@@ -69,6 +69,7 @@ NAMES = (
     "neural-bandit",
     "oort",
     "pow-d",
+    "refl",
     "restless-bandit",
     "round-robin",
     "uniform",

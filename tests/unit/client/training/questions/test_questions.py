@@ -7,6 +7,7 @@ from torch import nn
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_question
 from potluck.client.question import Question, QuestionContext
+from potluck.client.training.questions.availability import Availability
 from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.questions.loss import Loss
 from potluck.client.training.questions.soft_label import SoftLabel
@@ -104,3 +105,11 @@ def test_distances_are_told_only_where_the_owner_allows_the_protocol() -> None:
     listed = DisclosurePolicy(questions=("label-distance",))
     with pytest.raises(DisclosureRefusedError, match='"protocol" is not among `sums`'):
         check_question(listed, "a", "label-distance")
+
+
+def test_availability_is_what_the_plan_says_of_the_span() -> None:
+    given = replace(context(0.0), available=lambda begin, end: 0.25 + (begin, end).count(10.0))
+    assert Availability(begin=5.0, end=20.0).answer(given) == {"availability": 0.25}
+    with pytest.raises(TrainingError, match="'a'"):
+        Availability(begin=10.0, end=20.0).answer(given)
+    assert Availability().answer(context(0.0)) == {"availability": 1.0}, "who has no plan"

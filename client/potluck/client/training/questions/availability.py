@@ -1,0 +1,33 @@
+"""Whether a client will be there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import NonNegativeFloat
+
+from potluck.client.question import Question, QuestionContext
+from potluck.common.errors import TrainingError
+
+AVAILABILITY = "availability"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability(Question):
+    """`availability`: the chance that the client is there in a span of time, as the selector `refl`
+    asks for it (ALGORITHMS §8.2). It follows from the owner's plan, and says nothing of the data.
+
+    begin, end: the span, in seconds from now.
+    """
+
+    begin: NonNegativeFloat = 0.0
+    end: NonNegativeFloat = 0.0
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """As the plan in the host's configuration has it."""
+        chance = context.available(self.begin, max(self.begin, self.end))
+        if not (math.isfinite(chance) and 0 <= chance <= 1):
+            raise TrainingError(f"the plan of '{context.client}' makes a chance of {chance}")
+        return {AVAILABILITY: chance}
