@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from potluck.client.base.availability_plan import Availability
+from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.client.base.worker import PATIENCE_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.monitoring.metrics_server import MetricsAddress
@@ -145,8 +145,8 @@ class ClientConfig(Settings):
         "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
         "one, in which each metrics address is a coordinator and each scraper an operator.",
     )
-    availability: Availability = Field(
-        default=Availability(),
+    availability: AvailabilityPlan = Field(
+        default=AvailabilityPlan(),
         description="When the clients are likely to be there. Told where a selector asks (refl)\n"
         "and `questions` of [disclosure] allow it; nothing else depends on it.",
     )

@@ -19,7 +19,7 @@ _DAY = 86400.0
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 
 
-class Availability(Settings):
+class AvailabilityPlan(Settings):
     """A plan: a chance, and hours of the day without which there is none."""
 
     chance: float = Field(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from potluck.client.base.availability_plan import Availability
+from potluck.client.base.availability_plan import AvailabilityPlan
 
 HOUR, DAY = 3600.0, 86400.0
 MIDNIGHT = 20_000 * DAY
@@ -28,18 +28,18 @@ MIDNIGHT = 20_000 * DAY
 def test_the_share_of_a_span_within_hours(
     hours: list[str], begin: float, end: float, share: float
 ) -> None:
-    plan = Availability(hours=tuple(hours))
+    plan = AvailabilityPlan(hours=tuple(hours))
     found = plan.forecast("a", MIDNIGHT + begin * HOUR, MIDNIGHT + end * HOUR)
     assert found == pytest.approx(share)
 
 
 def test_chances_of_clients() -> None:
-    plan = Availability(chance=0.5, hours=("00:00-12:00",), clients={"b": 0.2})
+    plan = AvailabilityPlan(chance=0.5, hours=("00:00-12:00",), clients={"b": 0.2})
     span = (MIDNIGHT + 6 * HOUR, MIDNIGHT + 18 * HOUR)
     assert plan.forecast("a", *span) == pytest.approx(0.25)
     assert plan.forecast("b", *span) == pytest.approx(0.1)
-    assert Availability().forecast("a", *span) == 1.0
-    assert Availability(chance=0.3).forecast("a", *span) == 0.3
+    assert AvailabilityPlan().forecast("a", *span) == 1.0
+    assert AvailabilityPlan(chance=0.3).forecast("a", *span) == 0.3
 
 
 @given(
@@ -57,7 +57,7 @@ def test_it_is_the_share_of_minutes(spans: list[tuple[int, int]], begin: int, le
             day[first:] = day[:last] = True
     hours = tuple(f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02}" for a, b in spans)
     share = day[np.arange(begin, begin + length) % 1440].mean() if spans else 1.0
-    found = Availability(hours=hours).forecast(
+    found = AvailabilityPlan(hours=hours).forecast(
         "a", MIDNIGHT + 60.0 * begin, MIDNIGHT + 60.0 * (begin + length)
     )
     assert found == pytest.approx(share)
@@ -65,17 +65,17 @@ def test_it_is_the_share_of_minutes(spans: list[tuple[int, int]], begin: int, le
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
 def test_any_span_has_a_chance(begin: float, more: float) -> None:
-    found = Availability(hours=("20:00-06:00",)).forecast("a", begin, begin + more)
+    found = AvailabilityPlan(hours=("20:00-06:00",)).forecast("a", begin, begin + more)
     assert 0 <= found <= 1
 
 
 @pytest.mark.parametrize("text", ["8-9", "24:30-25:00", "08:00", "08:00-24:30", "24:00-08:00", ""])
 def test_hours_are_checked(text: str) -> None:
     with pytest.raises(ValidationError, match="two times of day"):
-        Availability(hours=(text,))
+        AvailabilityPlan(hours=(text,))
 
 
 @pytest.mark.parametrize("values", [{"chance": 1.1}, {"clients": {"a": -0.1}}, {"odds": 1}])
 def test_chances_are_checked(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        Availability.model_validate(values)
+        AvailabilityPlan.model_validate(values)
