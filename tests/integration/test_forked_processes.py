@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.federation import until
 
 from potluck.common.errors import RunError
+from potluck.deploy.local.demo_files import Machines, reserved_port, write_federation_files
 from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="forks are for Linux")
@@ -49,3 +54,36 @@ async def test_a_fork_server_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="fork server ended with exit code -9"):
         await forked.fork("a host", "potluck-client", ["--help"], log=tmp_path / "other.log")
     await forked.close()
+
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from potluck.deploy.local.forked_processes import ForkedProcesses
+
+async def main(folder, config):
+    forked = await ForkedProcesses.start(folder / "server.log")
+    host = await forked.fork("a host", "potluck-client", ["--config", config], log=folder / "log")
+    print(forked.server.pid, host.group, flush=True)
+    await host.ended()
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_forked_processes_end_with_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+    run_file = 'roster = 1\ncount = 1\nrounds = 1\n[task]\nname = "digits"\nclients = 1\n'
+    with reserved_port() as port:  # nobody listens there
+        machines = Machines(clients=1, hosts=1)
+        files = write_federation_files(tmp_path / "files", run_file, machines, port)
+        command = [sys.executable, "-c", STARTER, str(tmp_path), str(files.hosts[0])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+            assert starter.stdout is not None
+            server, host = map(int, starter.stdout.readline().split())
+            starter.send_signal(signal.SIGSTOP)  # so it is not the one that ends them
+            try:
+                assert Path(f"/proc/{host}").exists()
+                os.kill(server, signal.SIGKILL)
+                asyncio.run(until(lambda: not Path(f"/proc/{host}").exists()))
+            finally:
+                starter.kill()

@@ -17,8 +17,8 @@ from potluck.common.run_file.runfile import parse_run_file
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes
+from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
-from potluck.experiments.grid.running import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
 from potluck.experiments.reports.experiment_summary import (
     paired_test,

@@ -224,6 +224,8 @@ class Machines:
     data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
     table of that name; None for the default policy. root: whether there is a federation root; it
     then lies beside everything else, so that it proves nothing against the folder's owner.
+    address: of this machine, where the coordinator listens; the loopback interface's, unless hosts
+    are to be run elsewhere.
     """
 
     clients: int
@@ -232,6 +234,7 @@ class Machines:
     data: Path | None = None
     disclosure: Mapping[str, Any] | None = None
     root: bool = False
+    address: str = LOOPBACK
 
 
 def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
@@ -248,9 +251,9 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
                 f"{folder} is not empty; name another --folder, or remove it", folder=folder
             )
         pki.create_authority(authority, "demo")
-        address = f"{LOOPBACK}:{port}"
+        address = f"{machines.address}:{port}"
         coordinator = folder / "coordinator.toml"
-        issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[LOOPBACK])
+        issued = pki.issue(authority, Role.COORDINATOR, "coordinator", hosts=[machines.address])
         values = {"listen": address, "state_directory": "coordinator"}
         if machines.root:
             create_root(folder / _ROOT, "demo")
@@ -358,8 +361,8 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port of the loopback interface, reserved meanwhile.
+def reserved_port(address: str = LOOPBACK) -> Iterator[int]:
+    """A port of an address of this machine, reserved meanwhile.
 
     So the hosts know the coordinator's address before it listens, and all can start at once. On
     Linux a socket that is bound but does not listen keeps the port from others without being in
@@ -367,7 +370,7 @@ def reserved_port() -> Iterator[int]:
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((LOOPBACK, 0))
+        holder.bind((address, 0))
         port = holder.getsockname()[1]
         if sys.platform != "linux":
             holder.close()

@@ -10,12 +10,14 @@ is a stream socket. Requests and replies are JSON, one to a line:
 
 Each forked process has a session of its own. When the other end of the socket is closed, in
 whatever way, all of them get SIGTERM, and SIGKILL if they are still there after the grace period.
+If this process is killed, the kernel kills them.
 LABEL is only for people who look at the list of processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -45,6 +47,7 @@ _IMPORTED = (
     "potluck.server.service.serving",
 )
 _MOST_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>; forks are for Linux
 
 
 class ForkServer:
@@ -101,8 +104,10 @@ class ForkServer:
         return bool(received)
 
     def _fork(self, request: dict[str, Any]) -> None:
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
+            _end_with(server)
             self._leave()
             raise Forked(request)
         self._children.add(pid)
@@ -130,6 +135,16 @@ class ForkServer:
         self._control.close()
         for end in self._pipe:
             os.close(end)
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, which has ended it before as a rule.
+
+    The signal comes when the *thread* ends that forked; the parent has but one.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was too late
+        os._exit(128 + signal.SIGKILL)
 
 
 class Forked(BaseException):

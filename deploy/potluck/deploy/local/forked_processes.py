@@ -92,6 +92,11 @@ class ForkedProcesses:
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(server, reader, writer, log)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the fork server can still be asked."""
+        return not self._listening.done()
+
     async def fork(
         self, name: str, program: str, arguments: Sequence[str], *, log: Path
     ) -> ForkedProcess:
@@ -107,7 +112,7 @@ class ForkedProcesses:
         }
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
-            if self._listening.done():
+            if not self.alive:
                 raise ConnectionResetError
             self._asked.append(asked)
             self._writer.write(json.dumps(request).encode() + b"\n")

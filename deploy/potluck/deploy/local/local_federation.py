@@ -29,19 +29,21 @@ class LocalFederation:
     Use it as an asynchronous context manager; it starts nothing by itself.
     """
 
-    def __init__(self, files: DemoFiles) -> None:
+    def __init__(self, files: DemoFiles, forks: ForkedProcesses | None = None) -> None:
+        """`forks`: what forks its processes and stays when they end; None for one of its own."""
         self.files = files
         self.coordinator: LocalProcess | None = None
         self.hosts: dict[int, LocalProcess] = {}
         self._processes: list[LocalProcess] = []
-        self._forked: ForkedProcesses | None = None
+        self._forked = forks
+        self._own_forks = forks is None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await stop_all(self._processes)
-        if self._forked is not None:
+        if self._forked is not None and self._own_forks:
             await self._forked.close()
 
     @property

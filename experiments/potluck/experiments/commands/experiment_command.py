@@ -158,13 +158,14 @@ def _run(
     jobs: int | None,
 ) -> GridOutcome:
     from potluck.experiments.grid.experiment_progress import Board
-    from potluck.experiments.grid.running import (
-        Place,
+    from potluck.experiments.grid.label_mix import LabelMixes
+    from potluck.experiments.grid.local_cells import (
+        LocalCells,
         available_memory,
         available_processors,
         jobs_for,
-        run_missing,
     )
+    from potluck.experiments.grid.running import run_missing
 
     most = jobs or jobs_for(
         max(cell.hosts for cell in cells),
@@ -172,6 +173,10 @@ def _run(
         processors=available_processors(),
         memory=available_memory(),
     )
-    place = Place(device=device, data=data, jobs=most)
+
+    async def run() -> GridOutcome:
+        runner = LocalCells(folder, device=device, data=data, jobs=most)
+        return await run_missing(cells, folder, LabelMixes(data), runner, board)
+
     with Board(console) as board:
-        return run_interruptibly(run_missing(cells, folder, place, board))
+        return run_interruptibly(run())

@@ -6,12 +6,14 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from potluck.common.errors import PotluckError, RunError
 from potluck.deploy.local.demo import follow_processes
 from potluck.deploy.local.demo_files import (
+    LOOPBACK,
     DemoFiles,
     Machines,
     opened_files,
@@ -32,16 +34,25 @@ Progress = Callable[[int], None]
 """Told how many rounds of the cell are committed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CellPlace:
+    """Where a cell is run: its folder, the hosts' device and data.
+
+    federation: makes the processes of the federation's files. address: where the coordinator
+    listens.
+    """
+
+    workplace: Path
+    device: str
+    data: Path | None
+    federation: Callable[[DemoFiles], LocalFederation] = LocalFederation
+    address: str = LOOPBACK
+
+
 async def run_cell(
-    cell: Cell,
-    workplace: Path,
-    *,
-    device: str,
-    data: Path | None,
-    label_mix: LabelMix,
-    progress: Progress,
+    cell: Cell, place: CellPlace, *, label_mix: LabelMix, progress: Progress
 ) -> CellResult:
-    """Run a cell in its folder and give its result; the folder is removed when it is done.
+    """Run a cell in its folder, which is left to be removed, and give its result.
 
     A folder that holds the cell already is gone on with: its coordinator knows the rounds that
     were committed. Raises RunError if the run fails, or one of its processes does.
@@ -50,13 +61,15 @@ async def run_cell(
     machines = Machines(
         clients=cell.clients,
         hosts=cell.hosts,
-        device=device,
-        data=data,
+        device=place.device,
+        data=place.data,
         disclosure=cell.disclosure,
+        address=place.address,
     )
-    with reserved_port() as port:
+    workplace = place.workplace
+    with reserved_port(place.address) as port:
         files = _files(cell, workplace, machines, port)
-        async with LocalFederation(files) as federation:
+        async with place.federation(files) as federation:
             await federation.start()
             async with federation.operator() as operator:
                 run_id = await _run_id(operator, files)

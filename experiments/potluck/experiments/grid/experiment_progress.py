@@ -86,9 +86,9 @@ class Board:
         finally:
             self._bars.remove_task(bar)
 
-    def failed(self, cell: Cell, why: str) -> None:
-        """Show that a cell has been given up."""
-        self._say(f"failed: {cell.title}: {why}")
+    def note(self, text: str) -> None:
+        """Show a line."""
+        self._say(text)
 
     def _end(self, cell: Cell, seconds: float) -> None:
         self._finished += 1

@@ -1,66 +1,48 @@
-"""Runs the missing cells of an experiment, as many side by side as the machine carries."""
+"""Runs the missing cells of an experiment, here or on the machines of a cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from potluck.common.errors import RunError
-from potluck.experiments.grid.cell_run import remove_workplace, run_cell
+from potluck.experiments.grid.cell_run import Progress, remove_workplace
+from potluck.experiments.grid.cell_schedule import CellSchedule
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.label_mix import LabelMix, LabelMixes
 from potluck.experiments.grid.results import CellResult, ResultsFolder
 
-BYTES_PER_PROCESS = 500 * 2**20
-"""Memory of a coordinator or host with torch and a small model, generously."""
 
-BUSY_HOSTS = 0.6
-"""Share of the time that a host of a cell computes: it waits while models are combined and
-evaluated, and when it has fewer clients in a cohort than others."""
+class CellLostError(RunError):
+    """The machine that a cell was under way on is gone, and the cell with it."""
 
-
-ATTEMPTS = 2
-"""How often a cell is tried: on a busy machine a process may be too slow to start."""
+    reason = "CELL_LOST"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The device, the data and the number of cells side by side."""
+class CellRunner(ABC):
+    """What runs cells. Its methods are called from one event loop."""
 
-    device: str
-    data: Path | None
-    jobs: int
+    @abstractmethod
+    def places(self) -> int:
+        """How many cells may be under way at a time, now; at least 1."""
 
+    @abstractmethod
+    async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
+        """Run a cell to its end. When cancelled, it leaves no process behind.
 
-def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
-    """Cells to run side by side: hosts that compute fill the processors, processes fit in memory.
+        Raises RunError where the cell fails, CellLostError where its machine does.
+        """
 
-    memory: bytes that may be used.
-    """
-    by_processors = round(processors / (hosts * BUSY_HOSTS))
-    by_memory = memory // ((hosts + 1) * BYTES_PER_PROCESS)
-    return max(1, min(by_processors, by_memory, cells))
+    @abstractmethod
+    async def all_begun(self) -> None:
+        """Told whenever no cell is left to be begun; cells under way may yet have to be again."""
 
-
-def available_processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes of memory that are free for use; all there is where that is not known."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-        [line] = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
-        return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    @abstractmethod
+    async def close(self) -> None:
+        """End what is left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,64 +54,90 @@ class GridOutcome:
 
 
 async def run_missing(
-    cells: Sequence[Cell], folder: ResultsFolder, place: Place, board: Board
+    cells: Sequence[Cell],
+    folder: ResultsFolder,
+    mixes: LabelMixes,
+    runner: CellRunner,
+    board: Board,
 ) -> GridOutcome:
     """Results of all cells: those that were finished before, and those run now.
 
-    A cell's result is on disk before the next one begins, so nothing finished is lost, whatever
-    ends this. A cell whose federation fails is gone on with once; if it fails again, the others
-    run all the same. Raises what would fail for every cell, such as missing data.
+    A cell's result is on disk as soon as it is there, so nothing finished is lost, whatever ends
+    this. A cell whose federation fails is tried once more; if it fails again, the others run all
+    the same. Raises what would fail for every cell, such as missing data.
     """
     results = folder.finished(cells)
     for cell in cells:
         if cell.digest in results:  # killed after the result was kept
             remove_workplace(folder.workplace(cell))
     board.begin(cells, results)
-    missing = list({cell.digest: cell for cell in cells if cell.digest not in results}.values())
-    mixes = LabelMixes(place.data)
-    queue = iter(missing)
-
-    failures: dict[str, RunError] = {}
-
-    async def work() -> None:
-        for cell in queue:
-            mix = await asyncio.to_thread(mixes.of, cell)
-            try:
-                result = await _run_stubbornly(cell, folder, place, board, mix)
-            except RunError as error:
-                failures[cell.digest] = error
-                board.failed(cell, error.message)
-                continue
-            folder.keep(cell, result)
-            results[cell.digest] = result
-            remove_workplace(folder.workplace(cell))
-
-    if missing:
-        await asyncio.to_thread(mixes.of, missing[0])  # says at once that data are missing
+    missing = [cell for cell in cells if cell.digest not in results]
+    grid = _Grid(missing, folder, mixes, runner, board)
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(place.jobs, len(missing))):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return GridOutcome(results=results, failures=failures)
+        if missing:
+            await asyncio.to_thread(mixes.of, missing[0])  # says at once that data are missing
+            await grid.run()
+    finally:
+        await runner.close()
+    return GridOutcome(results=results | grid.results, failures=grid.failures)
 
 
-async def _run_stubbornly(
-    cell: Cell, folder: ResultsFolder, place: Place, board: Board, mix: LabelMix
-) -> CellResult:
-    for left in reversed(range(ATTEMPTS)):
-        with board.cell(cell) as progress:
-            try:
-                return await run_cell(
-                    cell,
-                    folder.workplace(cell),
-                    device=place.device,
-                    data=place.data,
-                    label_mix=mix,
-                    progress=progress,
-                )
-            except RunError:
-                if not left:
-                    raise
-    raise AssertionError("unreachable")
+class _Grid:
+    """The cells that are run now."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        folder: ResultsFolder,
+        mixes: LabelMixes,
+        runner: CellRunner,
+        board: Board,
+    ) -> None:
+        self.results: dict[str, CellResult] = {}
+        self.failures: dict[str, RunError] = {}
+        self._schedule = CellSchedule(cells)
+        self._folder, self._mixes, self._runner, self._board = folder, mixes, runner, board
+        self._under_way: dict[asyncio.Task[CellResult], Cell] = {}
+
+    async def run(self) -> None:
+        """Run them all. Raises what is no failure of one cell alone."""
+        try:
+            while True:
+                while cell := self._schedule.next(self._runner.places()):
+                    self._under_way[asyncio.create_task(self._run_cell(cell))] = cell
+                if not self._schedule.waiting:
+                    await self._runner.all_begun()
+                if not self._under_way:
+                    return
+                ended, _ = await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    self._end(self._under_way.pop(task), task)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _run_cell(self, cell: Cell) -> CellResult:
+        mix = await asyncio.to_thread(self._mixes.of, cell)
+        with self._board.cell(cell) as progress:
+            return await self._runner.run(cell, mix, progress)
+
+    def _end(self, cell: Cell, task: asyncio.Task[CellResult]) -> None:
+        try:
+            result = task.result()
+        except CellLostError as error:
+            self._board.note(f"lost: {cell.title}: {error.message}")
+            if not self._schedule.lost(cell):
+                self._give_up(cell, error)
+        except RunError as error:
+            if not self._schedule.failed(cell):
+                self._give_up(cell, error)
+        else:
+            self._folder.keep(cell, result)
+            remove_workplace(self._folder.workplace(cell))
+            self._schedule.finished(cell)
+            self.results[cell.digest] = result
+
+    def _give_up(self, cell: Cell, error: RunError) -> None:
+        self.failures[cell.digest] = error
+        self._board.note(f"failed: {cell.title}: {error.message}")

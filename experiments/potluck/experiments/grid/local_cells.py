@@ -1,0 +1,115 @@
+"""Cells as federations of processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+
+from typing_extensions import override
+
+from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.experiments.grid.cell_run import CellPlace, Progress, run_cell
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.label_mix import LabelMix
+from potluck.experiments.grid.results import CellResult, ResultsFolder
+from potluck.experiments.grid.running import CellRunner
+
+BYTES_PER_PROCESS = 500 * 2**20
+"""Memory of a coordinator or host with torch and a small model, generously."""
+
+BUSY_HOSTS = 0.6
+"""Share of the time that a host of a cell computes: it waits while models are combined and
+evaluated, and when it has fewer clients in a cohort than others."""
+
+
+def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
+    """Cells to run side by side: hosts that compute fill the processors, processes fit in memory.
+
+    memory: bytes that may be used.
+    """
+    by_processors = round(processors / (hosts * BUSY_HOSTS))
+    by_memory = memory // ((hosts + 1) * BYTES_PER_PROCESS)
+    return max(1, min(by_processors, by_memory, cells))
+
+
+def available_processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes of memory that are free for use; all there is where that is not known."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+        [line] = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class OneForkServer:
+    """A fork server for one federation after the other: importing torch takes each seconds.
+
+    It is started when it is first needed, and anew where it has ended.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._forks: ForkedProcesses | None = None
+        self._starting = asyncio.Lock()
+
+    async def forks(self) -> ForkedProcesses | None:
+        """The fork server; None on a system without."""
+        async with self._starting:
+            if self._forks is not None and not self._forks.alive:
+                await self.close()
+            if self._forks is None and AVAILABLE:
+                self._forks = await ForkedProcesses.start(self._log)
+            return self._forks
+
+    async def close(self) -> None:
+        """End it, and what it has forked."""
+        forks, self._forks = self._forks, None
+        if forks is not None:
+            await forks.close()
+        self._log.unlink(missing_ok=True)
+
+
+class LocalCells(CellRunner):
+    """Runs cells here; one that was under way before is gone on with."""
+
+    def __init__(self, folder: ResultsFolder, *, device: str, data: Path | None, jobs: int) -> None:
+        """jobs: cells side by side."""
+        self._folder, self._device, self._data = folder, device, data
+        self._jobs = jobs
+        self._forks = OneForkServer(folder.running / "fork-server.log")
+
+    @override
+    def places(self) -> int:
+        """How many cells may be under way at a time."""
+        return self._jobs
+
+    @override
+    async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
+        """Run a cell in its folder. Raises RunError."""
+        place = CellPlace(
+            workplace=self._folder.workplace(cell),
+            device=self._device,
+            data=self._data,
+            federation=partial(LocalFederation, forks=await self._forks.forks()),
+        )
+        return await run_cell(cell, place, label_mix=label_mix, progress=progress)
+
+    @override
+    async def all_begun(self) -> None:
+        """Nothing is kept for cells to come."""
+
+    @override
+    async def close(self) -> None:
+        """End what is left."""
+        await self._forks.close()
