@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_processes import processes_of, until_no_process_of
 
 SMALL = ["--clients", "6", "--hosts", "2", "--count", "3"]
 PATIENCE_SECONDS = 120.0
@@ -23,22 +24,6 @@ async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-
-
-async def processes_of(folder: Path) -> list[str]:
-    """All processes whose command line names the demo's folder, but for the demo itself."""
-    listing = await asyncio.create_subprocess_exec(
-        "ps", "-A", "-ww", "-o", "stat=,args=", stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await listing.communicate()
-    lines = [line for line in out.decode().splitlines() if str(folder) in line]
-    return [line for line in lines if "--folder" not in line and not line.startswith("Z")]
-
-
-async def until_no_process_of(folder: Path) -> None:
-    async with asyncio.timeout(20):
-        while await processes_of(folder):  # noqa: ASYNC110  # other processes give no signal
-            await asyncio.sleep(0.05)
 
 
 async def until_said(process: asyncio.subprocess.Process, beginning: str) -> None:

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "client": {"client", "common", "rpc"},
     "common": {"common", "rpc"},
     "deploy": {"client", "common", "deploy", "rpc", "server"},
+    "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
 }
@@ -334,6 +335,7 @@ EXTRAS = {
     "common": ("lightning", "lora", "monai", "transformers"),
     "deploy": ("operator",),
     "experiments": ("experiments",),
+    "federation": ("notebook",),
     "server": ("postgresql", "server"),
 }
 """Of each package the extras that bring what only its machines import."""

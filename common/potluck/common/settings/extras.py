@@ -14,6 +14,7 @@ _EXTRAS: Final = {
     "client": "potluck[client]",
     "deploy": "potluck[operator]",
     "experiments": "potluck[experiments]",
+    "federation": "potluck[notebook]",
 }
 """Extra of each package of the product, for what it needs beside the common parts."""
 

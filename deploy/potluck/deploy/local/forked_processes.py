@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -66,8 +66,10 @@ class ForkedProcesses:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log: Path,
+        environment: Mapping[str, str],
     ) -> None:
         self.server = server
+        self._environment = environment
         self._writer = writer
         self._log = log
         self._asked: deque[asyncio.Future[int]] = deque()
@@ -76,8 +78,12 @@ class ForkedProcesses:
         self._listening = asyncio.create_task(self._listen(reader))
 
     @classmethod
-    async def start(cls, log: Path) -> Self:
-        """Start the fork server; its own output goes to `log`."""
+    async def start(cls, log: Path, environment: Mapping[str, str] | None = None) -> Self:
+        """Start the fork server; its own output goes to `log`.
+
+        environment: variables for it and all that it forks, besides those of this process.
+        """
+        environment = dict(environment or {})
         ours, theirs = socket.socketpair()
         with theirs, log.open("wb") as output:
             server = await asyncio.create_subprocess_exec(
@@ -88,9 +94,10 @@ class ForkedProcesses:
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them
+                env={**os.environ, **environment},
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(server, reader, writer, log)
+        return cls(server, reader, writer, log, environment)
 
     @property
     def alive(self) -> bool:
@@ -108,7 +115,7 @@ class ForkedProcesses:
             "program": program,
             "arguments": list(arguments),
             "log": str(log),
-            "environment": dict(os.environ),
+            "environment": {**os.environ, **self._environment},
         }
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
 from potluck.common.errors import RunError
@@ -29,9 +29,19 @@ class LocalFederation:
     Use it as an asynchronous context manager; it starts nothing by itself.
     """
 
-    def __init__(self, files: DemoFiles, forks: ForkedProcesses | None = None) -> None:
-        """`forks`: what forks its processes and stays when they end; None for one of its own."""
+    def __init__(
+        self,
+        files: DemoFiles,
+        forks: ForkedProcesses | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`forks`: what forks its processes and stays when they end; None for one of its own.
+
+        environment: variables for the processes, besides those of this one; `forks` has its own.
+        """
         self.files = files
+        self._environment = dict(environment or {})
         self.coordinator: LocalProcess | None = None
         self.hosts: dict[int, LocalProcess] = {}
         self._processes: list[LocalProcess] = []
@@ -79,10 +89,14 @@ class LocalFederation:
         process: LocalProcess
         if AVAILABLE:
             if self._forked is None:
-                self._forked = await ForkedProcesses.start(self.files.log("fork-server"))
+                self._forked = await ForkedProcesses.start(
+                    self.files.log("fork-server"), self._environment
+                )
             process = await self._forked.fork(name, command, arguments, log=path)
         else:
-            process = await TetheredProcess.start(name, [program(command), *arguments], log=path)
+            process = await TetheredProcess.start(
+                name, [program(command), *arguments], log=path, environment=self._environment
+            )
         self._processes.append(process)
         return process
 

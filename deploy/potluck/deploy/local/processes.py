@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -58,8 +58,16 @@ class TetheredProcess(LocalProcess):
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], *, log: Path) -> Self:
-        """Start `command`; `name` stands for it in messages."""
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start `command`; `name` stands for it in messages. environment: variables for it, besides
+        those of this process."""
         launcher = [sys.executable, "-I", "-S", tether.__file__, str(GRACE_SECONDS)]
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -69,6 +77,7 @@ class TetheredProcess(LocalProcess):
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them
+                env={**os.environ, **(environment or {})},
             )
         return cls(name, log, process)
 

@@ -40,6 +40,11 @@ _MOST_NAMED_CLIENTS = 40
 
 def plot_run(summary: RunSummary, path: Path) -> None:
     """Write the picture of a run with at least one round as a PNG."""
+    write_picture(run_figure(summary), path, dpi=150)
+
+
+def run_figure(summary: RunSummary) -> Figure:
+    """The picture of a run with at least one round."""
     clients = clients_of(summary)
     named = len(clients) <= _MOST_NAMED_CLIENTS
     raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
@@ -70,7 +75,7 @@ def plot_run(summary: RunSummary, path: Path) -> None:
         f"{readable_bytes(summary.bytes_up)} up",
         x=0.012, ha="left", fontsize=9, color=_GREY,
     )  # fmt: skip
-    write_picture(figure, path, dpi=150)
+    return figure
 
 
 def clients_of(summary: RunSummary) -> list[str]:

@@ -1,0 +1,57 @@
+"""An event loop in a thread of its own, for callers that have none or are within one.
+
+A notebook's cells run inside an event loop already, where nothing can be waited for without
+`await`. What talks to a federation runs on this loop, and callers wait for it from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class BackgroundLoop:
+    """Runs coroutines on a loop of its own; use `background_loop()`."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self.loop.run_forever, name="potluck", daemon=True)
+        thread.start()
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine there and wait for its result, from any other thread.
+
+        Ctrl-C cancels it and waits until it has cleaned up.
+        """
+        future = asyncio.run_coroutine_threadsafe(_guarded(work), self.loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            done = asyncio.run_coroutine_threadsafe(_settled(), self.loop)
+            done.result()
+            raise
+
+    async def wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine there and wait for its result, from another event loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+async def _guarded(work: Coroutine[Any, Any, Result]) -> Result:
+    return await work
+
+
+async def _settled() -> None:
+    """Return once tasks that were cancelled before have had a turn."""
+    await asyncio.sleep(0)
+
+
+@functools.cache
+def background_loop() -> BackgroundLoop:
+    """The loop of this process; gRPC wants no more than one."""
+    return BackgroundLoop()

@@ -1,0 +1,401 @@
+"""Federations, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from potluck.common.errors import ConfigurationError, NotFoundError, RunError
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.plugins import (
+    OBJECTIVES,
+    QUESTIONS,
+    SELECTORS,
+    STRATEGIES,
+    TASKS,
+    installed,
+)
+from potluck.common.task import Task
+from potluck.deploy.local.demo import follow_processes
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
+from potluck.deploy.operator.run_view import RunView
+from potluck.deploy.view.watch import follow
+from potluck.federation.background import BackgroundLoop, background_loop
+from potluck.federation.following import RunFollower
+from potluck.federation.local_party import LocalParties, Party, PartyOptions
+from potluck.federation.run import Run
+from potluck.federation.run_settings_text import checked_text, run_table
+from potluck.federation.session_plugins import SessionPlugins
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from potluck.client.objective import Objective
+    from potluck.common.disclosure import Weighting
+    from potluck.common.learning.virtual_clock import VirtualClock
+    from potluck.common.run_file.run_settings import (
+        Evaluation,
+        PersonalModels,
+        ProfileSettings,
+        Retention,
+        RoundPolicy,
+        SampleLimits,
+        SelectorLimits,
+        Transport,
+    )
+    from potluck.common.settings.local_training import LocalTraining
+    from potluck.common.settings.model_table import ModelTable
+    from potluck.common.updates.masked_lanes import MaskingSettings
+    from potluck.server.selection import Selector
+    from potluck.server.strategy import Strategy
+
+Table: TypeAlias = Mapping[str, object]
+"""A table of a run file."""
+_Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView]]
+"""Follows the run of an id."""
+
+_CLIENTS = 10
+"""Clients of a local federation where neither it nor the task says how many."""
+
+
+class Federation:
+    """A federation; use `Federation.local` or `Federation.connect`, in a `with` statement.
+
+    Calls wait for their answers. They may be made in a notebook's cell, although an event loop
+    runs there; a federation belongs to the thread that made it.
+    """
+
+    def __init__(
+        self,
+        *,
+        parties: LocalParties | None = None,
+        client: OperatorClient | None = None,
+        closing: contextlib.AsyncExitStack | None = None,
+        clients: int | None = None,
+        data: Path | None = None,
+        session: SessionPlugins | None = None,
+    ) -> None:
+        """Not to be called; see `local` and `connect`."""
+        self._parties = parties
+        self._client = client
+        self._closing = closing or contextlib.AsyncExitStack()
+        self._clients = clients
+        self._data = data
+        self._session = session or SessionPlugins()
+        self._runs: list[Run] = []
+        self._closed = False
+
+    # Where it is ------------------------------------------------------------------------------
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        hosts: int = 2,
+        clients: int | None = None,
+        device: str = "cpu",
+        data: str | Path | None = None,
+        folder: str | Path | None = None,
+        root: bool = False,
+        disclosure: Table | None = None,
+    ) -> Federation:
+        """A federation of real processes on this machine, with certificates of its own.
+
+        They are started by the first run and ended by `close`, or with this process. hosts: client
+        processes. clients: how many they hold; None: as many as a run's task has data for. device:
+        "cpu", "auto" or "cuda:N". data: the folder in which tasks find data. folder: where
+        certificates, logs and results go, and stay; None: a temporary one. root: whether there is a
+        federation root, which secure sums need. disclosure: more of the hosts' `[disclosure]`.
+        """
+        closing = contextlib.AsyncExitStack()
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="potluck-")
+            closing.callback(temporary.cleanup)
+            folder = temporary.name
+        session = SessionPlugins()
+        place = None if data is None else Path(data).expanduser()
+        options = PartyOptions(
+            hosts=hosts, device=device, data=place, root=root, disclosure=dict(disclosure or {})
+        )
+        parties = LocalParties(Path(folder), options, session)
+        closing.push_async_callback(parties.close)
+        return cls(parties=parties, closing=closing, clients=clients, data=place, session=session)
+
+    @classmethod
+    def connect(
+        cls,
+        coordinator: str | None = None,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        authority: str | Path | None = None,
+        server_name: str | None = None,
+        config: str | Path | None = None,
+        data: str | Path | None = None,
+    ) -> Federation:
+        """A federation whose coordinator runs elsewhere, with an operator's certificate.
+
+        coordinator: HOST:PORT. What is not given comes from the environment (`POTLUCK_*`) or from
+        operator.toml, as for the `potluck` command; config: its path. data: the folder with what a
+        run's model is built on, for `Run.model`. Raises ConfigurationError.
+        """
+        paths = {
+            name: None if value is None else Path(value)
+            for name, value in (
+                ("certificate", certificate),
+                ("key", key),
+                ("authority", authority),
+                ("config", config),
+            )
+        }
+        flags = OperatorFlags(coordinator=coordinator, server_name=server_name, **paths)
+        settings = load_operator_config(flags)
+        closing = contextlib.AsyncExitStack()
+
+        async def opened() -> OperatorClient:
+            return await closing.enter_async_context(connect(settings))
+
+        client = background_loop().call(opened())
+        place = None if data is None else Path(data).expanduser()
+        return cls(client=client, closing=closing, data=place)
+
+    # Runs -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        task: str | Table | Task | type[Task] | None = None,
+        *,
+        run_file: str | Path | None = None,
+        name: str | None = None,
+        rounds: int | None = None,
+        count: int | None = None,
+        roster: int | None = None,
+        roster_timeout_seconds: float | None = None,
+        seed: int | None = None,
+        model: str | Table | ModelTable | None = None,
+        initial_model: str | None = None,
+        selector: str | Table | Selector | type[Selector] | None = None,
+        strategy: str | Table | Strategy | type[Strategy] | None = None,
+        objective: str
+        | Table
+        | Objective
+        | type[Objective]
+        | Sequence[str | Table | Objective | type[Objective]]
+        | None = None,
+        training: Table | LocalTraining | None = None,
+        round: Table | RoundPolicy | None = None,  # noqa: A002  # as in run files
+        transport: Table | Transport | None = None,
+        evaluation: Table | Evaluation | None = None,
+        personal: Table | PersonalModels | None = None,
+        weighting: str | Weighting | None = None,
+        secure_aggregation: bool | None = None,
+        masking: Table | MaskingSettings | None = None,
+        profiles: Table | ProfileSettings | None = None,
+        selector_limits: Table | SelectorLimits | None = None,
+        sample_limits: Table | SampleLimits | None = None,
+        virtual_clock: Table | VirtualClock | None = None,
+        retention: Table | Retention | None = None,
+    ) -> Run:
+        """Start a run. Arguments are the keys of a run file; None stands for its default.
+
+        run_file: path or text of one, in which the arguments given here replace what they name. A
+        plug-in is a name, a table with "name" and options, a class, or an object of one; classes
+        defined here are for `local` federations. A local one is given as many clients as the task
+        has data for, starts the run once all attend, and by default selects no more than there are.
+        Raises ConfigurationError, PluginError or RunError, each with a remedy.
+        """
+        arguments: dict[str, object] = {
+            "name": name,
+            "rounds": rounds,
+            "count": count,
+            "roster": roster,
+            "roster_timeout_seconds": roster_timeout_seconds,
+            "seed": seed,
+            "model": {"name": model} if isinstance(model, str) else model,
+            "initial_model": initial_model,
+            "training": training,
+            "round": round,
+            "transport": transport,
+            "evaluation": evaluation,
+            "personal": personal,
+            "weighting": weighting,
+            "secure_aggregation": secure_aggregation,
+            "masking": masking,
+            "profiles": profiles,
+            "selector_limits": selector_limits,
+            "sample_limits": sample_limits,
+            "virtual_clock": virtual_clock,
+            "retention": retention,
+            "task": self._plugin(TASKS, task),
+            "selector": self._plugin(SELECTORS, selector),
+            "strategy": self._plugin(STRATEGIES, strategy),
+            "objective": self._objectives(objective),
+        }
+        return self._start(run_table(run_file, arguments))
+
+    def find(self, run: str) -> Run:
+        """A run that was started before: its id, a unique beginning of it, or its name.
+
+        Raises NotFoundError.
+        """
+        for client, following in self._coordinators():
+            with contextlib.suppress(NotFoundError):
+                status = self._call(client.find_run(run))
+                return self._made(status.run_id, client, following)
+        raise NotFoundError(f"there is no run '{run}'; `runs` lists those that there are")
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """All runs, newest first, a row each; see `frames.runs_frame`."""
+        from potluck.federation.frames import runs_frame
+
+        found = [self._call(client.list_runs()) for client, _ in self._coordinators()]
+        return runs_frame(status for each in reversed(found) for status in each)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """The clients that the coordinator has met, a row each; see `frames.attendance_frame`."""
+        from potluck.federation.frames import attendance_frame
+
+        coordinators = self._coordinators()
+        return attendance_frame(
+            self._call(coordinators[-1][0].list_clients()) if coordinators else ()
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a local federation; None for another."""
+        return None if self._parties is None else self._parties.folder
+
+    # Its end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End what was started here, or the connection; may be called twice.
+
+        Runs of a coordinator elsewhere go on.
+        """
+        if not self._closed:
+            self._closed = True
+            self._background.call(self._close())
+
+    async def _close(self) -> None:
+        for run in self._runs:
+            await run.close()
+        await self._closing.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._background.wait_for(self._close())
+
+    # Inside -----------------------------------------------------------------------------------
+
+    @property
+    def _background(self) -> BackgroundLoop:
+        return background_loop()
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._closed:
+            work.close()
+            raise RunError("the federation is closed; make another")
+        return self._background.call(work)
+
+    def _plugin(self, group: str, value: object) -> Any:
+        if value is None:
+            return None
+        table = self._session.table(group, value)
+        if self._parties is None and self._session.has(group, str(table.get("name"))):
+            raise ConfigurationError(
+                f"{table['name']} is a class of this process, which a coordinator elsewhere does "
+                "not have; install it there as a package, or use Federation.local"
+            )
+        return table
+
+    def _objectives(self, value: object) -> Any:
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self._plugin(OBJECTIVES, each) for each in value]
+        return self._plugin(OBJECTIVES, value)
+
+    def _start(self, values: dict[str, Any]) -> Run:
+        if self._parties is None:
+            assert self._client is not None  # noqa: S101  # one of the two is there
+            text, _ = checked_text(values)
+            run_id = self._call(self._client.start_run(text))
+            return self._made(run_id, self._client, partial(_follow, self._client))
+        clients = self._local_clients(values)
+        usual = min(RunFile.model_fields["count"].default, clients)
+        text, _ = checked_text({"roster": clients, "count": usual, **values})
+        started = self._parties.party(clients, text, installed(QUESTIONS))
+        party = self._call(started)
+        run_id = self._call(party.client.start_run(text))
+        return self._made(run_id, party.client, partial(_follow_party, party))
+
+    def _local_clients(self, values: dict[str, Any]) -> int:
+        """How many clients a run needs; a task that takes their number is told of it."""
+        _, run = checked_text(values)
+        options = dict(run.task.options)
+        made = self._session.make(Task, run.task.name, options)
+        if self._clients is not None:
+            if made.clients and "clients" not in options and made.clients != self._clients:
+                values["task"] = {**values["task"], "clients": self._clients}
+                self._session.make(Task, run.task.name, {**options, "clients": self._clients})
+            return self._clients
+        return made.clients or run.roster or max(_CLIENTS, run.count)
+
+    def _coordinators(self) -> list[tuple[OperatorClient, _Following]]:
+        if self._closed:
+            raise RunError("the federation is closed; make another")
+        if self._parties is None:
+            assert self._client is not None  # noqa: S101  # one of the two is there
+            return [(self._client, partial(_follow, self._client))]
+        return [(party.client, partial(_follow_party, party)) for party in self._parties.parties]
+
+    def _made(self, run_id: str, client: OperatorClient, following: _Following) -> Run:
+        run = Run(
+            run_id,
+            client,
+            self._background,
+            partial(following, run_id),
+            self._session,
+            self._data,
+        )
+        self._runs.append(run)
+        return run
+
+    def __repr__(self) -> str:
+        if self._parties is None:
+            assert self._client is not None  # noqa: S101  # one of the two is there
+            return f"<Federation at {self._client.address}>"
+        return f"<Federation on this machine, in {self._parties.folder}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>"
+
+
+async def _follow(client: OperatorClient, run_id: str, follower: RunFollower) -> RunView:
+    return await follow(client, run_id, follower)
+
+
+async def _follow_party(party: Party, run_id: str, follower: RunFollower) -> RunView:
+    return await follow_processes(party.client, run_id, follower, party.federation)

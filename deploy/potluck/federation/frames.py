@@ -1,0 +1,122 @@
+"""Rounds and clients as tables of pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+
+import pandas as pd
+
+from potluck.deploy.operator.run_view import run_state_name
+from potluck.deploy.view.readable import natural_order
+from potluck.federation.rounds import INCLUDED, Round
+from potluck.rpc.v1 import operator_pb2
+
+
+def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
+    """One row a round, indexed by its number.
+
+    A column for each measure of the model, `NAME_worst_tenth` for each spread over clients; clients
+    `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest.
+    """
+    rows = [
+        {
+            "round": each.number,
+            **each.measures,
+            **{f"{name}_worst_tenth": spread.worst_tenth for name, spread in each.spreads.items()},
+            "selected": len(each.members),
+            "included": len(each.included),
+            "seconds": each.seconds,
+            "bytes_down": each.bytes_down,
+            "bytes_up": each.bytes_up,
+            "model": each.model,
+        }
+        for each in rounds
+    ]
+    return _indexed(rows, "round", ("selected", "included", "seconds", "model"))
+
+
+def selections_frame(rounds: Iterable[Round]) -> pd.DataFrame:
+    """One row for each client of each cohort, in the order chosen, with why it was chosen."""
+    columns = ("round", "client", "host", "state", "reason", "trouble", "samples", "seconds")
+    rows = [
+        {"round": each.number, **{name: getattr(member, name) for name in columns[1:]}}
+        for each in rounds
+        for member in each.members
+    ]
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def clients_frame(rounds: Iterable[Round]) -> pd.DataFrame:
+    """One row for each client that a run ever selected, indexed by its id.
+
+    How often it was `selected` and `included`, its `last_round`, its `host` and `samples` as last
+    known, its mean `seconds` in rounds that included it.
+    """
+    seen: dict[str, dict[str, object]] = {}
+    durations: dict[str, list[float]] = {}
+    for each in rounds:
+        for member in each.members:
+            row = seen.setdefault(member.client, {"client": member.client})
+            included = member.state == INCLUDED
+            row["selected"] = _count(row, "selected") + 1
+            row["included"] = _count(row, "included") + included
+            row |= {"last_round": each.number, "host": member.host}
+            if included:
+                row["samples"] = member.samples
+                durations.setdefault(member.client, []).append(member.seconds)
+    for client, of_client in durations.items():
+        seen[client]["seconds"] = sum(of_client) / len(of_client)
+    rows = sorted(seen.values(), key=lambda row: natural_order(str(row["client"])))
+    names = ("selected", "included", "last_round", "host", "samples", "seconds")
+    return _indexed(rows, "client", names)
+
+
+def runs_frame(runs: Iterable[operator_pb2.RunStatus]) -> pd.DataFrame:
+    """One row a run, newest first, indexed by its id."""
+    rows = [
+        {
+            "run": each.run_id,
+            "name": each.name,
+            "state": run_state_name(each.state),
+            "rounds": each.committed_rounds,
+            "of_rounds": each.rounds,
+            "task": each.task,
+            "selector": each.selector,
+            "strategy": each.strategy,
+            "seed": each.seed,
+            "created_at": each.created_at.ToDatetime(tzinfo=UTC),
+        }
+        for each in runs
+    ]
+    return _indexed(rows, "run", ("name", "state", "rounds", "task", "selector", "strategy"))
+
+
+def attendance_frame(clients: Iterable[operator_pb2.ClientStatus]) -> pd.DataFrame:
+    """One row for each client that the coordinator has met, indexed by its id."""
+    rows = [
+        {
+            "client": each.client_id,
+            "host": each.host_id,
+            "attending": each.attending,
+            "device": each.device,
+            "selected": each.selected,
+            "included": each.included,
+            "quarantined": each.quarantined,
+        }
+        for each in sorted(clients, key=lambda client: natural_order(client.client_id))
+    ]
+    return _indexed(rows, "client", ("host", "attending", "device", "selected", "included"))
+
+
+def _indexed(
+    rows: Sequence[Mapping[str, object]], index: str, columns: Sequence[str]
+) -> pd.DataFrame:
+    """A frame of these rows; with these columns where there are none."""
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[index, *columns])
+    return frame.set_index(index)
+
+
+def _count(row: Mapping[str, object], name: str) -> int:
+    found = row.get(name, 0)
+    return found if isinstance(found, int) else 0

@@ -1,0 +1,225 @@
+"""A run, as a value to iterate over and to ask."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.common.errors import RunError
+from potluck.deploy.operator.model_download import DownloadedModel, download_model
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, run_state_name, shown_measures
+from potluck.deploy.view.readable import readable_measure
+from potluck.federation.background import BackgroundLoop
+from potluck.federation.following import RunFollower
+from potluck.federation.rounds import Round
+from potluck.federation.session_plugins import SessionPlugins
+from potluck.rpc.v1 import operator_pb2
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
+"""Follows a run until it ends."""
+
+_SHOWN_ROUNDS = 10
+
+
+class Run:
+    """A run of a federation; made by `Federation.run` and `Federation.find`.
+
+    Iterating yields its rounds as they are committed, from the first, until it ends; `async for`
+    does so too. Both raise RunError where the run fails. A run goes on by itself meanwhile, also
+    when an iteration is left.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        client: OperatorClient,
+        background: BackgroundLoop,
+        follow: Follow,
+        session: SessionPlugins,
+        data: Path | None,
+    ) -> None:
+        self.id = run_id
+        self._client = client
+        self._background = background
+        self._follow = follow
+        self._session = session
+        self._data = data
+        self._follower = background.call(self._begin())
+
+    async def _begin(self) -> RunFollower:
+        follower = RunFollower()
+        follower.begin(self._follow(follower))
+        return follower
+
+    # What happens in it -----------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Round]:
+        number = 1
+        while (committed := self._background.call(self._follower.round(number))) is not None:
+            yield committed
+            number += 1
+
+    async def __aiter__(self) -> AsyncIterator[Round]:
+        number = 1
+        while True:
+            committed = await self._background.wait_for(self._follower.round(number))
+            if committed is None:
+                return
+            yield committed
+            number += 1
+
+    def wait(self) -> Run:
+        """Wait until it ends; this run again. Raises RunError where it fails."""
+        self._background.call(self._follower.end())
+        return self
+
+    @property
+    def status(self) -> operator_pb2.RunStatus:
+        """Where it stands now."""
+        return self._background.call(self._client.find_run(self.id))
+
+    @property
+    def state(self) -> str:
+        """One word: waiting, running, finished, stopped or failed."""
+        return run_state_name(self.status.state)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a person should know of it, in the order it came."""
+        return tuple(self._follower.notices)
+
+    @property
+    def history(self) -> list[Round]:
+        """The rounds committed by now, in order."""
+        return self._background.call(self._follower.rounds())
+
+    # Tables and pictures ----------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """The rounds committed by now, a row each; see `frames.rounds_frame`."""
+        from potluck.federation.frames import rounds_frame
+
+        return rounds_frame(self.history)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """The clients selected by now, a row each; see `frames.clients_frame`."""
+        from potluck.federation.frames import clients_frame
+
+        return clients_frame(self.history)
+
+    @property
+    def selections(self) -> pd.DataFrame:
+        """Who was selected in each round and why; see `frames.selections_frame`."""
+        from potluck.federation.frames import selections_frame
+
+        return selections_frame(self.history)
+
+    def plot(self) -> Figure:
+        """The measures by round, and who trained, as `potluck demo` draws them.
+
+        Raises RunError before the first round is committed.
+        """
+        from potluck.deploy.view.run_plot import run_figure
+        from potluck.deploy.view.run_summary import summarise
+
+        view = self._follower.view
+        if not view.committed:
+            raise RunError(f"run {self.id} has no round to draw yet; wait() for it")
+        chosen = {client for each in self.history for client in each.cohort}
+        return run_figure(summarise(view, clients=max(len(chosen), 1)))
+
+    # Its model --------------------------------------------------------------------------------
+
+    def model(self, round: int = 0) -> Any:  # noqa: A002  # what it is
+        """The task's network with the weights of a round; 0: of the last one committed.
+
+        A `torch.nn.Module` in evaluation mode, or a dict of arrays where the task's model is one.
+        Raises RunError before the first round is committed, PluginError for a task that is not
+        installed here.
+        """
+        from potluck.federation.trained_model import trained_network
+
+        with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
+            path = Path(folder) / "model.safetensors"
+            found = self._download(path, round, describe=False)
+            return trained_network(path, found.origin.run_file, self._session, self._data)
+
+    def save(self, path: str | Path, round: int = 0) -> Path:  # noqa: A002  # what it is
+        """Write the weights of a round as safetensors, with what run they come from; the path."""
+        return self._download(Path(path), round, describe=True).path
+
+    def _download(self, path: Path, number: int, *, describe: bool) -> DownloadedModel:
+        if number == 0 and not self.status.committed_rounds:
+            raise RunError(f"run {self.id} has no model yet; wait() for its first round")
+        return self._background.call(
+            download_model(self._client, self.id, path, round_number=number, describe=describe)
+        )
+
+    # What is done to it -----------------------------------------------------------------------
+
+    def stop(self) -> Run:
+        """Stop it: the round under way is abandoned, the last committed model stays."""
+        self._background.call(self._client.stop_run(self.id))
+        return self
+
+    def resume(self) -> Run:
+        """Go on after its last committed round, where it was stopped or has failed."""
+        self._background.call(self._resume())
+        return self
+
+    async def _resume(self) -> None:
+        await self._follower.close()
+        await self._client.resume_run(self.id)
+        self._follower.begin(self._follow(self._follower))
+
+    async def close(self) -> None:
+        """Follow it no longer. Called on the background loop, by its federation."""
+        await self._follower.close()
+
+    # How it shows itself ----------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        status = self._follower.view.status
+        if status is None:
+            return f"<Run {self.id}>"
+        done = f"{status.committed_rounds} of {status.rounds} rounds"
+        return f"<Run {self.id} ({status.name}): {run_state_name(status.state)}, {done}>"
+
+    def _repr_html_(self) -> str:
+        view = self._follower.view
+        status, rounds = view.status, view.rounds[-_SHOWN_ROUNDS:]
+        if status is None:
+            return f"<p>run {escape(self.id)}</p>"
+        measures = shown_measures(status)
+        shown = self._background.call(self._follower.rounds())[-len(rounds) :] if rounds else []
+        names = [name for name in measures if any(name in each.measures for each in shown)]
+        head = "".join(f"<th>{escape(measures[name].label)}</th>" for name in names)
+        body = "".join(
+            f"<tr><td>{each.number}</td>"
+            + "".join(f"<td>{_value(each, name, measures[name].unit)}</td>" for name in names)
+            + f"<td>{escape(', '.join(each.cohort[:8]))}{' …' if len(each.cohort) > 8 else ''}</td>"
+            "</tr>"
+            for each in shown
+        )
+        return (
+            f"<p><b>{escape(status.name)}</b> · {escape(status.task)} · "
+            f"{escape(status.selector)} · {escape(status.strategy)} · "
+            f"{run_state_name(status.state)}, {status.committed_rounds} of {status.rounds} rounds "
+            f"<small>run {escape(self.id)}</small></p>"
+            f"<table><tr><th>round</th>{head}<th>cohort</th></tr>{body}</table>"
+        )
+
+
+def _value(committed: Round, name: str, unit: str) -> str:
+    value = committed.measures.get(name)
+    return "" if value is None else escape(readable_measure(value, unit))

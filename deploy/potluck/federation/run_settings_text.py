@@ -1,0 +1,65 @@
+"""The run file that Python arguments stand for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from pydantic import BaseModel
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import RunFile, parse_run_file
+
+SOURCE = "the run's arguments"
+"""What errors call them."""
+
+
+def run_table(run_file: str | Path | None, arguments: Mapping[str, object]) -> dict[str, Any]:
+    """The values of a run file: those of `run_file`, then each argument that is not None.
+
+    run_file: a path, or the text of one. An argument replaces the whole table of its name.
+    Raises ConfigurationError.
+    """
+    values = {} if run_file is None else _read(run_file)
+    given = {name: plain_value(value) for name, value in arguments.items() if value is not None}
+    return values | given
+
+
+def checked_text(values: Mapping[str, Any]) -> tuple[str, RunFile]:
+    """The values as TOML, and read again. Raises ConfigurationError."""
+    text = tomlkit.dumps(values)
+    return text, parse_run_file(text, source=SOURCE)
+
+
+def plain_value(value: object) -> Any:
+    """The value as TOML can say it: settings as tables, tuples as lists."""
+    if isinstance(value, BaseModel):
+        return plain_value(value.model_dump(exclude_unset=True))
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(each) for key, each in value.items() if each is not None}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain_value(each) for each in value]
+    return value
+
+
+def _read(run_file: str | Path) -> dict[str, Any]:
+    text = str(run_file)
+    if isinstance(run_file, Path) or "\n" not in text:
+        try:
+            text = Path(run_file).read_text()
+        except OSError as error:
+            raise ConfigurationError(
+                f"can't read the run file {run_file}: {error.strerror}", path=run_file
+            ) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the run file is not TOML: {error}") from None

@@ -1,0 +1,222 @@
+"""`potluck.federation` as a script or a notebook uses it: real processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.local_processes import until_no_process_of
+from support.repository import ROOT
+
+from potluck.common.errors import ConfigurationError, NotFoundError, RunError
+from potluck.common.run_file.run_settings import Retention
+from potluck.common.tensors.tensor_files import file_digest
+from potluck.federation import Federation, Run
+
+TASK = {"name": "digits", "clients": 6}
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with Federation.local(hosts=2, folder=tmp_path_factory.mktemp("federation") / "new") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def finished(federation: Federation) -> Run:
+    kept = Retention(keep_last=3)
+    return federation.run(task=TASK, rounds=3, count=3, seed=5, retention=kept).wait()
+
+
+def test_rounds_come_as_they_are_committed(finished: Run) -> None:
+    rounds = list(finished)
+    assert [each.number for each in rounds] == [1, 2, 3]
+    assert [len(each.cohort) for each in rounds] == [3, 3, 3]
+    assert rounds[-1].accuracy is not None
+    assert finished.rounds["accuracy"].tolist() == [each.accuracy for each in rounds]
+    assert finished.clients["selected"].sum() == 9
+    assert set(finished.selections["state"]) == {"included"}
+    assert finished.state == "finished"
+
+
+async def test_they_come_to_an_event_loop_too(finished: Run) -> None:
+    assert [each.number async for each in finished] == [1, 2, 3]
+
+
+def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path) -> None:
+    network = finished.model()
+    assert not network.training
+    with torch.no_grad():
+        assert network(torch.zeros(2, 8, 8)).shape == (2, 10)
+    first = finished.model(round=1)
+    assert not torch.equal(first.state_dict()["1.weight"], network.state_dict()["1.weight"])
+    path = finished.save(tmp_path / "model.safetensors")
+    assert path.stat().st_size > 10_000
+
+
+def test_it_shows_itself(finished: Run, federation: Federation) -> None:
+    assert "digits" in finished._repr_html_()
+    assert "3 of 3 rounds" in repr(finished)
+    assert finished.plot().axes
+    assert finished.id in federation.runs.index
+    assert federation.clients["attending"].tolist() == [True] * 6
+    assert federation.find(finished.id[:6]).wait().id == finished.id
+    with pytest.raises(NotFoundError, match="no run 'nothing-like-it'"):
+        federation.find("nothing-like-it")
+
+
+def test_the_command_line_comes_to_the_same_model(finished: Run, tmp_path: Path) -> None:
+    demo = [sys.executable, "-m", "potluck.deploy.cli", "demo", "--task", "digits", "--json"]
+    sizes = ["--clients", "6", "--hosts", "2", "--count", "3", "--rounds", "3", "--seed", "5"]
+    folder = ["--folder", str(tmp_path / "demo")]
+    subprocess.run([*demo, *sizes, *folder], check=True, capture_output=True)
+    digest = file_digest(tmp_path / "demo" / "model.safetensors").blake3
+    assert finished.history[-1].model == digest
+
+
+def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
+    run = federation.run(task=TASK, rounds=400, count=2, seed=1)
+    for committed in run:
+        if committed.number == 2:
+            run.stop()
+    assert run.state == "stopped"
+    stopped_at = run.status.committed_rounds
+    assert 2 <= stopped_at < 400
+    run.resume()
+    assert next(each for each in run if each.number > stopped_at).number == stopped_at + 1
+    run.stop().wait()
+
+
+def test_wrong_settings_are_refused_before_anything_starts() -> None:
+    with (
+        Federation.local() as federation,
+        pytest.raises(ConfigurationError, match="rounds"),
+    ):
+        federation.run(task="digits", rounds=0)
+    with pytest.raises(RunError, match="closed"):
+        _ = federation.runs
+
+
+def test_a_connection_uses_an_operators_certificate(finished: Run, federation: Federation) -> None:
+    assert federation.folder is not None
+    config = federation.folder / "federation-1" / "operator.toml"
+    with Federation.connect(config=config) as connected:
+        run = connected.find(finished.id)
+        assert [each.number for each in run] == [1, 2, 3]
+
+        eight = {"name": "digits", "clients": 8}
+        lonely = connected.run(task=eight, rounds=2, count=2, roster=8, roster_timeout_seconds=0.2)
+        with pytest.raises(RunError, match="roster"):
+            list(lonely)
+
+        class Mine:
+            """A class that the coordinator does not have."""
+
+        with pytest.raises(ConfigurationError, match="install it there as a package"):
+            connected.run(task=TASK, selector=Mine)  # type: ignore[arg-type]  # on purpose
+
+
+NOTEBOOK = """
+import sys
+from pathlib import Path
+from potluck.common.task import ClientData, Examples, Task
+from potluck.federation import Federation
+from potluck.server.selection import Selection, Selector
+import torch
+from torch import nn
+
+class Blobs(Task):
+    classes = 2
+    training = {"learning_rate": 0.1, "epochs": 5, "batch_size": 8}
+
+    def __init__(self, clients: int = 4):
+        self.clients = clients
+
+    def model(self):
+        return nn.Linear(3, 2)
+
+    def client_data(self, client, data):
+        return ClientData(train=self.samples(int(client.rpartition("-")[2])))
+
+    def evaluation_data(self, data):
+        return self.samples(99)
+
+    def samples(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.arange(40) % 2
+        inputs = torch.randn(40, 3, generator=generator) + 3.0 * labels[:, None]
+        return Examples(inputs=inputs, labels=labels)
+
+class FromTheEnd(Selector):
+    def select(self, state, context):
+        rows = context.available[::-1][: context.count]
+        return Selection(rows=rows, reasons=["last"] * len(rows))
+
+folder = Path(sys.argv[1])
+with Federation.local(hosts=2, folder=folder) as federation:
+    run = federation.run(task=Blobs(clients=5), selector=FromTheEnd, rounds=2, count=2)
+    for committed in run:
+        print(committed.number, *committed.cohort, committed.members[0].reason)
+    print(run.rounds["accuracy"].iloc[-1] > 0.9, type(run.model()).__name__, flush=True)
+    for committed in federation.run(task=Blobs(clients=5), selector=FromTheEnd, rounds=100000):
+        print("again", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_classes_of_a_notebook_are_used_and_no_process_is_left(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    program, folder = tmp_path / "notebook.py", tmp_path / "folder"
+    program.write_text(NOTEBOOK)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(program), str(folder)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        said = [(await process.stdout.readline()).decode().rstrip() for _ in range(4)]
+        process.send_signal(number)
+        _, err = await process.communicate()
+    first = ["1 client-4 client-3 last", "2 client-4 client-3 last", "True Linear", "again"]
+    assert said == first, err.decode()
+    assert process.returncode != 0
+    assert number is signal.SIGKILL or b"KeyboardInterrupt" in err
+    await until_no_process_of(folder)
+
+
+def test_records_are_plain_values(finished: Run) -> None:
+    assert json.loads(finished.rounds.to_json())["accuracy"]["1"] == finished.history[0].accuracy
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, *others = [block for block in blocks if ".connect(" not in block]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 8
+    assert len(others) == 2
+    program = "\n".join(
+        [
+            first,
+            "assert type(network).__name__ == 'Sequential'",
+            "federation = Federation.local(hosts=2)",
+            *(
+                f"{block}\nrun.wait()\nassert len(run.rounds) == run.status.rounds"
+                for block in others
+            ),
+            "assert run.selections['reason'].unique().tolist() == ['last']",
+            "federation.close()",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=300)

@@ -1,0 +1,86 @@
+"""Rounds, clients and selections as tables."""
+
+import pandas as pd
+
+from potluck.federation.frames import (
+    attendance_frame,
+    clients_frame,
+    rounds_frame,
+    runs_frame,
+    selections_frame,
+)
+from potluck.federation.rounds import Round, round_of
+from potluck.rpc.v1 import operator_pb2 as rpc
+
+
+def member(client: str, state: rpc.MemberState.ValueType, seconds: float) -> rpc.Member:
+    return rpc.Member(
+        client_id=client, host_id="host", state=state, reason="<why>", samples=7, seconds=seconds
+    )
+
+
+def two_rounds() -> list[Round]:
+    included, late = rpc.MEMBER_STATE_INCLUDED, rpc.MEMBER_STATE_LATE
+    first = rpc.CommittedRound(
+        round=1,
+        members=[member("client-10", included, 2.0), member("client-9", late, 5.0)],
+        metrics=rpc.Metrics(accuracy=0.5, others={"dice": 0.25}),
+        seconds=3.0,
+        bytes_up=10,
+        model_blake3="ab",
+        spreads={
+            "accuracy": rpc.Spread(
+                clients=10, mean=0.5, worst_tenth=0.125, quantiles=[0.1, 0.2, 0.3, 0.4, 0.5]
+            )
+        },
+    )
+    second = rpc.CommittedRound(round=2, members=[member("client-10", included, 4.0)])
+    return [round_of(first), round_of(second)]
+
+
+def test_rounds_have_a_row_each() -> None:
+    frame = rounds_frame(two_rounds())
+    assert frame.index.tolist() == [1, 2]
+    measured = frame[["accuracy", "dice", "accuracy_worst_tenth"]].to_numpy().tolist()
+    assert measured[0] == [0.5, 0.25, 0.125]
+    assert frame[["selected", "included"]].to_numpy().tolist() == [[2, 1], [1, 1]]
+    assert bool(pd.isna(frame["accuracy"].loc[2]))
+
+
+def test_clients_are_counted_in_natural_order() -> None:
+    frame = clients_frame(two_rounds())
+    assert frame.index.tolist() == ["client-9", "client-10"]
+    assert frame["selected"].tolist() == [1, 2]
+    assert frame["included"].tolist() == [0, 2]
+    assert frame["last_round"].tolist() == [1, 2]
+    assert frame["seconds"].loc["client-10"] == 3.0
+
+
+def test_selections_say_why() -> None:
+    frame = selections_frame(two_rounds())
+    assert frame[["round", "client", "state"]].to_numpy().tolist() == [
+        [1, "client-10", "included"],
+        [1, "client-9", "late"],
+        [2, "client-10", "included"],
+    ]
+
+
+def test_nothing_makes_empty_tables() -> None:
+    assert rounds_frame([]).empty
+    assert clients_frame([]).empty
+    assert selections_frame([]).empty
+    assert runs_frame([]).empty
+    assert attendance_frame([]).empty
+
+
+def test_a_round_shows_itself_without_letting_texts_be_tags() -> None:
+    first, _ = two_rounds()
+    html = first._repr_html_()
+    assert "<td>&lt;why&gt;</td>" in html
+    assert (first.accuracy, first.loss, first.cohort, first.included) == (
+        0.5,
+        None,
+        ("client-10", "client-9"),
+        ("client-10",),
+    )
+    assert first.spreads["accuracy"].quantiles[0.5] == 0.3

@@ -1,0 +1,61 @@
+"""Arguments of `Federation.run` say what a run file says."""
+
+import inspect
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.run_settings import RoundPolicy
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.local_training import LocalTraining
+from potluck.federation import Federation
+from potluck.federation.run_settings_text import checked_text, run_table
+
+
+def test_every_key_of_a_run_file_is_an_argument() -> None:
+    arguments = list(inspect.signature(Federation.run).parameters)
+    assert set(arguments) == {"self", "run_file", *RunFile.model_fields}
+
+
+def test_settings_and_tables_say_the_same() -> None:
+    by_class = run_table(
+        None,
+        {
+            "task": {"name": "digits"},
+            "round": RoundPolicy(deadline_seconds=5.0),
+            "training": LocalTraining(learning_rate=0.5),
+            "seed": None,
+        },
+    )
+    by_table = run_table(
+        None,
+        {
+            "task": {"name": "digits"},
+            "round": {"deadline_seconds": 5.0},
+            "training": {"learning_rate": 0.5},
+        },
+    )
+    assert by_class == by_table
+    text, run = checked_text(by_class)
+    assert tomllib.loads(text) == by_class
+    assert (run.round.deadline_seconds, run.training) == (5.0, {"learning_rate": 0.5})
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_an_argument_replaces_what_the_run_file_says(tmp_path: Path, as_path: bool) -> None:
+    text = 'rounds = 7\nseed = 1\n[task]\nname = "digits"\nclients = 3\n'
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    values = run_table(path if as_path else text, {"rounds": 2, "task": {"name": "digits"}})
+    assert values == {"rounds": 2, "seed": 1, "task": {"name": "digits"}}
+
+
+def test_what_no_run_file_may_say_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigurationError, match=r"the run's arguments: .*rounds.*"):
+        checked_text(run_table(None, {"task": {"name": "digits"}, "rounds": 0}))
+    with pytest.raises(ConfigurationError, match="can't read the run file"):
+        run_table("no-such-file.toml", {})
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        run_table("a =\nb", {})

@@ -1,0 +1,144 @@
+"""Classes of a notebook become plug-ins that another process finds."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from potluck.common.errors import PluginError
+from potluck.common.settings.plugins import SELECTORS, TASKS
+from potluck.common.task import Task
+from potluck.common.tasks.digits import Digits
+from potluck.federation.session_plugins import SessionPlugins
+from potluck.server.selection import Selector
+from potluck.server.selectors.uniform import Uniform
+
+
+class FirstOnes(Uniform):
+    def __init__(self, step: int = 2, *, wide: bool = False) -> None:
+        self._step = step
+        self.wide = wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewDigits(Digits):
+    clients: int = 4
+
+
+class Forgetful(Uniform):
+    def __init__(self, step: int) -> None:
+        del step
+
+
+class Oort(Uniform):
+    """Its name is that of a selector that comes with Potluck."""
+
+
+def test_a_name_or_a_table_stays_what_it_is() -> None:
+    session = SessionPlugins()
+    assert session.table(SELECTORS, "oort") == {"name": "oort"}
+    assert session.table(SELECTORS, {"name": "oort", "alpha": 1.0}) == {
+        "name": "oort",
+        "alpha": 1.0,
+    }
+    assert session.write(Path("not-made")) == ""
+
+
+def test_an_installed_class_or_object_has_its_installed_name() -> None:
+    session = SessionPlugins()
+    assert session.table(TASKS, Digits) == {"name": "digits"}
+    assert session.table(TASKS, Digits(clients=6, alpha=0.5)) == {"name": "digits", "clients": 6}
+    assert not session.has(TASKS, "digits")
+
+
+def test_a_class_of_ones_own_is_named_after_itself() -> None:
+    session = SessionPlugins()
+    assert session.table(SELECTORS, FirstOnes) == {"name": "first-ones"}
+    assert session.table(SELECTORS, FirstOnes(3)) == {"name": "first-ones", "step": 3}
+    assert session.table(SELECTORS, {"name": FirstOnes, "wide": True}) == {
+        "name": "first-ones",
+        "wide": True,
+    }
+    assert session.has(SELECTORS, "first-ones")
+    made = session.make(Selector, "first-ones", {"step": 5})
+    assert isinstance(made, FirstOnes)
+    assert made._step == 5
+    assert isinstance(session.make(Task, "digits", {}), Digits)
+
+
+def test_a_wrong_option_is_refused_as_in_the_federation() -> None:
+    session = SessionPlugins()
+    session.table(SELECTORS, FirstOnes)
+    with pytest.raises(PluginError, match="there is no option 'stop'"):
+        session.make(Selector, "first-ones", {"stop": 5})
+
+
+def test_an_object_that_forgets_its_options_is_refused() -> None:
+    with pytest.raises(PluginError, match="does not store its option 'step'"):
+        SessionPlugins().table(SELECTORS, Forgetful(3))
+
+
+def test_a_name_that_a_package_offers_is_refused() -> None:
+    with pytest.raises(PluginError, match="another selectors plug-in called 'oort'"):
+        SessionPlugins().table(SELECTORS, Oort)
+
+
+def test_another_process_finds_them(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from potluck.common.settings.plugins import SELECTORS, TASKS
+from potluck.common.tasks.digits import Digits
+from potluck.federation.session_plugins import SessionPlugins
+from potluck.server.selectors.uniform import Uniform
+
+OFFSET = 4
+
+class Mine(Uniform):
+    def __init__(self, step: int = 1):
+        self.step = step
+    def total(self):
+        return self.step + OFFSET
+
+@dataclass(frozen=True, kw_only=True)
+class Few(Digits):
+    clients: int = 3
+
+session = SessionPlugins()
+session.table(SELECTORS, Mine)
+session.table(TASKS, Few)
+folder = Path({str(tmp_path)!r})
+print(session.search_path(folder, session.write(folder)))
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    check = """
+from potluck.common.settings.plugins import TASKS, create, origin, SELECTORS
+from potluck.common.task import Task
+from potluck.server.selection import Selector
+print(create(Selector, "mine", {"step": 3}).total(), create(Task, "few", {}).clients)
+print(origin(SELECTORS, "mine"))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", check],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": made.stdout.strip()},
+    )
+    assert found.stdout.split() == ["7", "3", "potluck_session:selectors_mine"]
+    [package] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert not (package.stat().st_mode & 0o022)
+
+
+def test_what_they_are_is_told_by_a_digest(tmp_path: Path) -> None:
+    first, second = SessionPlugins(), SessionPlugins()
+    for session in (first, second):
+        session.table(SELECTORS, FirstOnes)
+    assert first.write(tmp_path) == first.write(tmp_path)
+    second.table(TASKS, FewDigits)
+    assert second.write(tmp_path) != first.write(tmp_path)
