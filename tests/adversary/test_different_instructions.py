@@ -144,6 +144,7 @@ async def test_a_text_that_means_the_same_changes_nothing(scene: Scene) -> None:
         pytest.param(options("task", clients=1000), ANOTHER_SUM, id="others have few samples"),
         pytest.param(left_open, "leave learning_rate open", id="settings left to the client"),
         pytest.param(attribute("quotas", [0.0] * 10), ALIKE, id="quotas"),
+        pytest.param(attribute("dropped", ["0.weight"]), ALIKE, id="dropped"),
         pytest.param(attribute("seed", 7), ALIKE, id="seed"),
         pytest.param(attribute("pace", 1.0), ALIKE, id="pace"),
         pytest.param(attribute("reports", ["root_mean_square"]), ALIKE, id="reports"),

@@ -155,6 +155,7 @@ def facts_of(
         gram=table @ table.T,
         sketches=sketches,
         output_moves=table[:, :CLASSES],
+        norms=np.linalg.norm(table, axis=1),
     )
 
 

@@ -158,6 +158,8 @@ CREATE TABLE members (
     measures TEXT,
     quotas TEXT,
     weight DOUBLE PRECISION,
+    epochs BIGINT,
+    dropped TEXT,
     PRIMARY KEY (run_id, round, attempt, position),
     UNIQUE (run_id, round, attempt, client_id),
     FOREIGN KEY(run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final
@@ -46,6 +46,8 @@ class UpdateFact(StrEnum):
 
     GRAM = "gram"
     """The inner products of all pairs of updates."""
+    NORM = "norm"
+    """The length of each update."""
     SKETCH = "sketch"
     """A random projection of each update to `SKETCH_SIZE` numbers, the same one all through a run:
     inner products and distances stay, to about one part in sixteen of the lengths."""
@@ -87,7 +89,9 @@ class SelectionContext:
 
     round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
     available. available: rows, sorted, without repeats. rounds: how many the run has; 0 where
-    that is not known.
+    that is not known. spares: how many of `count` the round does not wait for
+    (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names
+    of the parameters that updates have, in their order; empty unless the selector `drops` some.
     """
 
     round: int
@@ -96,6 +100,9 @@ class SelectionContext:
     population: Population
     available: Rows
     rounds: int = 0
+    spares: int = 0
+    epochs: int = 1
+    tensors: Sequence[str] = ()
 
     def generator(self, selector: str) -> np.random.Generator:
         """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""
@@ -169,12 +176,19 @@ class Selection:
     infinite where it may use all. None: no client is limited.
     weights: float64 > 0, what each client's update counts with in place of its samples; only where
     the selector says that it `weighs`. None: each counts with its samples.
+    epochs: int64 ≥ 1, how many passes over its samples each client makes; only where the selector
+    says that it `paces`. None: as many as the run says.
+    dropped: for each client the names of tensors that its update leaves out, never all there are;
+    only where the selector says that it `drops` some. A tensor of the round's model is the mean
+    over those that sent it, and stays as it is where nobody did. None: updates are whole.
     """
 
     rows: Rows
     reasons: Sequence[str]
     quotas: NDArray[np.float64] | None = None
     weights: Floats | None = None
+    epochs: NDArray[np.int64] | None = None
+    dropped: Sequence[Collection[str]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +197,10 @@ class UpdateFacts:
 
     round, seed: as in the selection's context. rows: of their clients, without repeats. samples:
     float64 > 0, what each counts with. steps: int64 ≥ 1, as far as clients tell them. gram: updates
-    × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. These three are
-    float64, and without rows unless the selector `learns` them.
+    × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. norms: updates,
+    ≥ 0. These four are float64, and without rows unless the selector `learns` them; tensors that
+    an update leaves out don't move in it. shares: float64 in (0, 1], the share of the model's
+    floating-point numbers that each update has; without rows where all have all.
     """
 
     round: int
@@ -195,6 +211,8 @@ class UpdateFacts:
     gram: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     sketches: Floats = field(default_factory=lambda: np.zeros((0, SKETCH_SIZE)))
     output_moves: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    norms: Floats = field(default_factory=lambda: np.zeros(0))
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
 
     def generator(self, selector: str) -> np.random.Generator:
         """A fresh generator for this round's judgement, another than the selection's."""
@@ -280,7 +298,8 @@ class RoundOutcome:
     deadline_seconds: the least that a client which failed has taken, as far as that is known.
     facts: of the updates that came in time, those set aside included; None where they are masked.
     judgement: the selector's own.
-    spared: the clients that the selector spared their upload.
+    spared: the clients that the selector spared their upload. prolonged: per selected client, by
+    what its passes were multiplied (`Selection.epochs`); without rows where by nothing.
     """
 
     round: int
@@ -293,6 +312,7 @@ class RoundOutcome:
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)
     spared: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    prolonged: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 class Selector(Plugin):
@@ -318,6 +338,12 @@ class Selector(Plugin):
     coordinator."""
     weighs: bool = False
     """Whether it says what updates count with, in `Selection.weights`."""
+    paces: bool = False
+    """Whether it says how many passes each client makes, in `Selection.epochs`. Not in masked
+    rounds, nor where the run counts steps."""
+    drops: bool = False
+    """Whether it has clients leave tensors out of their updates, in `Selection.dropped`. Not in
+    masked rounds, nor beside strategies that need whole updates."""
     added: int = 0
     """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
 

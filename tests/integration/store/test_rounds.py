@@ -19,6 +19,7 @@ from potluck.server.store import (
     MemberChange,
     MemberRow,
     MemberState,
+    MemberWork,
     Store,
 )
 from potluck.server.store.sql.column_types import decode_rows, encode_rows
@@ -47,7 +48,11 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     assert attempt is not None
     assert (attempt.key, attempt.begun_at, attempt.available) == (FIRST, AT, (0, 2))
     assert (attempt.members, attempt.exchanges) == ((), ())
-    begun.set_cohort(FIRST, COHORT, {"b": [0.0, 2.5, math.inf]}, {"b": 0.1, "c": 5e-324})
+    works = {
+        "b": MemberWork(quotas=(0.0, 2.5, math.inf), weight=0.1),
+        "c": MemberWork(weight=5e-324, epochs=7, dropped=("0.bias", "ein \N{SNOWMAN}")),
+    }
+    begun.set_cohort(FIRST, COHORT, works)
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
     begun.set_member(FIRST, "b", MemberState.LOST, trouble="connection lost")
     attempt = begun.current_attempt(RUN.run_id)
@@ -63,8 +68,7 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
     )
     assert (b.state, b.trouble, b.update) == (MemberState.LOST, "connection lost", None)
     assert (c.client_id, c.host_id, c.state) == ("c", "h2", MemberState.SELECTED)
-    assert (b.quotas, c.quotas) == ((0.0, 2.5, math.inf), None)
-    assert (b.weight, c.weight) == (0.1, 5e-324)
+    assert (a.work, b.work, c.work) == (MemberWork(), works["b"], works["c"])
 
 
 def test_a_round_begins_only_when_its_turn_has_come(store: Store) -> None:

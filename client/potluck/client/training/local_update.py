@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from potluck.client.training.task_training import (
 )
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import NotFiniteError, TrainingError
+from potluck.common.errors import NotFiniteError, ProtocolError, TrainingError
 from potluck.common.settings import plugins
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import quoted
@@ -152,11 +152,11 @@ def _written(
 
 
 def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict[str, NDArray[Any]]:
-    """The tensors that go back. Raises TrainingError where one that does not was trained."""
+    """The tensors that go back. Raises TrainingError where one that goes one way was trained."""
     arrays = loaded.weights()
     returned = loaded.layout.without(work.one_way).by_name
     if len(returned) == len(arrays):
-        return arrays
+        return _without(arrays, work.dropped)
     with open_tensors(files.model) as file:
         for name, array in arrays.items():
             if name not in returned and not np.array_equal(array, file.arrays[name]):
@@ -164,7 +164,23 @@ def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict
                     f"task '{loaded.name}' has trained tensor {quoted(name)}, which only the "
                     "coordinator moves in this run; freeze it, or choose another strategy"
                 )
-    return {name: array for name, array in arrays.items() if name in returned}
+    return _without({n: array for n, array in arrays.items() if n in returned}, work.dropped)
+
+
+def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The tensors that are not to be left out. Raises ProtocolError for names that can't be."""
+    if not dropped:
+        return arrays
+    left = {name: array for name, array in arrays.items() if name not in set(dropped)}
+    floating = {name for name, array in arrays.items() if array.dtype.kind == "f"}
+    strangers = sorted(set(dropped) - floating)
+    if strangers or not floating & left.keys():
+        what = quoted(strangers[0]) if strangers else "all there are"
+        raise ProtocolError(
+            f"the coordinator wants tensors left out of the update that can't be: {what}; the "
+            f"model has {len(floating)} that hold floating-point numbers, and some must stay"
+        )
+    return left
 
 
 def _write_kept(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -111,12 +111,15 @@ class Layout:
         '*.base_layer.weight'; this one itself where there are no patterns."""
         if not patterns:
             return self
+        return self.without_names(
+            [t.name for t in self.tensors if any(fnmatchcase(t.name, each) for each in patterns)]
+        )
+
+    def without_names(self, names: Collection[str]) -> Layout:
+        """The canonical layout of the tensors other than these."""
+        others = set(names)
         return Layout.place(
-            [
-                (tensor.name, tensor.dtype, tensor.shape)
-                for tensor in self.tensors
-                if not any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
-            ]
+            [(t.name, t.dtype, t.shape) for t in self.tensors if t.name not in others]
         )
 
     @cached_property

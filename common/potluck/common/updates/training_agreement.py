@@ -60,6 +60,7 @@ def check_alike(instruction: rpc.Instruction) -> None:
     work, client = instruction.train, instruction.client_id
     alone = {
         "a limit on samples of each class": bool(work.quotas),
+        "tensors to leave out of its update": bool(work.dropped),
         "a file of auxiliaries for this client only": bool(work.auxiliary.personal.blake3),
         "simulated seconds by the number of samples": work.pace != 0,
         "numbers reported beside the sum": bool(work.reports),

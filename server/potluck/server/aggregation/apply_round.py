@@ -15,6 +15,7 @@ from potluck.common.run_file.run_settings import SampleLimits
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import NamedTensors, TensorFile, Tensors
+from potluck.server.aggregation.partial_update import renormalized
 from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_files import OneUpdate, SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import tensor_norms, update_norms
@@ -62,12 +63,18 @@ class OpenUpdates:
         updates: Sequence[SpooledUpdate],
         files: UpdateFiles,
         opened: Sequence[TensorFile],
-        base: Tensors | None,
+        model: Tensors | None,
     ) -> None:
         self.rows = [update.row for update in updates]
         self.clients = [update.client for update in updates]
-        self.encoded: list[EncodedUpdate] = [files.weights(file, base) for file in opened]
-        self._updates, self._files, self._opened, self._base = updates, files, opened, base
+        self.dropped = [update.dropped for update in updates]
+        self.encoded: list[EncodedUpdate] = [
+            files.partial_weights(file, model, update.dropped)
+            if update.dropped and model is not None
+            else files.weights(file, model if files.delta else None)
+            for update, file in zip(updates, opened, strict=True)
+        ]
+        self._updates, self._files, self._opened, self._model = updates, files, opened, model
 
     def without(self, clients: Collection[str]) -> OpenUpdates:
         """Those of all others."""
@@ -76,7 +83,7 @@ class OpenUpdates:
             return self
         updates = [self._updates[place] for place in kept]
         opened = [self._opened[place] for place in kept]
-        return OpenUpdates(updates, self._files, opened, self._base)
+        return OpenUpdates(updates, self._files, opened, self._model)
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
         """One auxiliary of all of them."""
@@ -92,14 +99,18 @@ class OpenUpdates:
 
 @contextmanager
 def opened(
-    updates: Sequence[SpooledUpdate], files: UpdateFiles, base: Tensors | None
+    updates: Sequence[SpooledUpdate], files: UpdateFiles, model: Tensors | None
 ) -> Iterator[OpenUpdates]:
-    """Map the updates' files while the block runs. base: what differences are from."""
+    """Map the updates' files while the block runs. model: the round's, of the tensors that updates
+    have; may be None where these are whole weights of all of them."""
     with contextlib.ExitStack() as stack:
         found = [
-            stack.enter_context(files.open(u.path, compressed=u.row.compressed)) for u in updates
+            stack.enter_context(
+                files.leaving_out(u.dropped).open(u.path, compressed=u.row.compressed)
+            )
+            for u in updates
         ]
-        yield OpenUpdates(updates, files, found, base)
+        yield OpenUpdates(updates, files, found, model)
 
 
 def apply_round(
@@ -119,7 +130,7 @@ def apply_round(
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
     statistics = _statistics(strategy.needs, updates, before, numbers, state)
-    combine = strategy.weigh(statistics)
+    combine = renormalized(strategy.weigh(statistics), updates.dropped)
     combined = reduce(updates.encoded, combine, before, norms=statistics.norms, draft=draft)
     context = RoundContext(
         round=numbers.round,

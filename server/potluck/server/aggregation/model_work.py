@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.judging import UpdatesSeen, judged
 from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
 from potluck.server.aggregation.network_memory import NetworksInFiles
+from potluck.server.aggregation.partial_update import renormalized, shares_sent
 from potluck.server.aggregation.publishing import publish
 from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_facts import read_facts
@@ -215,20 +216,35 @@ class ModelWork:
         return self._updates.largest
 
     def check_update(
-        self, path: Path, model: ModelVersion, *, compressed: bool, finite: bool = False
+        self,
+        path: Path,
+        model: ModelVersion,
+        *,
+        compressed: bool,
+        finite: bool = False,
+        dropped: Sequence[str] = (),
     ) -> None:
         """Check that a received file is an update of the model: layout and numbers.
 
-        finite: a `FiniteScreen` saw the whole file, and it is clean. Raises LayoutError,
-        NotFiniteError, TooLargeError.
+        finite: a `FiniteScreen` saw the whole file, and it is clean. dropped: the tensors that it
+        is to leave out. Raises LayoutError, NotFiniteError, TooLargeError.
         """
-        files = self._updates
+        files = self._updates.leaving_out(dropped)
         with contextlib.ExitStack() as stack:
             base = None
             if files.delta:
                 whole = stack.enter_context(self._files.opened(model.blake3))
                 base = NamedTensors.some(whole, files.layout)
             files.check(path, base, compressed=compressed, finite=finite)
+
+    def droppable(self) -> Sequence[str]:
+        """Names of the tensors that updates may leave out: the floating-point parameters."""
+        buffers = self._buffers()
+        return [
+            tensor.name
+            for tensor in self._updates.layout.tensors
+            if tensor.floating and tensor.elements and tensor.name not in buffers
+        ]
 
     def next_model(
         self,
@@ -261,7 +277,7 @@ class ModelWork:
             self._files.large_arrays(),
         ):
             before = NamedTensors.some(current, files.layout)
-            with opened(updates, files, before if files.delta else None) as these:
+            with opened(updates, files, before) as these:
                 facts, judgement = self._judge(these, before, numbers, seen)
                 kept = these.without(seen.clients(judgement.set_aside))
                 arrays, state = apply_round(strategy, state, current, kept, numbers, draft=draft)
@@ -294,12 +310,17 @@ class ModelWork:
             steps=np.array([max(1, row.steps) for row in updates.rows], dtype=np.int64),
             **read,
         )
+        if any(updates.dropped):
+            facts = replace(facts, shares=shares_sent(before.layout, updates.dropped))
 
         def loss_of_mean(places: Sequence[int], weights: NDArray[np.float64]) -> float:
             if not places:
                 return self._loss(before.arrays)
             those = [updates.encoded[place] for place in places]
-            return self._loss(reduce(those, Combine(weights=weights), before))
+            dropped = [updates.dropped[place] for place in places]
+            return self._loss(
+                reduce(those, renormalized(Combine(weights=weights), dropped), before)
+            )
 
         return facts, judged(selector, run_file.selector.name, seen.state, facts, loss_of_mean)
 

@@ -44,12 +44,16 @@ def read_facts(
     where the model has no output layer to be found.
     """
     decoders = decoders_of(updates, model.layout)
-    pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
+    fields = {
+        UpdateFact.GRAM: "gram",
+        UpdateFact.SKETCH: "sketches",
+        UpdateFact.NORM: "norms",
+    }
+    summed = fields.keys() & set(wanted)
     found: dict[str, Floats] = {}
-    if pairs or sketched:
-        grams, sketches = _sums(decoders, model, buffers, seed, pairs, sketched, threads)
-        found |= {"gram": grams} if pairs else {}
-        found |= {"sketches": sketches} if sketched else {}
+    if summed:
+        sums = _sums(decoders, model, buffers, seed, summed, threads)
+        found |= {fields[fact]: sums[fact] for fact in summed}
     if UpdateFact.OUTPUT_MOVE in wanted:
         found["output_moves"] = _output_moves(decoders, model, classes)
     return found
@@ -60,11 +64,12 @@ def _sums(
     model: Tensors,
     buffers: Collection[str],
     seed: int,
-    pairs: bool,
-    sketched: bool,
+    wanted: Collection[UpdateFact],
     threads: int | None,
-) -> tuple[Floats, Floats]:
-    """The Gram matrix and the sketches; 0 where they are not wanted."""
+) -> dict[UpdateFact, Floats]:
+    """The Gram matrix, the sketches and the norms; 0 where they are not wanted."""
+    pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
+    measured = UpdateFact.NORM in wanted
     base = FlatVector(model.arrays, model.layout)
     borders, count = TensorBorders(model.layout), len(decoders)
     block = max(1, min(BLOCK_ELEMENTS, _BLOCK_NUMBERS // count))
@@ -72,6 +77,7 @@ def _sums(
     spans = -(-len(base) // span)
     grams = np.zeros((spans if pairs else 0, count, count))
     sketches = np.zeros((spans if sketched else 0, count, SKETCH_SIZE))
+    squares = np.zeros((spans if measured else 0, count))
 
     def combiner() -> Callable[[int, int], None]:
         scratch, differences = np.empty(block, np.float32), np.empty((count, block))
@@ -88,6 +94,8 @@ def _sums(
                         rows[:, place] = 0.0
             if pairs:
                 grams[into] += rows @ rows.T
+            if measured:
+                squares[into] += np.square(rows).sum(axis=1)
             if sketched:
                 places, signs = _projection(seed, begin, end)
                 for sketch, row in zip(sketches[into], rows, strict=True):
@@ -100,7 +108,11 @@ def _sums(
         return one_span
 
     for_each_block(len(base), span, combiner, threads)
-    return grams.sum(axis=0), sketches.sum(axis=0)
+    return {
+        UpdateFact.GRAM: grams.sum(axis=0),
+        UpdateFact.SKETCH: sketches.sum(axis=0),
+        UpdateFact.NORM: np.sqrt(squares.sum(axis=0)),
+    }
 
 
 def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Floats]:

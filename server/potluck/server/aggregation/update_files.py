@@ -22,6 +22,7 @@ from potluck.common.tensors.compression import decompress_file
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import TensorFile, Tensors, file_digest, open_tensors
+from potluck.server.aggregation.partial_update import PartialUpdate
 from potluck.server.store.records import UpdateRow
 
 Update = EncodedUpdate | TensorFile
@@ -30,11 +31,12 @@ Update = EncodedUpdate | TensorFile
 
 @dataclass(frozen=True, kw_only=True)
 class SpooledUpdate:
-    """A verified update."""
+    """A verified update. dropped: names of the tensors that it leaves out."""
 
     client: str
     path: Path
     row: UpdateRow
+    dropped: Sequence[str] = ()
 
 
 class UpdateFiles:
@@ -47,6 +49,13 @@ class UpdateFiles:
         self._up = up
         self._auxiliaries = sorted(auxiliaries)
         self._expected = update_layout(layout, up.encoding, self._auxiliaries)
+
+    def leaving_out(self, dropped: Sequence[str]) -> UpdateFiles:
+        """The form of an update without these tensors."""
+        if not dropped:
+            return self
+        left = self.layout.without_names(dropped)
+        return UpdateFiles(left, self._up, self._auxiliaries)
 
     @property
     def largest(self) -> int:
@@ -88,6 +97,13 @@ class UpdateFiles:
     def weights(self, file: TensorFile, base: Tensors | None) -> EncodedUpdate:
         """The weights in an open file, decoded as they are read."""
         return EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base)
+
+    def partial_weights(
+        self, file: TensorFile, model: Tensors, dropped: Sequence[str]
+    ) -> PartialUpdate:
+        """The same of an update that leaves tensors out. model: the round's."""
+        delta, encoding = self._up.delta, self._up.encoding
+        return PartialUpdate(weights_of(file), model, dropped, encoding, delta=delta)
 
     def auxiliary(self, file: TensorFile, name: str) -> EncodedUpdate:
         """One auxiliary in an open file."""

@@ -13,6 +13,9 @@ from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, S
 MOST_NAMES = 1024
 """Numbers in one answer."""
 
+MOST_EPOCHS = 10**6
+"""Passes of one client in a round."""
+
 
 def check_selection(selection: Selection, context: SelectionContext, name: str) -> None:
     """Raises RunError, naming the selector, unless it chose available clients, none twice."""
@@ -35,6 +38,8 @@ def check_selection(selection: Selection, context: SelectionContext, name: str) 
         raise RunError(f"selector '{name}' must give one reason for each client", selector=name)
     _check_quotas(selection, context, name)
     _check_weights(selection, name)
+    _check_epochs(selection, name)
+    _check_dropped(selection, context, name)
 
 
 def _check_quotas(selection: Selection, context: SelectionContext, name: str) -> None:
@@ -49,14 +54,25 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
         )
 
 
-def check_weighs(selector: Selector, name: str) -> None:
-    """Raises RunError where a selector that gives weights has not said so."""
-    if not selector.weighs:
-        raise RunError(
-            f"selector '{name}' says what updates count with, and does not say that it `weighs`; "
-            "set that attribute",
-            selector=name,
-        )
+def check_declared(selector: Selector, selection: Selection, name: str) -> None:
+    """Raises RunError where a selector asks of a cohort what it has not said that it would."""
+    undeclared = {
+        "what updates count with, and does not say that it `weighs`": (
+            selection.weights is not None and not selector.weighs
+        ),
+        "how many passes clients make, and does not say that it `paces`": (
+            selection.epochs is not None and not selector.paces
+        ),
+        "which tensors clients leave out, and does not say that it `drops` some": (
+            selection.dropped is not None and not selector.drops
+        ),
+    }
+    for what, found in undeclared.items():
+        if found:
+            raise RunError(
+                f"selector '{name}' says {what}; set that attribute",
+                selector=name,
+            )
 
 
 def _check_weights(selection: Selection, name: str) -> None:
@@ -67,6 +83,34 @@ def _check_weights(selection: Selection, name: str) -> None:
     if not sound or not ((weights > 0) & np.isfinite(weights)).all():
         raise RunError(
             f"selector '{name}' must give a finite weight above 0 for each client it chose",
+            selector=name,
+        )
+
+
+def _check_epochs(selection: Selection, name: str) -> None:
+    epochs, wanted = selection.epochs, (len(selection.rows),)
+    if epochs is None:
+        return
+    sound = isinstance(epochs, np.ndarray) and epochs.shape == wanted and epochs.dtype.kind == "i"
+    if not sound or not ((epochs >= 1) & (epochs <= MOST_EPOCHS)).all():
+        raise RunError(
+            f"selector '{name}' must give whole epochs from 1 to {MOST_EPOCHS} for each client it "
+            "chose",
+            selector=name,
+        )
+
+
+def _check_dropped(selection: Selection, context: SelectionContext, name: str) -> None:
+    dropped = selection.dropped
+    if dropped is None:
+        return
+    known = set(context.tensors)
+    if len(dropped) != len(selection.rows) or not all(
+        set(names) < known for names in dropped if names
+    ):
+        raise RunError(
+            f"selector '{name}' must give for each client it chose the tensors to leave out: some "
+            f"of the {len(known)} parameters that updates have, not all",
             selector=name,
         )
 

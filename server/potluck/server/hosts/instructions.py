@@ -16,6 +16,7 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Ask, BeforeUpload
 from potluck.server.store.model_files import ModelVersion
+from potluck.server.store.records import AS_THE_RUN_SAYS, MemberWork
 from potluck.server.strategy import Summation
 
 ENCODINGS = {
@@ -78,14 +79,18 @@ def train_instruction(
     model: transfer_pb2.ModelReference,
     auxiliary: coordinator_pb2.Auxiliary | None = None,
     *,
-    quotas: Sequence[float] = (),
+    member: MemberWork = AS_THE_RUN_SAYS,
     companions: Sequence[str] = (),
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to train. quotas: the most samples of each class; none for no limit.
-    companions: ids of the instructions of those it may be trained together with, and of this."""
+    """Tells a client to train. member: what the selector says of its work. companions: ids of the
+    instructions of those it may be trained together with, and of this."""
     train = _train(plan, round_number, client, model)
-    train.quotas.extend(quotas)
+    train.quotas.extend(member.quotas)
+    train.dropped.extend(member.dropped)
     train.companions.extend(companions)
+    if member.epochs is not None:
+        train.training_json = _training_json(plan, member.epochs)
+        train.pace *= member.epochs / plan.training.epochs
     _add_personal(train, plan)
     if auxiliary is not None:
         train.auxiliary.CopyFrom(auxiliary)
@@ -194,7 +199,7 @@ def evaluate_instruction(
 def _train(
     plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
 ) -> coordinator_pb2.Train:
-    """The training of a client, without quotas and auxiliary files."""
+    """The training of a client, without what is its own, and auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     train = coordinator_pb2.Train(

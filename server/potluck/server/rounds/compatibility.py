@@ -108,22 +108,37 @@ def check_maskable(name: str, strategy: Strategy) -> None:
         )
 
 
-def check_weights(
-    run_file: RunFile, selector: Selector, strategy: Strategy, *, source: str
+def check_work(
+    run_file: RunFile,
+    selector: Selector,
+    strategy: Strategy,
+    training: LocalTraining,
+    *,
+    source: str,
 ) -> None:
     """Raise ConfigurationError where a selector and a strategy don't go together, for what the one
-    makes of updates and the other takes them for."""
+    makes of clients' work and updates and the other takes them for."""
     name, other, why = run_file.selector.name, run_file.strategy.name, ""
     if selector.weighs and not strategy.by_samples:
         why = f"{name} says what each update counts with, and {other} does not weigh by that"
     elif selector.measures and strategy.one_way:
         why = f"{name} has means of updates measured, and those of {other} are only part of a model"
+    elif selector.drops and (strategy.individual or strategy.trains or strategy.auxiliary):
+        why = f"{name} has clients leave tensors out of their updates, and {other} needs whole ones"
     if why:
         raise ConfigurationError(
             f"{source}: selector {name} and strategy {other} don't go together: {why}; choose "
             f"another strategy (fedavg, fedadam, fednova, …), or other options of {name}",
             selector=name,
             strategy=other,
+        )
+    if selector.paces and training.steps is not None:
+        raise ConfigurationError(
+            f"{source}: selector {name} says how many passes over its samples each client makes, "
+            f"and training.steps = {training.steps} counts steps; set training.epochs instead, or "
+            f"other options of {name}",
+            selector=name,
+            steps=training.steps,
         )
 
 

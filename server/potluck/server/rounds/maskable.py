@@ -80,6 +80,9 @@ def _check_selector(name: str, selector: Selector) -> None:
         why = "has means of some updates measured"
     elif selector.weighs:
         why = "says what each update counts with"
+    elif selector.paces or selector.drops:
+        what = "how many passes each client makes" if selector.paces else "what each leaves out"
+        why = f"says {what}, where all clients of a masked round train alike"
     if why:
         raise ConfigurationError(
             f"selector {name} and secure aggregation don't go together: {name} {why}, and of "

@@ -19,7 +19,7 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
-from potluck.server.rounds.compatibility import by_protocol, check_composition, check_weights
+from potluck.server.rounds.compatibility import by_protocol, check_composition, check_work
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.trainable import check_trainable
@@ -152,7 +152,7 @@ def draw_up(
     training = training_for(task, chosen, source=f"{source}: [training]")
     if trainer is not None:
         check_trainable(run_file, trainer, choosing, strategy, source=source)
-    check_weights(run_file, choosing, strategy, source=source)
+    check_work(run_file, choosing, strategy, training, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
     return RunPlan(

@@ -175,7 +175,18 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         deadline_seconds=_deadline(run, seconds),
         facts=run.result.facts,
         judgement=judgement,
+        prolonged=_prolonged(run),
     )
+
+
+def _prolonged(run: Run) -> NDArray[np.float64]:
+    """By what the passes of each client of the cohort were multiplied; nothing where they were
+    the run's."""
+    epochs = [member.work.epochs for member in run.attempt.cohort.values()]
+    if not any(epochs):
+        return np.zeros(0)
+    usual = run.plan.training.epochs
+    return np.array([1.0 if each is None else each / usual for each in epochs])
 
 
 def _deadline(run: Run, seconds: NDArray[np.float64]) -> float:

@@ -239,10 +239,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
     run.choose_cohort(
         {
             member.client_id: CohortMember(
-                host=member.host_id,
-                reason=member.reason,
-                quotas=member.quotas or (),
-                weight=member.weight,
+                host=member.host_id, reason=member.reason, work=member.work
             )
             for member in attempt.members
         },
@@ -253,7 +250,9 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         state = member.state
         if state is MemberState.RECEIVED and member.update is not None:
             path = run.spool.path(key.round, key.attempt, member.client_id, member.update.blake3)
-            update = SpooledUpdate(client=member.client_id, path=path, row=member.update)
+            update = SpooledUpdate(
+                client=member.client_id, path=path, row=member.update, dropped=member.work.dropped
+            )
             if await in_thread(spooled_intact, update):
                 run.intake.updates[member.client_id] = update
             else:

@@ -34,8 +34,10 @@ from potluck.server.selection import Answers, Judgement, Population, UpdateFacts
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
+    AS_THE_RUN_SAYS,
     AttemptKey,
     MemberState,
+    MemberWork,
     Metrics,
     Participation,
     RoundRow,
@@ -48,13 +50,11 @@ from potluck.server.watching.run_record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class CohortMember:
-    """A client as it was selected. quotas: the most samples of each class that it trains on; empty
-    for no limit. weight: what its update counts with; None for its samples."""
+    """A client as it was selected. work: what the selector says of what it does."""
 
     host: str
     reason: str
-    quotas: Sequence[float] = ()
-    weight: float | None = None
+    work: MemberWork = AS_THE_RUN_SAYS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from potluck.common.errors import RunError
+from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.states import States
 from potluck.server.clock import utc
-from potluck.server.cohorts.selection_checks import check_weighs
+from potluck.server.cohorts.selection_checks import check_declared
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.troubles import counted
 from potluck.server.runs.interview import ReplayError, choose
 from potluck.server.runs.run import CohortMember, Run
-from potluck.server.selection import Rows, SelectionContext
-from potluck.server.store.records import AttemptKey, AttemptRow, RunState
+from potluck.server.selection import Rows, Selection, SelectionContext
+from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, RunState
 
 
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
@@ -50,30 +53,47 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
             "without them"
         )
     cohort = run.roster.clients(selection.rows)
-    if selection.quotas is not None:
-        _check_unmasked(run, "limits the samples that each client trains on")
-    quotas = [()] * len(cohort) if selection.quotas is None else selection.quotas.tolist()
-    if selection.weights is not None:
-        check_weighs(run.plan.selector, run.plan.run_file.selector.name)
-    weights = [None] * len(cohort) if selection.weights is None else selection.weights.tolist()
+    _check_unmasked_work(run, selection)
+    check_declared(run.plan.selector, selection, run.plan.run_file.selector.name)
+    host_of = run.machine.gathering.presence.host_of
     members = {
-        client: CohortMember(
-            host=run.machine.gathering.presence.host_of(client),
-            reason=reason,
-            quotas=most,
-            weight=weight,
-        )
-        for client, reason, most, weight in zip(
-            cohort, selection.reasons, quotas, weights, strict=True
-        )
+        client: CohortMember(host=host_of(client), reason=reason, work=work)
+        for client, reason, work in zip(cohort, selection.reasons, _works(selection), strict=True)
     }
     run.choose_cohort(members, answers)
     stored = [(client, member.host, member.reason) for client, member in members.items()]
-    limited = {client: member.quotas for client, member in members.items() if member.quotas}
-    weighed = {c: member.weight for c, member in members.items() if member.weight is not None}
-    await run.services.in_store(lambda store: store.set_cohort(key, stored, limited, weighed))
+    works = {client: member.work for client, member in members.items()}
+    await run.services.in_store(lambda store: store.set_cohort(key, stored, works))
     run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
     run.post(rounds.Selected(cohort))
+
+
+def _works(selection: Selection) -> Sequence[MemberWork]:
+    """What the selector says of the work of each client it chose."""
+    nobody = [None] * len(selection.rows)
+    quotas = nobody if selection.quotas is None else selection.quotas.tolist()
+    weights = nobody if selection.weights is None else selection.weights.tolist()
+    epochs = nobody if selection.epochs is None else selection.epochs.tolist()
+    dropped = nobody if selection.dropped is None else selection.dropped
+    return [
+        MemberWork(
+            quotas=tuple(most or ()),
+            weight=weight,
+            epochs=passes,
+            dropped=tuple(sorted(names or ())),
+        )
+        for most, weight, passes, names in zip(quotas, weights, epochs, dropped, strict=True)
+    ]
+
+
+def _check_unmasked_work(run: Run, selection: Selection) -> None:
+    """Raise RunError where clients of a masked round would not all do the same."""
+    if selection.quotas is not None:
+        _check_unmasked(run, "limits the samples that each client trains on")
+    if selection.epochs is not None:
+        _check_unmasked(run, "says how many passes each client makes")
+    if selection.dropped is not None:
+        _check_unmasked(run, "has clients leave tensors out of their updates")
 
 
 def _check_unmasked(run: Run, does: str) -> None:
@@ -114,6 +134,9 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         population=run.population(),
         available=rows,
         rounds=run.plan.run_file.rounds,
+        spares=run.plan.run_file.round.over_selection,
+        epochs=run.plan.training.epochs,
+        tensors=await in_thread(run.work.droppable) if run.plan.selector.drops else (),
     )
 
 

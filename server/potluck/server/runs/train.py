@@ -47,7 +47,7 @@ class Training:
             client,
             model_reference(run.model),
             auxiliary,
-            quotas=run.attempt.cohort[client].quotas,
+            member=run.attempt.cohort[client].work,
             companions=[
                 run.instruction_id(each) for each in run.attempt.companions.get(client, ())
             ],

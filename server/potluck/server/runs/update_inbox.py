@@ -150,7 +150,14 @@ class UpdateInbox:
             if self.expects(client, update_id):
                 self._reject(client, error)
             raise
-        await self.accept(update_id, SpooledUpdate(client=client, path=path, row=self._row(header)))
+        member = self._run.attempt.cohort.get(client)
+        spooled = SpooledUpdate(
+            client=client,
+            path=path,
+            row=self._row(header),
+            dropped=() if member is None else member.work.dropped,
+        )
+        await self.accept(update_id, spooled)
 
     async def accept(self, update_id: str, update: SpooledUpdate) -> None:
         """Record a verified update, then tell the machine."""

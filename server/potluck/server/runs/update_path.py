@@ -104,7 +104,7 @@ class OpenRounds:
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
         report, plan = UpdateReport.from_message(header.report), self._run.plan
-        check_report(report, None if plan.trainer is not None else plan.training)
+        check_report(report, None if plan.trainer is not None else self._training(header.client_id))
         try:
             checked_measures(report.measures, plan.measures, f"client '{header.client_id}'")
         except TrainerError as error:
@@ -121,14 +121,22 @@ class OpenRounds:
                 "is in another form"
             )
 
+    def _training(self, client: str) -> LocalTraining:
+        """The settings that a client of the cohort trains with."""
+        training, member = self._run.plan.training, self._run.attempt.cohort.get(client)
+        epochs = None if member is None else member.work.epochs
+        return training if epochs is None else training.model_copy(update={"epochs": epochs})
+
     async def check_file(self, update: ReceivedUpdate) -> None:
         """Check layout and numbers."""
+        member = self._run.attempt.cohort.get(update.header.client_id)
         await asyncio.to_thread(
             self._run.work.check_update,
             update.path,
             update.model,
             compressed=update.header.compressed,
             finite=update.finite,
+            dropped=() if member is None else member.work.dropped,
         )
 
     def check_sender(self, update: ReceivedUpdate) -> None:
@@ -154,7 +162,7 @@ class OpenRounds:
         run = self._run
         cohort = run.attempt.cohort
         rows = run.roster.rows([update.client for update in updates]).tolist()
-        weights = {update.client: cohort[update.client].weight for update in updates}
+        weights = {update.client: cohort[update.client].work.weight for update in updates}
         moved = await in_thread(
             run.work.next_model,
             run.machine.round,

@@ -10,9 +10,10 @@ from enum import StrEnum
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.member_rows import member_values, read_members
+from potluck.server.store.member_rows import member_values, read_members, work_values
 from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (
+    AS_THE_RUN_SAYS,
     AttemptKey,
     AttemptRow,
     Exchange,
@@ -20,6 +21,7 @@ from potluck.server.store.records import (
     MemberChange,
     MemberRow,
     MemberState,
+    MemberWork,
     UpdateRow,
 )
 from potluck.server.store.sql import schema
@@ -29,7 +31,6 @@ from potluck.server.store.sql.column_types import (
     decode_rows,
     decode_time,
     encode_json,
-    encode_numbers,
     encode_rows,
     encode_text,
     encode_time,
@@ -159,13 +160,11 @@ class Attempts(Part):
         self,
         key: AttemptKey,
         cohort: Sequence[tuple[str, str, str]],
-        quotas: Mapping[str, Sequence[float]] | None = None,
-        weights: Mapping[str, float] | None = None,
+        works: Mapping[str, MemberWork] | None = None,
     ) -> None:
         """Record client id, host id and reason of each member, in order, before any is instructed.
 
-        quotas: by client, the most samples of each class to train on, for those with a limit.
-        weights: by client, what its update counts with, where the selector says so.
+        works: by client, what the selector says of its work, where it says anything.
         Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
         """
         clients = {client_id for client_id, _, _ in cohort}
@@ -179,8 +178,7 @@ class Attempts(Part):
                 "host_id": host_id,
                 "state": MemberState.SELECTED.value,
                 "reason": encode_text(reason),
-                "quotas": encode_numbers((quotas or {}).get(client_id)),
-                "weight": (weights or {}).get(client_id),
+                **work_values((works or {}).get(client_id, AS_THE_RUN_SAYS)),
             }
             for position, (client_id, host_id, reason) in enumerate(cohort)
         ]

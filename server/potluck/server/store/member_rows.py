@@ -8,21 +8,39 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, select
 
 from potluck.server.store.part import of_attempt, upsert
-from potluck.server.store.records import AttemptKey, MemberChange, MemberRow, UpdateRow
+from potluck.server.store.records import (
+    AttemptKey,
+    MemberChange,
+    MemberRow,
+    MemberWork,
+    UpdateRow,
+)
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
     Row,
     decode_json,
+    decode_names,
     decode_numbers,
     encode_json,
+    encode_names,
+    encode_numbers,
     encode_text,
     encode_value,
     read_rows,
 )
 
 _KEY = ["run_id", "round", "attempt", "position"]
-_read_member = Reader(MemberRow, "members", _KEY, {"quotas": decode_numbers})
+_read_member = Reader(MemberRow, "members", _KEY)
+_read_work = Reader(
+    MemberWork,
+    "members",
+    _KEY,
+    {
+        "quotas": lambda value: decode_numbers(value) or (),
+        "dropped": decode_names,
+    },
+)
 _read_update = Reader(
     UpdateRow,
     "members",
@@ -66,6 +84,16 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     return values
 
 
+def work_values(work: MemberWork) -> dict[str, Any]:
+    """The columns of what a selector says of a member's work; NULL where it says nothing."""
+    return {
+        "quotas": encode_numbers(work.quotas or None),
+        "weight": work.weight,
+        "epochs": work.epochs,
+        "dropped": encode_names(work.dropped or None),
+    }
+
+
 def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
     """Count a cohort whose round is being committed: what resuming the run must know of it."""
     members, table = schema.members, schema.participation
@@ -89,4 +117,4 @@ def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) 
 
 def _member(row: Row) -> MemberRow:
     update = None if row["blake3"] is None else _read_update(row)
-    return _read_member(row, update=update)
+    return _read_member(row, update=update, work=_read_work(row))

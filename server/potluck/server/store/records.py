@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from potluck.common.learning.spread import Spread
 from potluck.common.run_file.runfile import RunFile
@@ -132,6 +132,25 @@ class UpdateRow(UpdateReport):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemberWork:
+    """What a selector says of one client's work in a round.
+
+    quotas: the most samples of each class to train on; empty for no limit. weight: what its update
+    counts with; None for its samples. epochs: passes over its samples; None for the run's. dropped:
+    names of the tensors that its update leaves out, sorted.
+    """
+
+    quotas: tuple[float, ...] = ()
+    weight: float | None = None
+    epochs: int | None = None
+    dropped: tuple[str, ...] = ()
+
+
+AS_THE_RUN_SAYS: Final = MemberWork()
+"""The work of clients of whom the selector says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemberChange:
     """A member's new state. `update` goes with RECEIVED and with nothing else."""
 
@@ -145,8 +164,7 @@ class MemberChange:
 class MemberRow:
     """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent.
 
-    quotas: the most samples of each class that it trains on; None for no limit. weight: what its
-    update counts with; None for its samples.
+    work: what the selector says of what it does.
     """
 
     client_id: str
@@ -155,8 +173,7 @@ class MemberRow:
     reason: str
     trouble: str | None
     update: UpdateRow | None
-    quotas: tuple[float, ...] | None = None
-    weight: float | None = None
+    work: MemberWork = field(default_factory=lambda: AS_THE_RUN_SAYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from potluck.client.training.own_training import OwnTraining
 from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import RoundClosedError, TrainerError, TrainingError
+from potluck.common.errors import ProtocolError, RoundClosedError, TrainerError, TrainingError
 from potluck.common.learning.measures import MeasureSums, own_trainer
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_arrays import state_arrays
@@ -189,6 +189,26 @@ def test_what_only_the_coordinator_moves_is_not_trained(tmp_path: Path) -> None:
     )
     with open_tensors(tmp_path / "update") as update:
         assert list(update.arrays) == ["slope", "offset"]
+
+
+def test_tensors_are_left_out_of_the_update(tmp_path: Path) -> None:
+    work = instruction()
+    work.train.encoding = transfer_pb2.ENCODING_FLOAT32
+    for dropped, why in (
+        (["nothing"], "that can't be: 'nothing'; the model has 2"),
+        (["slope", "offset"], "that can't be: all there are"),
+    ):
+        work.train.dropped[:] = dropped
+        with pytest.raises(ProtocolError, match=why):
+            train_update(
+                training(), work, files(tmp_path), progress=lambda _: None, cancelled=lambda: False
+            )
+    work.train.dropped[:] = ["offset"]
+    train_update(
+        training(), work, files(tmp_path), progress=lambda _: None, cancelled=lambda: False
+    )
+    with open_tensors(tmp_path / "update") as update:
+        assert list(update.arrays) == ["slope"]
 
 
 def test_tuning_before_measuring_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from potluck.server.aggregation.update_facts import output_tensor, read_facts
 from potluck.server.selection import SKETCH_SIZE, UpdateFact
 
 GRAM, SKETCH, MOVE = UpdateFact.GRAM, UpdateFact.SKETCH, UpdateFact.OUTPUT_MOVE
+NORM = UpdateFact.NORM
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -65,6 +66,14 @@ def test_the_gram_matrix_is_of_the_differences_of_parameters() -> None:
     found, differences, _ = read({GRAM})
     assert list(found) == ["gram"]
     np.testing.assert_allclose(found["gram"], differences @ differences.T, rtol=1e-12)
+
+
+def test_norms_are_those_of_the_gram_matrix() -> None:
+    found, differences, _ = read({NORM, GRAM})
+    np.testing.assert_allclose(found["norms"], np.linalg.norm(differences, axis=1), rtol=1e-12)
+    alone, _, _ = read({NORM})
+    assert list(alone) == ["norms"]
+    assert (alone["norms"] == found["norms"]).all()
 
 
 def test_sketches_keep_distances_about() -> None:

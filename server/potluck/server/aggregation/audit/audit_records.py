@@ -83,6 +83,8 @@ def why_not_audited(plan: RunPlan) -> str:
         return "clients keep tensors of the model, and the output layer may be among them"
     if run_file.profiles.disclosure == "cells":
         return "label counts are known by cell only, so no client claims any"
+    if plan.selector.drops:
+        return "clients leave tensors out of their updates, and the output bias may be among them"
     other = [each.name for each in run_file.objective if each.name != "cross-entropy"]
     if other:
         return f"the reasoning holds for objective 'cross-entropy', not for '{other[0]}'"

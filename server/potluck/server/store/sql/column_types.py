@@ -84,12 +84,25 @@ def encode_numbers(numbers: Sequence[float] | None) -> str | None:
     return json.dumps([float(number) for number in numbers], separators=(",", ":"))
 
 
+def encode_names(names: Sequence[str] | None) -> str | None:
+    """A JSON list of text; None for None."""
+    return None if names is None else json.dumps(list(names), separators=(",", ":"))
+
+
 def decode_numbers(value: object) -> tuple[float, ...] | None:
     """The inverse of `encode_numbers`; ValueError where it is none."""
     return None if value is None else _NUMBERS.validate_python(decode_json(value))
 
 
 _NUMBERS = TypeAdapter(tuple[float, ...])
+
+
+def decode_names(value: object) -> tuple[str, ...]:
+    """The inverse of `encode_names`, with nothing for None; ValueError where it is none."""
+    return () if value is None else _NAMES.validate_python(decode_json(value))
+
+
+_NAMES = TypeAdapter(tuple[str, ...])
 
 
 def decode_json(value: object) -> Any:

@@ -152,6 +152,8 @@ members = Table(
     *_reported(),
     _text("quotas", null=True),
     _double("weight", null=True),
+    _integer("epochs", null=True),
+    _text("dropped", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Counting how often each client was selected and included reads this index alone.
