@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
+from potluck.deploy.operator.run_overrides import override
 from potluck.rpc.v1 import operator_pb2
 
 INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_SPARED
@@ -105,6 +106,49 @@ async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
     assert found == await states(federation, undisturbed)
     spared = {trouble for members in found for state, trouble in members if state == SPARED}
     assert bool(spared) == ("fedpns" in assignments[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("up", "boundary"),
+    [
+        ("", "before-commit_round-4"),
+        ('encoding = "int8"\ndelta = true', "after-set_cohort-3"),
+    ],
+)
+async def test_work_of_its_own_for_each_client_is_the_same_after_a_kill(
+    federation: Federation, up: str, boundary: str
+) -> None:
+    """The coordinator dies with updates in its spool that have not all tensors, or before anybody
+    knows what to do."""
+    text = (
+        override(
+            federation.files.run_file,
+            [
+                'selector.name="pyramidfl"',
+                "selector.exploration=0.2",
+                "selector.prolong=true",
+                "selector.drop=true",
+                "selector.least_dropped=0.4",
+                "selector.most_dropped=0.9",
+                "count=3",
+            ],
+            source="test",
+        ).replace("steps = 3", "epochs = 4")
+        + f"\n[transport.up]\n{up}\n"
+    )
+    undisturbed = await federation.operator.start_run(text)
+    digest = await federation.finished(undisturbed)
+    said = str(await picked(federation, undisturbed))
+    assert "passes" in said
+    assert "leaves out 2 of 3 tensors" in said
+    federation.points.note_boundaries()
+    federation.points.kill(boundary)
+    run_id = await federation.operator.start_run(text)
+    assert await federation.coordinator.ended() == 137
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == digest
+    assert await picked(federation, run_id) == await picked(federation, undisturbed)
 
 
 @pytest.mark.parametrize("weighting", ["exact", "bucketed"])

@@ -47,6 +47,37 @@ def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> 
     draw_up(f'{DRAWN}[strategy]\nname = "scaffold"\nweights = "samples"\n', source="run file")
 
 
+PYRAMID = f'{TASK}[selector]\nname = "pyramidfl"\n'
+
+
+def test_updates_may_leave_tensors_out_where_they_are_averaged_and_no_more() -> None:
+    for strategy in installed(STRATEGIES):
+        text = f'{PYRAMID}drop = true\n[strategy]\nname = "{strategy}"\n'
+        made = create(Strategy, strategy, {})
+        if not (made.individual or made.trains or made.auxiliary):
+            draw_up(text, source="run file")
+            continue
+        with pytest.raises(ConfigurationError) as refusal:
+            draw_up(text, source="run file")
+        assert refusal.value.message == (
+            f"run file: selector pyramidfl and strategy {strategy} don't go together: pyramidfl "
+            f"has clients leave tensors out of their updates, and {strategy} needs whole ones; "
+            "choose another strategy (fedavg, fedadam, fednova, …), or other options of pyramidfl"
+        )
+    for encoding in ("int8", "bfloat16"):
+        draw_up(
+            f'{PYRAMID}drop = true\n[transport.up]\nencoding = "{encoding}"\ndelta = true\n',
+            source="run file",
+        )
+
+
+def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
+    steps = "[training]\nsteps = 3\n"
+    draw_up(f"{PYRAMID}{steps}", source="run file")
+    with pytest.raises(ConfigurationError, match=r"training.steps = 3 counts steps; set training"):
+        draw_up(f"{PYRAMID}prolong = true\n{steps}", source="run file")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

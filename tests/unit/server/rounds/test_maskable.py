@@ -35,6 +35,7 @@ MASKED = "secure_aggregation = true\n"
             '[selector]\nname = "clustered-sampling"\nby = "updates"\n',
             "clustered-sampling learns of each update its sketch",
         ),
+        ("", '[selector]\nname = "pyramidfl"\n', "pyramidfl goes by what each client reports"),
         ("", '[selector]\nname = "fedpns"\n', "fedpns learns of each update its gram"),
         ("", '[transport.up]\nencoding = "int8"\n', "transport.up and secure aggregation"),
         ("", '[transport.up]\nencoding = "bfloat16"\n', "transport.up and secure aggregation"),

@@ -11,11 +11,12 @@ from potluck.common.disclosure import Mode
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.run_file.runfile import example_run_file
-from potluck.server.cohorts.selection_checks import check_selection
+from potluck.server.cohorts.selection_checks import check_declared, check_selection
 from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Population, Selection, SelectionContext
 from potluck.server.selectors.kl import KullbackLeibler
+from potluck.server.selectors.pyramidfl import PyramidFL
 from potluck.server.state import State
 
 RUN_FILE = """
@@ -98,6 +99,29 @@ def test_quotas_have_a_number_for_each_client_and_class() -> None:
     for wrong in (selection.quotas[:1], -selection.quotas, selection.quotas * np.nan):
         with pytest.raises(RunError, match=r"'kl' must give quotas.*2 clients × 2 classes"):
             check_selection(dataclasses.replace(selection, quotas=wrong), context, "kl")
+
+
+def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
+    population = Population(ids=["a", "b"], classes=2, samples=np.array([4, 4]))
+    rows, names = np.arange(2), ["v", "w"]
+    context = SelectionContext(
+        round=1, seed=0, count=2, population=population, available=rows, tensors=names
+    )
+    plain = Selection(rows=rows, reasons=["first", "second"])
+    sound = dataclasses.replace(plain, epochs=np.array([1, 9]), dropped=[{"v"}, ()])
+    check_selection(sound, context, "mine")
+    for epochs in ([1], [1, 0], [1, 2.5], [1, 10**7]):
+        with pytest.raises(RunError, match="'mine' must give whole epochs from 1 to 1000000"):
+            check_selection(dataclasses.replace(plain, epochs=np.array(epochs)), context, "mine")
+    wrong: list[list[set[str]]] = [[{"v"}], [{"v"}, {"v", "w"}], [{"u"}, {"v"}]]
+    for dropped in wrong:
+        with pytest.raises(RunError, match=r"'mine' must give for each client .* of the 2 param"):
+            check_selection(dataclasses.replace(plain, dropped=dropped), context, "mine")
+    check_declared(PyramidFL(prolong=True, drop=True), sound, "mine")
+    with pytest.raises(RunError, match="does not say that it `paces`; set that attribute"):
+        check_declared(PyramidFL(drop=True), sound, "mine")
+    with pytest.raises(RunError, match="does not say that it `drops` some; set that"):
+        check_declared(PyramidFL(prolong=True), sound, "mine")
 
 
 def test_clients_have_a_model_of_their_own_or_tensors() -> None:

@@ -69,6 +69,7 @@ NAMES = (
     "neural-bandit",
     "oort",
     "pow-d",
+    "pyramidfl",
     "refl",
     "restless-bandit",
     "round-robin",
@@ -81,6 +82,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
     "greedyfed": ("greedyfed", {"permutations": 20}),
     "fedpns-checked": ("fedpns", {"check": True}),
+    "pyramidfl-with-both": ("pyramidfl", {"prolong": True, "drop": True}),
 }
 """Names of the tests that are not those of selectors without options."""
 
@@ -162,6 +164,7 @@ def any_facts(rows: Rows, number: int, data: st.DataObject) -> UpdateFacts:
         gram=drawn(count),
         sketches=np.tile(drawn(1), SKETCH_SIZE),
         output_moves=drawn(CLASSES),
+        norms=drawn(1)[:, 0],
     )
 
 

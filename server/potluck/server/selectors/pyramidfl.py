@@ -1,0 +1,189 @@
+"""PyramidFL: Oort's choice, and work for each client chosen (ALGORITHMS §1.14, §8.1).
+
+Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning",
+MobiCom 2022; what the paper leaves open is as in its authors' program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeFloat
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.selection import (
+    Floats,
+    Population,
+    RoundOutcome,
+    Selection,
+    SelectionContext,
+    UpdateFact,
+    UpdateFacts,
+)
+from potluck.server.selectors.oort import Oort, Share
+from potluck.server.selectors.parts.durations import within_reason
+from potluck.server.selectors.parts.reported import LARGEST
+from potluck.server.state import State
+
+_GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidFL(Oort):
+    """Oort's choice. As options, quick clients train longer, and those whose updates say little
+    leave tensors out.
+
+    prolong: whether clients that would be done before the round make as many more passes as fit in,
+    at most `longest` times those of the run. drop: whether clients leave whole tensors out of their
+    updates, drawn anew in each round: of those of the cohort whose last update is known, the one
+    with the largest ‖Δ‖ · samples a share of `least_dropped`, the one with the smallest
+    `most_dropped`, the others in steps between. A client seen for the first time does as usual.
+
+    A round lasts until its last client is done that is not to spare (`round.over_selection`).
+    Durations are per passes of the run: those of a client that trained longer are divided by how
+    much longer. Needs no profile. O(K), and with `drop` one pass over the updates.
+    """
+
+    prolong: bool = False
+    longest: NonNegativeFloat = 10.0
+    drop: bool = False
+    least_dropped: Share = 0.1
+    most_dropped: Share = 0.6
+
+    def __post_init__(self) -> None:
+        if self.least_dropped > self.most_dropped:
+            raise ConfigurationError(
+                f"least_dropped = {self.least_dropped} is above most_dropped = "
+                f"{self.most_dropped}; swap them"
+            )
+        # Frozen, and what the engine asks for depends on the options.
+        object.__setattr__(self, "paces", self.prolong)
+        object.__setattr__(self, "drops", self.drop)
+        object.__setattr__(self, "learns", frozenset({UpdateFact.NORM} if self.drop else ()))
+
+    def init(self, population: Population) -> State:
+        """Oort's, and per row the last ‖Δ‖ · samples / 100 (NaN: unknown)."""
+        state = super().init(population)
+        unknown = np.full(len(population), np.nan)
+        return State(scalars=state.scalars, arrays={**state.arrays, _GRADIENT: unknown})
+
+    def select(self, state: State, context: SelectionContext) -> Selection:
+        """Oort's cohort, with what each of it is to do."""
+        chosen = super().select(state, context)
+        reasons = list(chosen.reasons)
+        epochs: NDArray[np.int64] | None = None
+        dropped: list[list[str]] | None = None
+        if self.prolong:
+            epochs = self._epochs(state, chosen, context)
+            for place in np.flatnonzero(epochs > context.epochs).tolist():
+                reasons[place] += f"; has time for {epochs[place]} passes"
+        if self.drop:
+            dropped = self._dropped(state, chosen, context)
+            for place, names in enumerate(dropped):
+                if names:
+                    reasons[place] += f"; leaves out {len(names)} of {len(context.tensors)} tensors"
+        return replace(chosen, reasons=tuple(reasons), epochs=epochs, dropped=dropped)
+
+    def observe(self, state: State, outcome: RoundOutcome) -> State:
+        """Oort's, with durations per passes of the run; and how large updates were."""
+        if len(outcome.prolonged):
+            outcome = replace(outcome, seconds=outcome.seconds / outcome.prolonged)
+        after = super().observe(state, outcome)
+        gradients = _column(state, len(after.arrays["seconds"]))
+        facts = outcome.facts
+        if facts is not None and len(facts.norms):
+            gradients[facts.rows] = gradient_utilities(facts)
+        return State(scalars=after.scalars, arrays={**after.arrays, _GRADIENT: gradients})
+
+    def _epochs(
+        self, state: State, chosen: Selection, context: SelectionContext
+    ) -> NDArray[np.int64]:
+        seconds = _known(within_reason(state.arrays["seconds"]), chosen)
+        last = len(chosen.rows) - context.spares
+        until = round_seconds(seconds, last)
+        # Only the sum of both is measured. Divided by how much longer a client trained, it comes
+        # to what training takes the longer that is, and the passes to those that fill the round.
+        return passes(seconds, seconds, until, context.epochs, longest=self.longest)
+
+    def _dropped(
+        self, state: State, chosen: Selection, context: SelectionContext
+    ) -> list[list[str]]:
+        generator, names = context.generator("pyramidfl"), list(context.tensors)
+        gradients = _known(state.arrays[_GRADIENT], chosen)
+        shares = dropped_shares(gradients, self.least_dropped, self.most_dropped)
+        return [
+            _drawn(names, math.floor(share * len(names) + generator.random()), generator)
+            for share in shares.tolist()
+        ]
+
+
+def passes(
+    seconds: Floats, computing: Floats, until: float, epochs: int, *, longest: float
+) -> NDArray[np.int64]:
+    """E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): as many passes as fit into a round.
+
+    seconds: t, what E passes take a client with all there is to it, above 0; E passes where it is
+    NaN or not below T. computing: t_comp, the part of it that training takes. until: T. epochs: E.
+    """
+    quick = seconds < until
+    more = np.zeros(len(seconds))
+    np.divide((until - seconds) * epochs, computing, out=more, where=quick)
+    more = np.minimum(np.floor(more), math.floor(longest * epochs))
+    result: NDArray[np.int64] = epochs + more.astype(np.int64)
+    return result
+
+
+def round_seconds(seconds: Floats, last: int) -> float:
+    """How long a round lasts that waits for the `last` quickest; of those whose time is known. −∞
+    where none is."""
+    known = np.sort(seconds[~np.isnan(seconds)])
+    return float(known[min(max(last, 1), len(known)) - 1]) if len(known) else -math.inf
+
+
+def gradient_utilities(facts: UpdateFacts) -> Floats:
+    """√‖Δ‖² · |B| / 100 of each update; where tensors were left out, as if these had moved as far
+    as the others. Within [0, 10^18]."""
+    norms = np.nan_to_num(facts.norms, nan=0.0, posinf=LARGEST)
+    norms = np.clip(norms, 0.0, LARGEST)
+    if len(facts.shares):
+        norms = np.minimum(norms / np.sqrt(facts.shares), LARGEST)
+    found: Floats = norms * np.minimum(facts.samples, LARGEST) / 100
+    return found
+
+
+def dropped_shares(gradients: Floats, least: float, most: float) -> Floats:
+    """The share of tensors that each client leaves out: `least` for the largest, `most` for the
+    smallest, in equal steps; equal ones alike; none where it is NaN."""
+    known = ~np.isnan(gradients)
+    ordered = np.sort(gradients[known])
+    ranks = len(ordered) - np.searchsorted(ordered, gradients[known], side="right")
+    shares = np.zeros(len(gradients))
+    shares[known] = least + (most - least) * ranks / max(1, len(ordered) - 1)
+    return shares
+
+
+def _drawn(names: Sequence[str], count: int, generator: np.random.Generator) -> list[str]:
+    """So many of the names, never all."""
+    count = min(count, len(names) - 1)
+    if count < 1:
+        return []
+    places = generator.choice(len(names), size=count, replace=False)
+    return [names[int(place)] for place in np.sort(places)]
+
+
+def _known(column: Floats, chosen: Selection) -> Floats:
+    """What is known of the cohort; NaN of those that have joined since."""
+    found = np.full(len(chosen.rows), np.nan)
+    there = chosen.rows < len(column)
+    found[there] = column[chosen.rows[there]]
+    return found
+
+
+def _column(state: State, length: int) -> Floats:
+    """A copy of what is known of updates, with a row for each client."""
+    before = state.arrays[_GRADIENT]
+    return np.append(before, np.full(max(0, length - len(before)), np.nan))
