@@ -26,12 +26,14 @@ from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at
 from potluck.common.tensors.layout import Layout, quoted
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import Tensors, block_is_finite, not_finite
-from potluck.server.aggregation.blocks import BLOCK_ELEMENTS, Result, for_each_block
+from potluck.server.aggregation.blocks import Result, for_each_block
 from potluck.server.aggregation.sorting_network import selection_network
 from potluck.server.aggregation.update_files import Update, decoders_of
 from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
 
+_SUMMED_BLOCK_ELEMENTS: Final = 2**16
+"""Two blocks of float64, the sum and the term, lie in a core's second cache: 1 MiB."""
 _SORTED_BLOCK_ELEMENTS: Final = 2**17
 _SORTED_ELEMENTS: Final = 2**21
 _Combiner = Callable[[int, int, NDArray[np.float32]], None]
@@ -61,7 +63,7 @@ def reduce(
         if norms is None:
             norms = update_norms(updates, model, threads=threads)
         factors = factors * clip_scales(norms, combine.clip)
-    block = BLOCK_ELEMENTS
+    block = _SUMMED_BLOCK_ELEMENTS
     if combine.reduction in (Reduction.MEDIAN, Reduction.TRIMMED_MEAN):
         # At most 8 MiB for each thread, unless there are more than 8,192 updates.
         block = min(_SORTED_BLOCK_ELEMENTS, max(256, _SORTED_ELEMENTS // len(decoders)))
