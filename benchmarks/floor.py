@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ OPTIONS = [
     ("grpc.max_send_message_length", 4 << 20),
     ("grpc.so_reuseport", 0),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """Wall-clock seconds of each round, and processor seconds of one, of all processes."""
+
+    seconds: list[float]
+    processor_seconds: float
 
 
 def pieces(model: bytes) -> Iterator[bytes]:
@@ -90,13 +99,13 @@ async def serve(folder: Path, clients: int, size: int, rounds: int) -> None:
     await server.start()
     print(port, flush=True)
     await all_ready.wait()
-    seconds = []
+    seconds, computed = [], time.process_time()
     for number in range(rounds):
         begun = time.perf_counter()
         gate[number].set()
         await finished[number].wait()
         seconds.append(time.perf_counter() - begun)
-    print(json.dumps(seconds), flush=True)
+    print(json.dumps([time.process_time() - computed, seconds]), flush=True)
     await server.stop(1)
 
 
@@ -116,6 +125,8 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, OPTIONS) as channel:
         down: Any = channel.unary_stream("/floor/down")
         up: Any = channel.stream_unary("/floor/up")
+        await channel.channel_ready()
+        computed = time.process_time()
         for number in range(rounds):
             received = 0
             async for chunk in down(str(number).encode()):
@@ -123,29 +134,37 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
             if received != size:
                 raise RuntimeError(f"{received} of {size} bytes arrived")
             await up(send(number))
+        print(time.process_time() - computed, flush=True)
 
 
-def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> list[float]:
-    """Seconds of each round; `folder` holds the certificates made by `potluck pki`."""
+def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> Floor:
+    """The floor; `folder` holds the certificates made by `potluck pki`."""
     command = [sys.executable, __file__, str(folder), str(size), str(rounds)]
-    server = subprocess.Popen(
-        [*command, "--serve", str(len(hosts))], stdout=subprocess.PIPE, text=True
-    )
-    clients: list[subprocess.Popen[Any]] = []
+    processes = [_started([*command, "--serve", str(len(hosts))])]
     try:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        clients = [subprocess.Popen([*command, "--port", port, "--name", name]) for name in hosts]
-        return list(json.loads(server.stdout.readline()))
+        port = _line(processes[0])
+        clients = [_started([*command, "--port", port, "--name", name]) for name in hosts]
+        processes += clients
+        computed, seconds = json.loads(_line(processes[0]))
+        computed += sum(float(_line(client)) for client in clients)
+        return Floor(seconds=seconds, processor_seconds=computed / rounds)
     finally:
-        processes: list[subprocess.Popen[Any]] = [*clients, server]
-        for process in processes:
+        for process in reversed(processes):
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-        if server.stdout is not None:
-            server.stdout.close()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ import floor
 import tomlkit
 from rich.console import Console
 from rich.table import Table
+from scale import system_files
 
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
@@ -44,6 +45,16 @@ class PrivateMemory:
         """All resident pages but those of files and of shared memory."""
         _, resident, shared = self._path.read_bytes().split()[:3]
         return (int(resident) - int(shared)) * self._page
+
+
+def processor_seconds(federation: LocalFederation) -> dict[str, float]:
+    """Seconds that the coordinator and all hosts together have computed."""
+    found = {"coordinator": 0.0, "hosts": 0.0}
+    for process in federation.processes:
+        fields = (system_files(process) / "stat").read_text().rpartition(")")[2].split()
+        side = "hosts" if process.name.startswith("host") else "coordinator"
+        found[side] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def write_files(
@@ -86,6 +97,7 @@ async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
     launched = time.perf_counter()
     commits: list[float] = []
     bytes_moved: list[int] = []
+    computed: list[dict[str, float]] = []
     async with LocalFederation(files) as federation:
         await federation.start()
         pid = await federation.until_ready()
@@ -111,6 +123,7 @@ async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
             async for event in client.watch_run(run_id):
                 if event.WhichOneof("event") == "committed":
                     commits.append(time.perf_counter())
+                    computed.append(processor_seconds(federation))
                     bytes_moved.append(event.committed.bytes_down + event.committed.bytes_up)
                 elif event.status.reason:
                     raise RuntimeError(event.status.reason)
@@ -118,10 +131,15 @@ async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
             await sampler
     if len(commits) != rounds:
         raise RuntimeError(f"{len(commits)} of {rounds} rounds were committed")
+    rounds_after_first = max(1, rounds - 1)
     return {
         "seconds": [b - a for a, b in itertools.pairwise(commits)],
         "first_round_seconds": commits[0] - started,
         "launch_to_first_round_seconds": commits[0] - launched,
+        "processor_seconds": {
+            side: (computed[-1][side] - computed[0][side]) / rounds_after_first
+            for side in computed[0]
+        },
         "private_mb": (peak - baseline) / 1e6,
         "bytes_per_client": statistics.median(bytes_moved[1:]) / len(files.hosts),
     }
@@ -162,13 +180,16 @@ def measure(clients: int, megabytes: float, rounds: int, transport: list[str]) -
         talkative = write_files(folder / "t", port, clients, 1000, rounds + 1, [], "debug")
         asyncio.run(run(talkative, rounds + 1))
         latency = statistics.median(latencies(talkative))
-    floors = [*before[1:], *after[1:]] or [*before, *after]
+    floors = [each.seconds[1:] or each.seconds for each in (before, after)]
     return {
         "clients": clients,
         "megabytes": megabytes,
         "seconds_median": statistics.median(result["seconds"]),
         "seconds_min": min(result["seconds"]),
-        "floor_seconds": statistics.median(floors),
+        "floor_seconds": statistics.median([*floors[0], *floors[1]]),
+        "coordinator_processor_seconds": result["processor_seconds"]["coordinator"],
+        "hosts_processor_seconds": result["processor_seconds"]["hosts"],
+        "floor_processor_seconds": (before.processor_seconds + after.processor_seconds) / 2,
         "instruction_latency_ms": latency,
         "coordinator_private_mb": result["private_mb"],
         "bytes_per_client": result["bytes_per_client"],
@@ -202,11 +223,15 @@ def main() -> None:
     table.add_column("what")
     table.add_column("value", justify="right")
     ratio = result["seconds_median"] / result["floor_seconds"]
+    computed = result["coordinator_processor_seconds"] + result["hosts_processor_seconds"]
     for what, value in (
         ("seconds per round, median", f"{result['seconds_median']:.3f}"),
         ("seconds per round, least", f"{result['seconds_min']:.3f}"),
         ("floor: plain grpcio with mTLS", f"{result['floor_seconds']:.3f}"),
         ("median / floor", f"{ratio:.2f}"),
+        ("processor s per round, all", f"{computed:.3f}"),
+        ("… the coordinator's", f"{result['coordinator_processor_seconds']:.3f}"),
+        ("processor / floor's", f"{computed / result['floor_processor_seconds']:.2f}"),
         ("instruction latency, median", f"{result['instruction_latency_ms']:.2f} ms"),
         ("coordinator's private memory", f"{result['coordinator_private_mb']:.1f} MB"),
         ("bytes per client and round", f"{result['bytes_per_client']:.0f}"),
