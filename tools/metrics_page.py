@@ -38,9 +38,10 @@ Besides, every process has `process_cpu_seconds_total`, `process_resident_memory
 """
 
 _SECTIONS = (
-    ("Coordinator and hosts", frozenset(MeasuredParty)),
+    ("Coordinator, hosts and relays", frozenset(MeasuredParty)),
     ("Coordinator", frozenset({MeasuredParty.COORDINATOR})),
     ("Hosts", frozenset({MeasuredParty.HOST})),
+    ("Relays", frozenset({MeasuredParty.RELAY})),
 )
 
 

@@ -50,6 +50,7 @@ pytestmark = [
 SPOIL = Path(__file__).parents[1] / "support" / "spoil_plugins"
 NO_DATA_HERE = {
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
+    "potluck_relay_": "where there are relays",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }
 

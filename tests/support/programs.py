@@ -1,4 +1,4 @@
-"""The three programs, each run to its end in a process of its own."""
+"""The programs, each run to its end in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ MODULES = {
     "potluck": "potluck.deploy",
     "potluck-server": "potluck.server",
     "potluck-client": "potluck.client",
+    "potluck-relay": "potluck.relay",
 }
 PATIENCE_SECONDS = 120.0
 

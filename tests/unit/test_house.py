@@ -20,13 +20,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 HOUSE = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("client", "common", "deploy", "experiments", "server")
+SOURCE_ROOTS = ("client", "common", "deploy", "experiments", "relay", "server")
 
 MAY_IMPORT = {
     "client": {"client", "common", "rpc"},
     "common": {"common", "rpc"},
     "deploy": {"client", "common", "deploy", "rpc", "server"},
     "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
+    "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
 }

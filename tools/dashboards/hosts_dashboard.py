@@ -1,4 +1,4 @@
-"""The machines that train."""
+"""The machines that train, and the relays before them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dashboards.panels import DISK, PROCESS, increase, quantiles, rate
 HOSTS = Dashboard(
     uid="potluck-hosts",
     title="Potluck: Hosts",
-    about="The machines that train.",
+    about="The machines that train, and the relays before them.",
     by_run=False,
     rows=(
         (
@@ -158,6 +158,69 @@ HOSTS = Dashboard(
                         )
                     ],
                     about="Requests for a profile, and what clients did.",
+                ),
+            ),
+        ),
+        (
+            "Relays",
+            (
+                Panel(
+                    title="Relays connected",
+                    queries=[Query("potluck_relay_connected", "{{instance}}")],
+                    about="Whether each relay is connected to the coordinator.",
+                    least=0,
+                    most=1,
+                ),
+                Panel(
+                    title="Behind relays",
+                    queries=[
+                        Query("potluck_relay_hosts_attending", "{{instance}} hosts"),
+                        Query("potluck_relay_clients_attending", "{{instance}} clients"),
+                    ],
+                    about="Hosts and clients that attend through each relay.",
+                ),
+                Panel(
+                    title="Bytes per second through relays",
+                    queries=[
+                        Query(
+                            rate(
+                                "potluck_relay_transfer_bytes_total", "instance", "leg", "direction"
+                            ),
+                            "{{instance}} {{leg}} {{direction}}",
+                        )
+                    ],
+                    about="On both legs: less of the coordinator's than of the hosts' is what a "
+                    "relay saves.",
+                    unit="Bps",
+                ),
+                Panel(
+                    title="Files lent",
+                    queries=[
+                        Query(increase("potluck_relay_downloads_total", "source"), "{{source}}")
+                    ],
+                    about="Files that hosts fetched of a relay, by where it had them from.",
+                ),
+                Panel(
+                    title="Updates held",
+                    queries=[
+                        Query("potluck_relay_updates_held", "{{instance}}"),
+                        Query(increase("potluck_relay_deliveries_total", "outcome"), "{{outcome}}"),
+                    ],
+                    about="Waiting for the coordinator, and what became of those before them.",
+                ),
+                Panel(
+                    title="Relays in trouble",
+                    queries=[
+                        Query(
+                            increase("potluck_relay_transfers_retried_total", "direction"),
+                            "begun again {{direction}}",
+                        ),
+                        Query(
+                            increase("potluck_relay_calls_refused_total", "reason"),
+                            "refused {{reason}}",
+                        ),
+                    ],
+                    about="Transfers begun again, and calls of hosts that were refused.",
                 ),
             ),
         ),

@@ -23,7 +23,7 @@ BASE = ASSETS / "kubernetes" / "base"
 OWN_KINDS = {"ServiceMonitor", "PodMonitor"}
 """Of the Prometheus operator, whose schemas no validator of Kubernetes's own kinds has."""
 
-UNITS = ("potluck-server.service", "potluck-client@.service")
+UNITS = ("potluck-server.service", "potluck-client@.service", "potluck-relay.service")
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""The host's certificate: read anew for every connection, and watched, so that renewing it takes no
-restart."""
+"""The certificate of who dials, a host or a relay: read anew for every connection, and watched, so
+that renewing it takes no restart."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ LOOK_SECONDS: Final = 1.0
 class HostCertificate:
     """The certificate that the coordinator is shown. Lives on the event loop."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, role: Role = Role.HOST) -> None:
         self.files = files
+        self._role = role
         self._shown: TlsMaterial | None = None
 
     def show(self) -> TlsMaterial:
         """Read and check the files for the next connection. Raises what `TlsFiles.load` raises."""
-        self._shown = self.files.load(Role.HOST)
+        self._shown = self.files.load(self._role)
         return self._shown
 
     def renewed(self) -> bool:
         """True where other files lie here than those shown last, and are valid."""
         try:
-            return self.files.load(Role.HOST) != self._shown
+            return self.files.load(self._role) != self._shown
         except PotluckError:
             return False
 
@@ -46,7 +47,7 @@ class HostCertificate:
                 await asyncio.sleep(LOOK_SECONDS)
             seen = now
             try:
-                self.files.load(Role.HOST)
+                self.files.load(self._role)
             except PotluckError as error:  # amid being replaced, say
                 log.warning("changed certificate can't be used yet", why=error.message)
 

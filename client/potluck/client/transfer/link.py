@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -20,6 +20,16 @@ from potluck.common.net.frames import FrameDecoder, encode_frame
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 _SERVICE = "/potluck.rpc.v1.CoordinatorService"
+
+
+class LinkMetrics(Protocol):
+    """What counts the traffic of a link."""
+
+    def moved(self, direction: Direction, size: int) -> None:
+        """Bytes of a model or an update moved."""
+
+    def retried(self, direction: Direction) -> None:
+        """A transfer is begun again."""
 
 
 @contextlib.contextmanager
@@ -55,7 +65,7 @@ class Link:
         maximum_seconds: float,
         concurrent: int,
         grace_seconds: float = 60.0,
-        metrics: HostMetrics | None = None,
+        metrics: LinkMetrics | None = None,
     ) -> None:
         """`grace_seconds`: how long transfers may go on over a connection that was renewed."""
         self._make_channel = make_channel
@@ -66,7 +76,7 @@ class Link:
         self._closing: set[asyncio.Task[None]] = set()
         self._renewed = asyncio.Event()
         self.stub = self._make_stub()
-        self.metrics = metrics or HostMetrics()
+        self.metrics: LinkMetrics = metrics or HostMetrics()
         self.transfers = asyncio.Semaphore(concurrent)
         """Held while a file is on its way."""
         self.chunks = {direction: ChunkSize() for direction in Direction}

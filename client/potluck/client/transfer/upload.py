@@ -43,7 +43,15 @@ def may_help_to_retry(error: PotluckError) -> bool:
 
 
 async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) -> None:
-    """Bring an update to the coordinator; returns when it is verified and kept there.
+    """Bring an update to the coordinator; see `deliver_file`."""
+    await deliver_file(link, header_of(update), path, fresh=fresh)
+
+
+async def deliver_file(
+    link: Link, header: transfer_pb2.UpdateHeader, path: Path, *, fresh: bool
+) -> None:
+    """Bring the file that a header announces to the coordinator; returns when it is verified and
+    kept there.
 
     `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
     RoundClosedError when the update is not wanted any more, UpdateError, IdentityError,
@@ -60,16 +68,16 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
             async with link.transfers:
                 with calling():
                     if offset is None:
-                        located = await _locate(link, update)
+                        located = await link.stub.LocateUpload(location_of(header))
                         if located.complete:
                             return
-                        offset = min(located.offset, update.size)
+                        offset = min(located.offset, header.size)
                     if begun is not None:
                         chunks.broke(gained=offset - begun)
                         if offset > begun:
                             backoff.reset()
                     begun = offset
-                    await link.submit_update(_frames(update, path, offset, link))
+                    await link.submit_update(_frames(header, path, offset, link))
                     chunks.passed()
                     return
         except PotluckError as error:
@@ -79,7 +87,7 @@ async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) ->
             offset, begun, mismatches = 0, None, mismatches + 1
         if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
             raise failure
-        log.info("upload interrupted", update=update.update_id, error=failure.message)
+        log.info("upload interrupted", update=header.update_id, error=failure.message)
         await link.pause(backoff.next_seconds())
         link.metrics.retried(Direction.UP)
 
@@ -89,26 +97,29 @@ def _require(path: Path) -> None:
         raise StorageError(f"the update {path} is gone; don't delete files of a running client")
 
 
-async def _locate(link: Link, update: KeptUpdate) -> rpc.LocateUploadResponse:
-    request = rpc.LocateUploadRequest(
-        update_id=update.update_id,
-        run_id=update.run_id,
-        client_id=update.client_id,
-        blake3=update.blake3,
+def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
+    """The question how much of the file that a header announces has arrived."""
+    return rpc.LocateUploadRequest(
+        update_id=header.update_id,
+        run_id=header.run_id,
+        client_id=header.client_id,
+        blake3=header.blake3,
     )
-    return await link.stub.LocateUpload(request)
 
 
 async def _frames(
-    update: KeptUpdate, path: Path, offset: int, link: Link
+    header: transfer_pb2.UpdateHeader, path: Path, offset: int, link: Link
 ) -> AsyncIterator[Message | bytes]:
     """One header, the file from `offset` in chunks, one trailer."""
-    yield _request(transfer_pb2.UpdateFrame(header=_header(update, offset)))
+    opening = transfer_pb2.UpdateHeader()
+    opening.CopyFrom(header)
+    opening.offset = offset
+    yield _request(transfer_pb2.UpdateFrame(header=opening))
     chunk_bytes = link.chunks[Direction.UP].bytes
     for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
         link.metrics.moved(Direction.UP, len(message))
         yield message
-    trailer = transfer_pb2.FileTrailer(blake3=update.blake3)
+    trailer = transfer_pb2.FileTrailer(blake3=header.blake3)
     yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
 
 
@@ -116,7 +127,8 @@ def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
     return rpc.SubmitUpdateRequest(frame=frame)
 
 
-def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
+def header_of(update: KeptUpdate) -> transfer_pb2.UpdateHeader:
+    """What announces an update, from its start."""
     word: secure_aggregation_pb2.SecureEnvelope | None = None
     if update.masked_input:
         word = secure_aggregation_pb2.SecureEnvelope.FromString(bytes.fromhex(update.masked_input))
@@ -127,7 +139,6 @@ def _header(update: KeptUpdate, offset: int) -> transfer_pb2.UpdateHeader:
         client_id=update.client_id,
         blake3=update.blake3,
         size=update.size,
-        offset=offset,
         encoding=transfer_pb2.Encoding.ValueType(update.encoding),
         delta=update.delta,
         compressed=update.compressed,

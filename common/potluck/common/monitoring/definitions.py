@@ -1,9 +1,9 @@
 """Every metric of Potluck: name, help, unit, labels, and when it is there.
 
 Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. Those
-of hosts begin with `potluck_host_`. What concerns a single client belongs in the store and into the
-operator's command: the number of series depends on neither clients nor hosts. No metric holds a
-weight, a number of samples, a triplet or a key.
+of hosts begin with `potluck_host_`, those of relays with `potluck_relay_`. What concerns a single
+client belongs in the store and into the operator's command: the number of series depends on neither
+clients nor hosts. No metric holds a weight, a number of samples, a triplet or a key.
 
 `make pages` writes `docs/metrics.md` from this module.
 """
@@ -24,12 +24,15 @@ from potluck.common.monitoring.metric_labels import (
     SIGNAL,
     SPREAD_STATISTICS,
     AttemptOutcome,
+    DeliveryOutcome,
     DisclosureOutcome,
     HostStage,
     Label,
     MeasuredParty,
     MemberOutcome,
     ProfileOutcome,
+    RelayLeg,
+    RelaySource,
     RoundPhase,
     RunOutcome,
     Target,
@@ -55,8 +58,8 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric. condition: of its being there; empty for always. shared: by coordinator and
-    hosts."""
+    """A metric. condition: of its being there; empty for always. shared: by coordinator, hosts
+    and relays."""
 
     name: str
     kind: MetricKind
@@ -76,8 +79,8 @@ class Metric:
         """Those that have it."""
         if self.shared:
             return frozenset(MeasuredParty)
-        of_host = self.name.startswith("potluck_host_")
-        return frozenset({MeasuredParty.HOST if of_host else MeasuredParty.COORDINATOR})
+        of = (each for each in MeasuredParty if self.name.startswith(f"potluck_{each}_"))
+        return frozenset({next(of, MeasuredParty.COORDINATOR)})
 
 
 def _counter(name: str, text: str, *labels: Label) -> Metric:
@@ -101,7 +104,7 @@ def _seconds(name: str, text: str, *labels: Label) -> Metric:
 BUILD_INFO = _gauge(
     "potluck_build_info",
     "What runs here; always 1.",
-    Label(name="party", about="coordinator or host"),
+    Label(name="party", about="coordinator, host or relay"),
     Label(name="version", about="Potluck's version"),
     Label(name="python", about="Python's version"),
     shared=True,
@@ -405,6 +408,45 @@ HOST_PRIVACY_SPENT = _gauge(
 )
 HOST_PRIVACY_BUDGET = _gauge(
     "potluck_host_privacy_budget_epsilon", "What a client of this host may spend."
+)
+
+# Relays ------------------------------------------------------------------------------------------
+
+RELAY_CONNECTED = _gauge(
+    "potluck_relay_connected", "Whether the relay's connection to the coordinator stands."
+)
+RELAY_HOSTS = _gauge("potluck_relay_hosts_attending", "Hosts that attend through this relay.")
+RELAY_CLIENTS = _gauge(
+    "potluck_relay_clients_attending", "Clients whose host attends through this relay."
+)
+RELAY_BYTES = _counter(
+    "potluck_relay_transfer_bytes_total",
+    "Bytes of models (down) and updates (up) moved, between the relay and its hosts or the "
+    "coordinator.",
+    Label(name="leg", values=tuple(RelayLeg)),
+    DIRECTION,
+)
+RELAY_RETRIES = _counter(
+    "potluck_relay_transfers_retried_total",
+    "Transfers to or from the coordinator begun again.",
+    DIRECTION,
+)
+RELAY_DOWNLOADS = _counter(
+    "potluck_relay_downloads_total",
+    "Files that hosts asked for, by whether they were here or came from the coordinator.",
+    Label(name="source", values=tuple(RelaySource)),
+)
+RELAY_UPDATES_HELD = _gauge(
+    "potluck_relay_updates_held", "Updates on disk that the coordinator does not have yet."
+)
+RELAY_DELIVERIES = _counter(
+    "potluck_relay_deliveries_total",
+    "Updates that were held, by what became of them; refused: by the coordinator, most often "
+    "because their round was over.",
+    outcome(DeliveryOutcome),
+)
+RELAY_REFUSALS = _counter(
+    "potluck_relay_calls_refused_total", "Calls of hosts that the relay refused, by reason.", REASON
 )
 
 METRICS: tuple[Metric, ...] = tuple(

@@ -33,6 +33,29 @@ class MeasuredParty(StrEnum):
 
     COORDINATOR = "coordinator"
     HOST = "host"
+    RELAY = "relay"
+
+
+class RelayLeg(StrEnum):
+    """The two connections of a relay."""
+
+    HOSTS = "hosts"
+    COORDINATOR = "coordinator"
+
+
+class RelaySource(StrEnum):
+    """Where a file came from that a host fetched of a relay."""
+
+    CACHE = "cache"
+    COORDINATOR = "coordinator"
+
+
+class DeliveryOutcome(StrEnum):
+    """Outcome of an update that a relay held."""
+
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    EXPIRED = "expired"
 
 
 class Direction(StrEnum):

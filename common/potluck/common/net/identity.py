@@ -5,6 +5,7 @@ A certificate names its owner in one URI subject alternative name:
     potluck://FEDERATION/coordinator/NAME
     potluck://FEDERATION/operator/NAME
     potluck://FEDERATION/host/NAME?clients=hospital-a,client-0:23,silo-00:09
+    potluck://FEDERATION/relay/NAME?clients=client-0:23
 
 A claim is one client id, or `PREFIXfirst:last`, a range of numbered ids with both ends in. Zeros in
 front of `first` set a width that every number of the range is padded to. Every identity has exactly
@@ -46,7 +47,16 @@ class Role(StrEnum):
 
     COORDINATOR = "coordinator"
     HOST = "host"
+    RELAY = "relay"
     OPERATOR = "operator"
+
+
+SPEAKING = frozenset({Role.HOST, Role.RELAY})
+"""Roles that speak for clients: a host for those it holds, a relay for those of the hosts behind
+it."""
+
+DIALLED = frozenset({Role.COORDINATOR, Role.RELAY})
+"""Roles that hosts dial, by the names in their certificates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +117,10 @@ class Identity:
                     f"{what} name {text[:80]!r} is not allowed: use lower-case letters, digits, "
                     "'.', '_' and '-', starting with a letter or digit, 63 characters at most"
                 )
-        if self.claims and self.role is not Role.HOST:
+        if self.claims and self.role not in SPEAKING:
             raise IdentityError(
-                f"{self.role} {self.name!r} claims clients; only a host speaks for clients",
+                f"{self.role} {self.name!r} claims clients; only a host or a relay speaks for "
+                "clients",
                 role=self.role,
                 name=self.name,
             )

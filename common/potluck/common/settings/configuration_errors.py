@@ -23,6 +23,7 @@ _NO_TABLE = {"model_type", "dict_type", "model_attributes_type"}
 RUN = "a run file"
 COORDINATOR = "the configuration of a coordinator"
 HOST = "the configuration of a host"
+RELAY = "the configuration of a relay"
 OPERATOR = "an operator's configuration"
 EXPERIMENT = "an experiment file"
 INVENTORY = "an inventory"
@@ -32,6 +33,7 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (EXPERIMENT, {"axes"}, ()),
     (EXPERIMENT, {"seeds", "run"}, ()),
     (HOST, {"coordinator", "clients"}, {"rounds"}),
+    (RELAY, {"coordinator", "listen"}, ()),
     (OPERATOR, {"coordinator", "tls"}, {"clients", "state_directory"}),
     (COORDINATOR, {"state_directory", "tls"}, {"coordinator", "clients"}),
     (COORDINATOR, {"listen"}, ()),

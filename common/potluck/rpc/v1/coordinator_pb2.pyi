@@ -193,6 +193,7 @@ class Hello(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol the host speaks; 1."""
     software_version: _builtins.str
@@ -207,6 +208,10 @@ class Hello(_message.Message):
     """Identifies the host's process; another value after a reconnect means it was started anew."""
     membership_epoch: _builtins.int
     """Epoch of the newest membership that the host has seen; 0 for none."""
+    behind: _builtins.str
+    """From a relay: the host whose stream this is, by the name in the host's certificate. Hosts leave it
+    empty.
+    """
     @_builtins.property
     def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The clients the host answers for; its certificate must allow each."""
@@ -236,10 +241,11 @@ class Hello(_message.Message):
         process_id: _builtins.str = ...,
         membership_epoch: _builtins.int = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        behind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "membership_epoch", b"membership_epoch", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tags", b"tags", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "client_ids", b"client_ids", "data_epoch", b"data_epoch", "device", b"device", "membership_epoch", b"membership_epoch", "process_id", b"process_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tags", b"tags", "tasks", b"tasks", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """For hosts: client processes with a host certificate.
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """For hosts: client processes with a host certificate.
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them.
     """
 
     def Attend(self, request_iterator, context):
@@ -123,7 +123,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """For hosts: client processes with a host certificate.
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them.
     """
 
     @staticmethod

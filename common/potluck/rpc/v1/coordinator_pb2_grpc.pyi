@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CoordinatorServiceStub:
-    """For hosts: client processes with a host certificate."""
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,7 +47,7 @@ class CoordinatorServiceStub:
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
-    """For hosts: client processes with a host certificate."""
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.StreamStreamMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]  # type: ignore[assignment]
@@ -63,7 +63,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """How much of an update has arrived, to resume a broken upload."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For hosts: client processes with a host certificate."""
+    """For hosts: client processes with a host certificate, and for relays on behalf of hosts behind them."""
 
     @_abc_1.abstractmethod
     def Attend(

@@ -1007,6 +1007,7 @@ class ClientStatus(_message.Message):
     CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -1023,6 +1024,8 @@ class ClientStatus(_message.Message):
     """Whether it is in quarantine: never selected."""
     quarantine_reason: _builtins.str
     """Why it is in quarantine; empty otherwise."""
+    relay: _builtins.str
+    """The relay through which its host attends; empty where it attends itself, and while it does not."""
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """When that host was last heard of."""
@@ -1054,10 +1057,11 @@ class ClientStatus(_message.Message):
         certificate_expires_at: _timestamp_pb2.Timestamp | None = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        relay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "selected", b"selected", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "relay", b"relay", "selected", b"selected", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

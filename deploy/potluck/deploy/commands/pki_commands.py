@@ -26,13 +26,15 @@ app = typer.Typer(
 
 A federation has one authority, kept by the operator in a folder. Each party gets a certificate from
 it: the coordinator (with the names it is dialled by), every host (with the clients it may speak
-for), every operator. Nobody connects without one.
+for), every relay (with both), every operator. Nobody connects without one.
 
     potluck pki init pki --federation demo
 
     potluck pki issue pki coordinator --host localhost --host 127.0.0.1
 
     potluck pki issue pki host lab-a --clients client-0:5
+
+    potluck pki issue pki relay gate --clients client-0:5 --host gate.example
 
     potluck pki issue pki operator ada
 
@@ -88,7 +90,7 @@ def issue(
     clients: Annotated[
         list[str] | None,
         typer.Option(
-            help="A client the host may speak for, or a range: hospital-a, client-0:23, "
+            help="A client the host or relay may speak for, or a range: hospital-a, client-0:23, "
             "silo-00:09. Repeat it, or put commas between.",
             show_default=False,
         ),
@@ -96,7 +98,8 @@ def issue(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name or IP address hosts dial the coordinator by. Repeat it for more.",
+            help="A host name or IP address hosts dial the coordinator or relay by. Repeat it for "
+            "more.",
             show_default=False,
         ),
     ] = None,
@@ -108,6 +111,8 @@ def issue(
     potluck pki issue pki coordinator --host localhost --host 127.0.0.1
 
     potluck pki issue pki host lab-a --clients client-0:5 --clients hospital-a
+
+    potluck pki issue pki relay gate --clients client-0:5 --host gate.example
 
     potluck pki issue pki operator ada
     """
@@ -184,6 +189,7 @@ def _print_party_next(console: Console, role: Role, files: pki.IssuedFiles) -> N
     command = {
         Role.COORDINATOR: "potluck-server --config FILE",
         Role.HOST: "potluck-client --config FILE",
+        Role.RELAY: "potluck-relay check --config FILE",
         Role.OPERATOR: "potluck clients",
     }[role]
     print_line(console, f"Give the {role} both files and {files.authority}. Its [tls] table:")

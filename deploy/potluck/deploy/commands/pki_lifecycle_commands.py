@@ -127,7 +127,9 @@ def sign(
     role: Annotated[Role, typer.Option(help="What it is to be.")] = Role.HOST,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="For a coordinator: names it is dialled by.", show_default=False),
+        typer.Option(
+            help="For a coordinator or relay: names it is dialled by.", show_default=False
+        ),
     ] = None,
     days: Days = pki.LEAF_DAYS,
     force: Annotated[bool, typer.Option("--force", help="Replace NAME.pem.")] = False,

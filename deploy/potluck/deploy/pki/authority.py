@@ -22,7 +22,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.names import is_name
-from potluck.common.net.identity import MAXIMUM_URI_BYTES, Identity, Role, parse_claims
+from potluck.common.net.identity import (
+    DIALLED,
+    MAXIMUM_URI_BYTES,
+    SPEAKING,
+    Identity,
+    Role,
+    parse_claims,
+)
 from potluck.common.net.key_files import KEY_MODE, PUBLIC_MODE, private_pem, write_file
 from potluck.deploy.pki.certificates import federation_of, is_authority, read_certificate
 from potluck.deploy.pki.revocation_list import sign_revocations
@@ -122,8 +129,9 @@ def issue(
 ) -> IssuedFiles:
     """Issue a certificate from the authority in `folder`: NAME.pem and NAME.key beside it.
 
-    `clients` are the claims of a host (`client-0:5`, `hospital-a`); `hosts` the DNS names and IP
-    addresses at which hosts will dial the coordinator. It ends with the authority at the latest.
+    `clients` are the claims of a host or a relay (`client-0:5`, `hospital-a`); `hosts` the DNS
+    names and IP addresses at which hosts will dial the coordinator or the relay. It ends with the
+    authority at the latest.
     Raises ConfigurationError or IdentityError for what is wrong with the request or with the
     authority, and when the files exist and `force` is not set; StorageError when the disk refuses.
     """
@@ -216,18 +224,16 @@ def _leaf_builder(
             x509.NameAttribute(NameOID.COMMON_NAME, identity.name),
         ]
     )
-    usage = (
-        ExtendedKeyUsageOID.SERVER_AUTH
-        if identity.role is Role.COORDINATOR
-        else ExtendedKeyUsageOID.CLIENT_AUTH
-    )
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if identity.role in DIALLED else []
+    if identity.role is not Role.COORDINATOR:  # which never dials
+        usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
     names = [x509.UniformResourceIdentifier(identity.uri()), *map(_general_name, hosts)]
     return (
         _builder(subject, authority.certificate.subject, public_key, period)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
             critical=False,
@@ -245,21 +251,21 @@ def check_request(identity: Identity, hosts: Sequence[str]) -> None:
     role, name = identity.role, identity.name
     if f"{name}.pem" in (f"{AUTHORITY}.pem", REVOKED):
         raise ConfigurationError(f"the name {name!r} is the authority's own; choose another")
-    if role is Role.COORDINATOR and not hosts:
+    if role in DIALLED and not hosts:
         raise ConfigurationError(
-            "a coordinator's certificate needs the names hosts will dial; add --host, for example "
+            f"a {role}'s certificate needs the names hosts will dial; add --host, for example "
             "--host localhost --host 127.0.0.1"
         )
-    if role is not Role.COORDINATOR and hosts:
+    if role not in DIALLED and hosts:
         raise ConfigurationError(f"a {role} is never dialled; leave out --host {hosts[0]}")
-    if role is Role.HOST and not identity.claims:
+    if role in SPEAKING and not identity.claims:
         raise ConfigurationError(
-            f"host {name!r} speaks for no client; add --clients, for example --clients client-0:5"
+            f"{role} {name!r} speaks for no client; add --clients, for example --clients client-0:5"
         )
     size = len(identity.uri())
     if size > MAXIMUM_URI_BYTES:
         raise ConfigurationError(
-            f"the clients of host {name!r} take {size} bytes, a certificate has room for "
+            f"the clients of {role} {name!r} take {size} bytes, a certificate has room for "
             f"{MAXIMUM_URI_BYTES}; number them and claim a range such as client-0:1999",
             bytes=size,
             maximum=MAXIMUM_URI_BYTES,

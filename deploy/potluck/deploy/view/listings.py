@@ -111,6 +111,8 @@ def _client_rows(
     tagged = _TAGS in _client_columns(clients)
     for client in sorted(clients, key=lambda client: natural_order(client.client_id)):
         state = Text("attending", style="green") if client.attending else Text("away", "yellow")
+        if client.relay:
+            state.append(f" through {client.relay}")
         if client.left_out:
             whys = [f"left out of run {run}: {why}" for run, why in client.left_out.items()]
             state = Text("; ".join(whys), style="yellow")

@@ -55,6 +55,8 @@ class HostSession:
     """Of the newest membership that it has, or is being sent."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """What its owner says that it is, such as its site."""
+    relay: str = ""
+    """The relay through which it attends; empty where it attends itself."""
     outbox: asyncio.Queue[coordinator_pb2.AttendResponse | None] = field(
         default_factory=asyncio.Queue
     )

@@ -51,6 +51,7 @@ class HostRegistry:
             clients=len(session.client_ids),
             device=session.device,
             address=session.address,
+            **({"relay": session.relay} if session.relay else {}),
         )
         try:
             await self._see(session)

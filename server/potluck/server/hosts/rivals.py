@@ -23,7 +23,11 @@ _MOST_SECONDS = 20.0
 
 
 class Rivals:
-    """Says which of two processes attends. Lives on the event loop."""
+    """Says which of two processes attends. Lives on the event loop.
+
+    One that comes another way, through a relay or through none, counts as another process: a relay
+    that makes up a host's name must not push out the host.
+    """
 
     def __init__(self, attendance: Attendance, *, heartbeat_seconds: float) -> None:
         self._attendance = attendance
@@ -48,7 +52,11 @@ class Rivals:
     def _other(self, session: HostSession) -> HostSession | None:
         """Another process of the same host that attends; those who don't say count as one."""
         other = self._attendance.host(session.host_id)
-        if other is None or not (other.process_id and session.process_id):
+        if other is None:
+            return None
+        if other.relay != session.relay:
+            return other
+        if not (other.process_id and session.process_id):
             return None
         return None if other.process_id == session.process_id else other
 

@@ -1,4 +1,4 @@
-"""The coordinator's own certificate: read anew when its files change, so that renewing it ends no
+"""The certificate of who serves: read anew when its files change, so that renewing it ends no
 connection and no round."""
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class ServerCertificate:
     change; meanwhile the certificate before them goes on serving.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, role: Role = Role.COORDINATOR) -> None:
         """Raises what `TlsFiles.load` raises."""
         self._files = files
+        self._role = role
         self._lock = threading.Lock()
         self._stamp = self._look()
-        self._material = files.load(Role.COORDINATOR)
+        self._material = files.load(role)
 
     @property
     def expires(self) -> datetime:
@@ -52,7 +53,7 @@ class ServerCertificate:
                 return False
             self._stamp = seen
             try:
-                material = self._files.load(Role.COORDINATOR)
+                material = self._files.load(self._role)
             except PotluckError as error:
                 log.warning("changed certificate can't be used yet", why=error.message)
                 return False

@@ -1,4 +1,4 @@
-"""The guard that every call to the coordinator passes.
+"""The guard that every call to a coordinator or relay passes.
 
 It checks the caller's role, that its certificate still counts, and that what it sends is a message.
 On the way out it is the one place where exceptions become gRPC statuses.
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from potluck.common.errors import (
 )
 from potluck.common.names import is_name
 from potluck.common.net.frames import FrameDecoder, encode_frame
-from potluck.common.net.identity import Credential, Identity, Role, peer_credential
+from potluck.common.net.identity import SPEAKING, Credential, Identity, Role, peer_credential
 from potluck.common.plain_text import make_plain
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.limits import (
@@ -44,10 +44,14 @@ LOOK_SECONDS = 1.0
 
 Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
 
-_ROLES = {
-    "potluck.rpc.v1.CoordinatorService": Role.HOST,
-    "potluck.rpc.v1.OperatorService": Role.OPERATOR,
+HOSTS = "potluck.rpc.v1.CoordinatorService"
+"""The service that hosts call."""
+
+ROLES: Mapping[str, frozenset[Role]] = {
+    HOSTS: SPEAKING,
+    "potluck.rpc.v1.OperatorService": frozenset({Role.OPERATOR}),
 }
+"""Who may call a coordinator's services."""
 
 
 def credential_of(context: Context) -> Credential:
@@ -61,11 +65,12 @@ def identity_of(context: Context) -> Identity:
 
 
 def check_client(client: str, identity: Identity) -> None:
-    """Raise IdentityError unless a host may speak for a client."""
+    """Raise IdentityError unless a host or relay may speak for a client."""
     if not is_name(client) or not identity.may_speak_for(client):
         raise IdentityError(
-            f"host '{identity.name}' may not speak for client {client[:80]!r}; its certificate "
-            "does not name it: issue one that does with `potluck pki issue … --clients`",
+            f"{identity.role} '{identity.name}' may not speak for client {client[:80]!r}; its "
+            "certificate does not name it: issue one that does with `potluck pki issue … "
+            "--clients`",
             host=identity.name,
             client=client[:80],
         )
@@ -80,13 +85,16 @@ class Guard(grpc.aio.ServerInterceptor):
         limits: Limits,
         check_credential: Callable[[Credential], None],
         observe_refusal: Callable[[str], None],
+        roles: Mapping[str, frozenset[Role]] = ROLES,
     ) -> None:
         """`check_credential` raises IdentityError for a certificate that was revoked.
-        `observe_refusal` is called with the reason of every refusal."""
+        `observe_refusal` is called with the reason of every refusal. `roles`: who may call which
+        service."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_revoked = check_credential
         self._observe_refusal = observe_refusal
+        self._roles = roles
         self._log = RefusalLog()
         self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
         self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
@@ -121,17 +129,20 @@ class Guard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         handler = _with_fast_frames(handler, method)
         behaviour = _decoding(handler, method)
-        role = _ROLES.get(method.rpartition("/")[0].lstrip("/"))
+        roles = self._roles.get(method.rpartition("/")[0].lstrip("/"))
         if handler.response_streaming:
-            return _rebuild(handler, self._guard_stream(behaviour, role, method))
-        return _rebuild(handler, self._guard_single(behaviour, role, method))
+            return _rebuild(handler, self._guard_stream(behaviour, roles, method))
+        return _rebuild(handler, self._guard_single(behaviour, roles, method))
 
     def _guard_single(
-        self, behaviour: Callable[[Any, Context], Awaitable[Any]], role: Role | None, method: str
+        self,
+        behaviour: Callable[[Any, Context], Awaitable[Any]],
+        roles: frozenset[Role] | None,
+        method: str,
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                with self._admitted(context, role) as peer:
+                with self._admitted(context, roles) as peer:
                     if not method.endswith("/SubmitUpdate"):
                         return await behaviour(request, context)
                     async with self._admission.transfer(peer):
@@ -144,12 +155,12 @@ class Guard(grpc.aio.ServerInterceptor):
     def _guard_stream(
         self,
         behaviour: Callable[[Any, Context], AsyncIterator[Any]],
-        role: Role | None,
+        roles: frozenset[Role] | None,
         method: str,
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with self._admitted(context, role) as peer:
+                with self._admitted(context, roles) as peer:
                     if method.endswith("/FetchModel"):
                         async with self._admission.transfer(peer):
                             responses = not_left_unread(behaviour(request, context), self._limits)
@@ -166,7 +177,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     @contextlib.contextmanager
-    def _admitted(self, context: Context, role: Role | None) -> Iterator[str]:
+    def _admitted(self, context: Context, roles: frozenset[Role] | None) -> Iterator[str]:
         """A call under way; the peer's name.
 
         Raises IdentityError for one that may not call, also when its certificate is revoked or
@@ -174,7 +185,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         credential = credential_of(context)
         self._check_credential(credential)
-        peer = _check_role(credential.identity, role)
+        peer = _check_role(credential.identity, roles)
         task = asyncio.current_task()
         calls = self._calls[credential.serial]
         self._expiries[credential.serial] = credential.expires
@@ -291,14 +302,15 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
     )
 
 
-def _check_role(identity: Identity, role: Role | None) -> str:
+def _check_role(identity: Identity, roles: frozenset[Role] | None) -> str:
     """The peer's name, once it is sure that it may call. Raises IdentityError."""
-    if role is not None and identity.role is not role:
+    if roles is not None and identity.role not in roles:
+        needed = " or ".join(sorted(roles))
         raise IdentityError(
-            f"this service is for a {role}; the certificate presented is that of the "
+            f"this service is for a {needed}; the certificate presented is that of the "
             f"{identity.role} '{identity.name}'",
             role=identity.role,
-            needed=role,
+            needed=needed,
         )
     return f"{identity.role} {identity.name}"
 

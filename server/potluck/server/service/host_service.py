@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import unquote
 
-from potluck.common.errors import ProtocolError
+from potluck.common.errors import IdentityError, ProtocolError
 from potluck.common.monitoring.metric_labels import Direction
-from potluck.common.net.identity import Identity
+from potluck.common.names import is_name
+from potluck.common.net.identity import Identity, Role
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
@@ -67,24 +68,26 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             raise ProtocolError("the first message on the control stream must be a hello")
         hello = first.hello
+        host_id = host_of(hello, identity)
         told = {"protocol": hello.protocol_version, **hello.versions}
-        check_agreement(told, VERSIONS, host_name=identity.name)
+        check_agreement(told, VERSIONS, host_name=host_id)
         clients = tuple(hello.client_ids)
         if not clients:
-            raise ProtocolError(f"host '{identity.name}' says hello without clients")
+            raise ProtocolError(f"host '{host_id}' says hello without clients")
         if len(set(clients)) != len(clients):
-            raise ProtocolError(f"host '{identity.name}' names a client twice")
+            raise ProtocolError(f"host '{host_id}' names a client twice")
         for client in clients:
             check_client(client, identity)
         return HostSession(
-            host_id=identity.name,
+            host_id=host_id,
+            relay=identity.name if identity.role is Role.RELAY else "",
             client_ids=clients,
             device=hello.device[:64],
             tasks=frozenset(name[:LONGEST_TASK_NAME] for name in hello.tasks[:1000]),
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
             process_id=hello.process_id[:64],
             membership_epoch=hello.membership_epoch,
-            tags=check_tags(hello.tags, host_name=identity.name),
+            tags=check_tags(hello.tags, host_name=host_id),
         )
 
     async def _listen(
@@ -144,6 +147,25 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> coordinator_pb2.SubmitUpdateResponse:
         """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
         return await self._uploads.take(request_iterator, identity_of(context))
+
+
+def host_of(hello: coordinator_pb2.Hello, identity: Identity) -> str:
+    """The name of the host that says hello, by itself or through a relay. Raises IdentityError."""
+    if identity.role is not Role.RELAY:
+        if hello.behind:
+            raise IdentityError(
+                f"host '{identity.name}' says hello for another, '{hello.behind[:80]}', which only "
+                "a relay may; issue one a certificate with `potluck pki issue FOLDER relay`",
+                host=identity.name,
+            )
+        return identity.name
+    if not is_name(hello.behind):
+        raise IdentityError(
+            f"relay '{identity.name}' says hello for {hello.behind[:80]!r}, which is no host's "
+            "name; hosts attend with `potluck-client`, and relays with `potluck-relay`",
+            relay=identity.name,
+        )
+    return hello.behind
 
 
 def _chunk_bytes(request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> int:

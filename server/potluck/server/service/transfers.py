@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,7 +15,9 @@ from potluck.common.net.frames import file_messages
 from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 from potluck.server.hosts.limits import Turns
-from potluck.server.service.coordinator_metrics import Transfer
+
+if TYPE_CHECKING:  # it imports the store, which a relay has no use for
+    from potluck.server.service.coordinator_metrics import Transfer
 
 Reply = TypeVar(
     "Reply",

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from potluck.common.errors import ProtocolError, ProtocolVersionError, TruncatedError
+from potluck.common.errors import TruncatedError
 from potluck.common.monitoring.metric_labels import Direction
-from potluck.common.net.frames import require
 from potluck.common.net.identity import Identity
-from potluck.common.net.protocol import FRAMING_VERSION
 from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest
+from potluck.common.net.update_frames import update_header, update_trailer
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.runs.update_inbox import UpdateInbox
@@ -62,7 +61,7 @@ class Uploads:
     ) -> coordinator_pb2.SubmitUpdateResponse:
         """Take one update: its header, its chunks as views of their bytes, its trailer."""
         frames = aiter(frames)
-        header = _header(await anext(frames, None))
+        header = update_header(await anext(frames, None))
         client = header.client_id
         check_client(client, identity)
         inbox = await self._coordinator.runs.inbox_of(header.run_id, header.update_id)
@@ -93,7 +92,7 @@ class Uploads:
             stack.enter_context(contextlib.closing(receiver))
             async for frame in frames:
                 if not isinstance(frame, memoryview):
-                    return receiver, _trailer(frame).blake3
+                    return receiver, update_trailer(frame).blake3
                 receiver.write(frame)
                 upload.transfer.moved += len(frame)
                 inbox.count_up(len(frame))
@@ -113,26 +112,3 @@ async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:
         update = ReceivedUpdate(header=header, path=path, model=upload.model, finite=screen.clean)
         await inbox.take(update)
     upload.transfer.complete()
-
-
-def _header(first: Any) -> transfer_pb2.UpdateHeader:
-    request = require(first, "an upload's header")
-    if request.frame.WhichOneof("part") != "header":
-        raise ProtocolError("the first frame of an upload must be its header")
-    header: transfer_pb2.UpdateHeader = request.frame.header
-    if header.version != FRAMING_VERSION:
-        raise ProtocolVersionError(
-            f"the upload is framed in version {header.version}, this coordinator reads "
-            f"{FRAMING_VERSION}",
-            version=header.version,
-        )
-    check_digest(header.blake3)
-    return header
-
-
-def _trailer(request: Any) -> transfer_pb2.FileTrailer:
-    frame = require(request, "a chunk or a trailer").frame
-    if frame.WhichOneof("part") != "trailer":
-        raise ProtocolError("after an upload's header come chunks, then a trailer")
-    trailer: transfer_pb2.FileTrailer = frame.trailer
-    return trailer

@@ -170,7 +170,7 @@ def test_a_million_clients_are_allowed() -> None:
         ("potluck://f/admin/h", "role 'admin' is unknown"),
         ("potluck://F/host/h", "federation name 'F' is not allowed"),
         ("potluck://f/host/..%2f", "host name"),
-        ("potluck://f/operator/o?clients=a", "only a host speaks for clients"),
+        ("potluck://f/operator/o?clients=a", "only a host or a relay speaks"),
         ("potluck://f/host/h?clients=" + "a," * MAXIMUM_URI_BYTES, "is no Potluck identity"),
     ],
 )

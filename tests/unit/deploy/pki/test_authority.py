@@ -19,7 +19,13 @@ from support.pki import TestFederation, make_federation, server_credentials, tls
 from typer.testing import CliRunner
 
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError, StorageError
-from potluck.common.net.identity import Role, credential_from_pem, peer_credential
+from potluck.common.net.identity import (
+    Identity,
+    Role,
+    credential_from_pem,
+    parse_claims,
+    peer_credential,
+)
 from potluck.common.net.tls import TlsFiles, channel_credentials
 from potluck.deploy.commands.pki_commands import app
 from potluck.deploy.pki import authority as pki
@@ -105,7 +111,12 @@ def test_a_second_authority_or_certificate_needs_force(tmp_path: Path) -> None:
         (Role.COORDINATOR, "c", {}, "add --host"),
         (Role.COORDINATOR, "c", {"hosts": ["localhost:7443"]}, "neither a host name nor an IP"),
         (Role.COORDINATOR, "c", {"hosts": ["-x"]}, "neither a host name nor an IP"),
-        (Role.COORDINATOR, "c", {"hosts": ["localhost"], "clients": ["a"]}, "only a host speaks"),
+        (
+            Role.COORDINATOR,
+            "c",
+            {"hosts": ["localhost"], "clients": ["a"]},
+            "only a host or a relay speaks",
+        ),
         (Role.HOST, "h", {}, "add --clients"),
         (Role.HOST, "h", {"clients": ["a"], "hosts": ["localhost"]}, "a host is never dialled"),
         (Role.HOST, "h", {"clients": ["A"]}, "'A' is neither a client id"),
@@ -315,3 +326,18 @@ def test_command_line_refuses_with_a_remedy(tmp_path: Path) -> None:
         run("issue", tmp_path, "host")
     with pytest.raises(ConfigurationError, match="can't be read"):
         run("show", tmp_path / "absent.pem")
+
+
+def test_a_relay_dials_and_is_dialled_and_speaks_for_clients(tmp_path: Path) -> None:
+    pki.create_authority(tmp_path, "f")
+    with pytest.raises(ConfigurationError, match="add --host"):
+        pki.issue(tmp_path, Role.RELAY, "gate", clients=["client-0:3"])
+    with pytest.raises(ConfigurationError, match="add --clients"):
+        pki.issue(tmp_path, Role.RELAY, "gate", hosts=["gate"])
+    issued = pki.issue(tmp_path, Role.RELAY, "gate", clients=["client-0:3"], hosts=["gate"])
+    found = certificate(issued.certificate).extensions
+    usages = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert {usage.dotted_string for usage in usages} == {"1.3.6.1.5.5.7.3.1", "1.3.6.1.5.5.7.3.2"}
+    assert inspect(issued.certificate).identity == Identity(
+        federation="f", role=Role.RELAY, name="gate", claims=parse_claims(["client-0:3"])
+    )

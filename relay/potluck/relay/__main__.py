@@ -1,0 +1,12 @@
+"""Entry point of `potluck-relay`; `python -m potluck.relay` is the same."""
+
+from potluck.common.process.entry import begin
+
+
+def main() -> None:
+    """Be the program."""
+    begin("potluck.relay.cli")
+
+
+if __name__ == "__main__":
+    main()

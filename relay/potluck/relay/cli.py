@@ -1,0 +1,150 @@
+"""The command `potluck-relay`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.plain_text import plain
+from potluck.common.process.command_line import run_command_line, version_option
+from potluck.common.process.ending import Ending
+from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
+from potluck.common.process.memory import keep_freed_memory
+from potluck.relay.config import RelayConfig, example_config, load_config
+from potluck.relay.relay_state import RelayState
+
+log = structlog.get_logger()
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Stands between a Potluck coordinator and the hosts behind it, such as a hospital's.
+
+Hosts dial the relay in the coordinator's place, with the certificates they have. Each model is
+fetched once, however many hosts ask for it, and updates are kept on disk until the coordinator has
+them. The relay dials the coordinator; nobody dials into the house.
+
+    potluck pki issue pki relay gate --clients client-0:9 --host gate.hospital.example
+
+    potluck-relay config > relay.toml
+
+    potluck-relay check --config relay.toml
+
+    potluck-relay --config relay.toml
+
+In the hosts' configuration, `coordinator` becomes gate.hospital.example:7443. Nothing else changes.
+""",
+)
+
+
+@app.callback(invoke_without_command=True)
+def relay(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; `potluck-relay config` prints one.")
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="Where the coordinator listens, HOST:PORT.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="Where hosts dial, HOST:PORT.")] = None,
+    state_directory: Annotated[
+        Path | None, typer.Option(help="Where files are kept on their way.")
+    ] = None,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
+        ),
+    ] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
+    version: Annotated[bool, version_option("potluck-relay")] = False,
+) -> int:
+    """Relay until stopped. Flags win over POTLUCK_RELAY_… variables, these over the file."""
+    del version
+    if context.invoked_subcommand is not None:
+        return 0
+    if config is None:
+        raise ConfigurationError(
+            "no configuration file; pass --config FILE, `potluck-relay config` prints an example"
+        )
+    overrides = {
+        "coordinator": coordinator,
+        "listen": listen,
+        "state_directory": state_directory,
+        "metrics_address": metrics_address,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    return _serve(load_config(config, overrides))
+
+
+@app.command("config")
+def print_example() -> None:
+    """Print an annotated example of the configuration file."""
+    typer.echo(example_config(), nl=False)
+
+
+@app.command("check")
+def check(
+    config: Annotated[Path, typer.Option(help="The configuration file of the relay.")],
+) -> None:
+    """Try everything that the relay needs, and say what it found; nothing is changed.
+
+    The certificate and for whom it counts, the address to listen on, the state directory, and
+    whether the coordinator lets the relay in. Run it where the relay will run, before it runs.
+
+    potluck-relay check --config relay.toml
+    """
+    from potluck.relay.relay_check import check_relay
+
+    settings = load_config(config, {})
+    for line in check_relay(settings):
+        typer.echo(plain(line))
+
+
+def _serve(config: RelayConfig) -> int:
+    """Relay until SIGTERM or SIGINT; the exit code."""
+    configure_logging(config.log_format, config.log_level)
+    keep_freed_memory()
+    log.info(
+        "starting",
+        version=SOFTWARE_VERSION,
+        coordinator=config.coordinator,
+        state=str(config.state_directory),
+    )
+    log.debug("settings", **config.model_dump(mode="json"))
+    with Ending() as ending:
+        state = RelayState(config.state_directory)
+        try:
+            asyncio.run(_run(config, state, ending))
+        finally:
+            state.close()
+        log.info("stopped", signal=ending.signal.name if ending.signal else None)
+    return ending.code
+
+
+async def _run(config: RelayConfig, state: RelayState, ending: Ending) -> None:
+    from potluck.relay.serving import serving
+
+    stop = asyncio.Event()
+    ending.tell(stop.set)
+    async with serving(config, state) as address:
+        log.info("listening", address=address)
+        await stop.wait()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run_command_line(app, program="potluck-relay")
+
+
+if __name__ == "__main__":
+    main()

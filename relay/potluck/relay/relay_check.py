@@ -1,0 +1,105 @@
+"""What a relay needs, tried before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc.aio
+from cryptography import x509
+
+from potluck.common.errors import NotFoundError, RoundClosedError, StorageError, UnreachableError
+from potluck.common.net.connection_errors import connection_error
+from potluck.common.net.identity import Role, parse_certificates
+from potluck.common.net.revocation import read_revocations
+from potluck.common.net.tls import TlsMaterial, channel
+from potluck.relay.config import RelayConfig
+from potluck.relay.relay_state import RelayState
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+
+_NO_RUN = "potluck-relay-check"
+"""The run asked for; ids of runs are hexadecimal, so no coordinator has it."""
+_ANSWER_SECONDS = 20.0
+
+
+def check_relay(config: RelayConfig) -> Iterator[str]:
+    """A line for each thing that is right. Raises the first thing that is not."""
+    material = config.tls.load(Role.RELAY)
+    claims = ", ".join(map(str, material.identity.claims))
+    yield f"certificate      relay {material.identity.name} of {material.identity.federation}"
+    yield f"  speaks for     {claims}"
+    yield f"  is dialled by  {', '.join(_names(material))}"
+    yield f"  counts until   {material.expires:%Y-%m-%d %H:%M} UTC"
+    if config.metrics_tls is not None:
+        config.metrics_tls.check(config.tls)
+    if config.revoked is not None:
+        found = read_revocations(config.revoked, config.tls.authority)
+        yield f"revocation list  {config.revoked}, {len(found.revoked)} certificates on it"
+    yield _check_address(config.listen)
+    yield _check_state(config.state_directory)
+    yield asyncio.run(_check_coordinator(config, material))
+
+
+def _names(material: TlsMaterial) -> list[str]:
+    """The names and addresses in a certificate by which it is dialled."""
+    certificate = parse_certificates(material.certificate)[0]
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def _check_address(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+    except OSError as error:
+        raise UnreachableError(
+            f"can't listen on {listen}: {error.strerror}; is a relay running there already? "
+            "choose another `listen`",
+            address=listen,
+        ) from error
+    return f"address          {listen} is free"
+
+
+def _check_state(folder: Path) -> str:
+    """Tried in the folder itself where it is there, and by its parent's permissions if not."""
+    if folder.exists():
+        RelayState(folder).close()
+        return f"state directory  {folder}"
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    probe = parent / f".{folder.name}.check"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise StorageError(
+            f"can't make the state directory {folder}: {error.strerror}; set state_directory to a "
+            "folder this user may write to",
+            path=folder,
+        ) from error
+    return f"state directory  {folder}, to be made"
+
+
+async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
+    """Ask the coordinator for the upload of a run that can't be: it answers only who may call."""
+    [first, *_] = material.identity.claims
+    request = rpc.LocateUploadRequest(
+        client_id=next(first.ids()), run_id=_NO_RUN, update_id=_NO_RUN, blake3="0" * 64
+    )
+    async with channel(config.coordinator, config.tls) as connection:
+        stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
+            coordinator_pb2_grpc.CoordinatorServiceStub(connection)
+        )
+        with contextlib.suppress(NotFoundError, RoundClosedError):
+            try:
+                await stub.LocateUpload(request, timeout=_ANSWER_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise connection_error(error, config.coordinator, config.tls) from error
+    return f"coordinator      {config.coordinator} lets this relay in"

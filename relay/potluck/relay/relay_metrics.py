@@ -1,0 +1,87 @@
+"""The metrics of a relay: its connection, the hosts behind it, files on both legs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from potluck.common.errors import PotluckError
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import (
+    DeliveryOutcome,
+    Direction,
+    MeasuredParty,
+    RelayLeg,
+    RelaySource,
+    known_reason,
+)
+from potluck.common.monitoring.process_metrics import show_certificate, show_disk
+from potluck.common.net.tls import TlsFiles
+
+
+class RelayMetrics:
+    """Lives on the event loop, but for what looks things up when somebody asks."""
+
+    def __init__(self, instruments: Instruments | None = None) -> None:
+        self.instruments = instruments or Instruments(MeasuredParty.RELAY)
+        self._connected = False
+        self._hosts = self._clients = 0
+        self.connection(stands=False)
+        self.attending(0, 0)
+
+    def watch(self, *, state: Path, tls: TlsFiles, held: Callable[[], int]) -> None:
+        """Look these up whenever somebody asks. `held`: how many updates are here."""
+
+        def refresh() -> None:
+            show_disk(self.instruments, state)
+            with suppress(PotluckError):  # amid being replaced: what was shown before stands
+                show_certificate(self.instruments, tls)
+            self.instruments.set(metrics.RELAY_UPDATES_HELD, held())
+
+        self.instruments.refresh_with(refresh)
+
+    def ready(self) -> str:
+        """Why the relay is not ready; empty while it is connected to the coordinator."""
+        return "" if self._connected else "not connected to the coordinator"
+
+    def connection(self, *, stands: bool) -> None:
+        """Whether the connection to the coordinator stands."""
+        self._connected = stands
+        self.instruments.set(metrics.RELAY_CONNECTED, float(stands))
+
+    def attending(self, hosts: int, clients: int) -> None:
+        """So many more hosts and clients attend through this relay; negative for fewer."""
+        self._hosts, self._clients = self._hosts + hosts, self._clients + clients
+        self.instruments.set(metrics.RELAY_HOSTS, self._hosts)
+        self.instruments.set(metrics.RELAY_CLIENTS, self._clients)
+
+    def refused(self, reason: str) -> None:
+        """A host's call was refused."""
+        self.instruments.count(metrics.RELAY_REFUSALS, reason=known_reason(reason))
+
+    def lent(self, source: RelaySource) -> None:
+        """A host asked for a file that was here, or came from the coordinator."""
+        self.instruments.count(metrics.RELAY_DOWNLOADS, source=source)
+
+    def delivered(self, outcome: DeliveryOutcome) -> None:
+        """What became of an update that was held."""
+        self.instruments.count(metrics.RELAY_DELIVERIES, outcome=outcome)
+
+    def moved_behind(self, direction: Direction, size: int) -> None:
+        """Bytes of a file moved between a host and the relay."""
+        self._count(RelayLeg.HOSTS, direction, size)
+
+    # Of the link to the coordinator -------------------------------------------------------------
+
+    def moved(self, direction: Direction, size: int) -> None:
+        """Bytes of a file moved between the relay and the coordinator."""
+        self._count(RelayLeg.COORDINATOR, direction, size)
+
+    def retried(self, direction: Direction) -> None:
+        """A transfer to or from the coordinator is begun again."""
+        self.instruments.count(metrics.RELAY_RETRIES, direction=direction)
+
+    def _count(self, leg: RelayLeg, direction: Direction, size: int) -> None:
+        self.instruments.count(metrics.RELAY_BYTES, size, leg=leg, direction=direction)

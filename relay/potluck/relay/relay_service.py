@@ -1,0 +1,155 @@
+"""The service hosts call at a relay: what they would call at the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from potluck.common.errors import (
+    IdentityError,
+    PotluckError,
+    ProtocolError,
+    StorageError,
+    UnreachableError,
+)
+from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.net.identity import Identity
+from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
+from potluck.common.net.transfer import check_digest
+from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.relayed_files import RelayedFiles
+from potluck.relay.relayed_updates import RelayedUpdates
+from potluck.relay.upstream import Upstream, for_hosts
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import coordinator_pb2_grpc
+from potluck.server.service.guard import Context, check_client, identity_of
+from potluck.server.service.transfers import send_file
+
+log = structlog.get_logger()
+
+
+class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Exceptions become statuses in the guard."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        files: RelayedFiles,
+        updates: RelayedUpdates,
+        metrics: RelayMetrics,
+    ) -> None:
+        self._upstream = upstream
+        self._files = files
+        self._updates = updates
+        self._metrics = metrics
+
+    # Control ----------------------------------------------------------------------------------
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
+    ) -> AsyncIterator[rpc.AttendResponse]:
+        """The control stream of a host: every message goes on as it is, but for the hello."""
+        identity = identity_of(context)
+        first = self._greeting(await anext(aiter(request_iterator), None), identity)
+        clients = len(first.hello.client_ids)
+        call = self._upstream.attend()
+        sending = asyncio.create_task(_send(call, first, request_iterator))
+        welcomed = False
+        try:
+            while (response := await self._upstream.next_word(call)) is not None:
+                if not welcomed:
+                    welcomed = True
+                    self._metrics.attending(1, clients)
+                    log.info("host attends", host=identity.name, clients=clients)
+                if response.HasField("instruction"):
+                    self._updates.expected.see(response.instruction)
+                yield response
+        except PotluckError:
+            if sending.done() and not sending.cancelled():
+                sending.result()  # what ended it, where it was the host
+            raise
+        finally:
+            sending.cancel()
+            self._upstream.left(call)
+            await asyncio.gather(sending, return_exceptions=True)
+            if welcomed:
+                self._metrics.attending(-1, -clients)
+                log.info("host left", host=identity.name, clients=clients)
+
+    def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
+        """A host's hello as it goes on, with the host's name.
+
+        Raises ProtocolError, IdentityError.
+        """
+        if first is None or first.WhichOneof("message") != "hello":
+            raise ProtocolError("the first message on the control stream must be a hello")
+        relay = self._upstream.identity
+        for client in first.hello.client_ids:
+            check_client(client, identity)
+            if not relay.may_speak_for(client):
+                raise IdentityError(
+                    f"relay '{relay.name}' may not speak for client '{client}'; issue the relay a "
+                    "certificate that does with `potluck pki issue … --clients`",
+                    relay=relay.name,
+                    client=client,
+                )
+        first.hello.behind = identity.name
+        return first
+
+    # Models down ------------------------------------------------------------------------------
+
+    async def FetchModel(
+        self, request: rpc.CoordinatorServiceFetchModelRequest, context: Context
+    ) -> AsyncIterator[Any]:
+        """A file by its digest: messages, and chunks already encoded (see `guard.py`)."""
+        blake3 = check_digest(request.blake3)
+        wanted = request.chunk_bytes or CHUNK_BYTES
+        chunk_bytes = min(max(wanted, LEAST_CHUNK_BYTES), CHUNK_BYTES)
+        reply = rpc.CoordinatorServiceFetchModelResponse
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                path = await stack.enter_async_context(self._files.lent(blake3))
+            except StorageError as error:
+                # A host would take it for its own disk, and give up.
+                raise UnreachableError(f"the relay can't keep a file: {error.message}") from error
+            except (IdentityError, ProtocolError) as error:
+                raise for_hosts(error) from error
+            for message in send_file(path, blake3, request.offset, reply, chunk_bytes=chunk_bytes):
+                if isinstance(message, bytes):
+                    self._metrics.moved_behind(Direction.DOWN, len(message))
+                yield message
+
+    # Updates up -------------------------------------------------------------------------------
+
+    async def LocateUpload(
+        self, request: rpc.LocateUploadRequest, context: Context
+    ) -> rpc.LocateUploadResponse:
+        """Say how much of an update has arrived."""
+        return await self._updates.locate(request, identity_of(context))
+
+    async def SubmitUpdate(
+        self, request_iterator: AsyncIterator[Any], context: Context
+    ) -> rpc.SubmitUpdateResponse:
+        """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
+        return await self._updates.take(request_iterator, identity_of(context))
+
+
+async def _send(
+    call: Any, first: rpc.AttendRequest, requests: AsyncIterator[rpc.AttendRequest]
+) -> None:
+    """Hand on what a host says, until it says no more."""
+    try:
+        await call.write(first)
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass  # on a broken stream writing fails as well, but reading tells the status
+    except PotluckError:
+        call.cancel()
+        raise

@@ -1,0 +1,46 @@
+"""The folder in which a relay keeps what must survive it.
+
+lock                     held while the process runs
+files/BLAKE3             files that hosts fetch, by their digest
+files.spare/N            one of them that is not needed any more, to be written over
+fetched/BLAKE3[.part]    files on their way down
+updates/…                updates until the coordinator has them; see `held_updates`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.common.errors import StorageError
+from potluck.common.process.folder_lock import FolderLock
+
+
+class RelayState:
+    """An open state directory, held by this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder if it is missing, and lock it.
+
+        Raises ConfigurationError if another process holds it, StorageError if the disk refuses.
+        """
+        self.path = path
+        self.files = path / "files"
+        self.fetched = path / "fetched"
+        self.updates = path / "updates"
+        try:
+            for folder in (path, self.files, self.fetched, self.updates):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+        except OSError as error:
+            raise StorageError(
+                f"can't use the state directory {path}: {error.strerror}; "
+                "set state_directory to a folder this user may write to",
+                path=path,
+            ) from error
+        self._lock = FolderLock(
+            path, holder="relay", remedy="stop that one, or give each its own state_directory"
+        )
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        self._lock.close()

@@ -1,0 +1,216 @@
+"""Updates on their way up: received from a host, verified, held until the coordinator has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import structlog
+
+from potluck.client.base.state_directory import storage_error
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.upload import deliver_file
+from potluck.common.errors import PotluckError, RoundClosedError, TruncatedError
+from potluck.common.monitoring.metric_labels import DeliveryOutcome, Direction
+from potluck.common.net.identity import Identity
+from potluck.common.net.shielded import shielded
+from potluck.common.net.transfer import FileReceiver, check_digest, held_bytes, verified
+from potluck.common.net.update_frames import update_header, update_trailer
+from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
+from potluck.relay.held_updates import HeldUpdate, HeldUpdates
+from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.upstream import Upstream, for_hosts
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.service.guard import check_client
+
+log = structlog.get_logger()
+
+
+class RelayedUpdates:
+    """The updates of the hosts behind a relay. Lives on the event loop.
+
+    A host is answered once the coordinator has answered, and hears the same: so it keeps its update
+    for as long as it would without a relay. What is whole here is delivered even if its host goes
+    away, or this process is killed.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        held: HeldUpdates,
+        *,
+        maximum_bytes: int,
+        clock: Callable[[], float],
+        metrics: RelayMetrics,
+    ) -> None:
+        """`clock`: seconds since 1970."""
+        self.expected = ExpectedUpdates(clock, self._give_up)
+        self._upstream = upstream
+        self._held = held
+        self._maximum = maximum_bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By update; a lock is kept by those who hold it or wait for it."""
+        self._deliveries: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def _link(self) -> Link:
+        return self._upstream.link
+
+    def go_on(self) -> None:
+        """Deliver what an earlier process has left."""
+        for held in self._held.all():
+            self._delivery(held, fresh=False)
+
+    async def close(self) -> None:
+        """Stop; what is held stays on disk."""
+        for task in self._deliveries.values():
+            task.cancel()
+        await asyncio.gather(*self._deliveries.values(), return_exceptions=True)
+
+    # What hosts ask ---------------------------------------------------------------------------
+
+    async def locate(
+        self, request: rpc.LocateUploadRequest, identity: Identity
+    ) -> rpc.LocateUploadResponse:
+        """Say how much of an update has arrived here, or that the coordinator has it."""
+        check_client(request.client_id, identity)
+        check_digest(request.blake3)
+        held = self._held.find(request.update_id, request.blake3)
+        if held is not None:
+            return rpc.LocateUploadResponse(offset=held.header.size)
+        located = await self._upstream.locate(request)
+        if located.complete:
+            return located
+        return rpc.LocateUploadResponse(offset=held_bytes(self._held.path(request.update_id)))
+
+    async def take(
+        self, frames: AsyncIterator[Any], identity: Identity
+    ) -> rpc.SubmitUpdateResponse:
+        """Take one update and deliver it. Raises what the coordinator answers."""
+        frames = aiter(frames)
+        header = update_header(await anext(frames, None))
+        check_client(header.client_id, identity)
+        async with self._locks.setdefault(header.update_id, asyncio.Lock()):
+            held = self._held.find(header.update_id, header.blake3)
+            fresh = held is None and not header.offset
+            if held is None:
+                expires = await self._require(header)
+                with contextlib.ExitStack() as stack:
+                    receiver, blake3 = await self._receive(header, frames, stack)
+                    # All of it is here: it counts even if its host goes away now.
+                    held = await shielded(self._keep(header, receiver, blake3, expires))
+            delivery = self._delivery(held, fresh=fresh)
+        await asyncio.shield(delivery)
+        return rpc.SubmitUpdateResponse()
+
+    async def _require(self, header: transfer_pb2.UpdateHeader) -> float:
+        """Until when an update is waited for. Raises RoundClosedError if it is not."""
+        expected = self.expected.find(header.update_id, header.client_id, header.run_id)
+        if expected is not None:
+            return expected.expires
+        # Its instruction went through before this process began: the coordinator knows.
+        located = rpc.LocateUploadRequest(
+            update_id=header.update_id,
+            run_id=header.run_id,
+            client_id=header.client_id,
+            blake3=header.blake3,
+        )
+        await self._upstream.locate(located)
+        return self._clock() + GRACE_SECONDS
+
+    async def _receive(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        frames: AsyncIterator[Any],
+        stack: contextlib.ExitStack,
+    ) -> tuple[FileReceiver, str]:
+        """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
+        path = self._held.path(header.update_id)
+        try:
+            receiver = FileReceiver(
+                path,
+                blake3=header.blake3,
+                size=header.size,
+                offset=header.offset,
+                maximum=self._maximum,
+            )
+            stack.enter_context(contextlib.closing(receiver))
+            async for frame in frames:
+                if not isinstance(frame, memoryview):
+                    return receiver, update_trailer(frame).blake3
+                receiver.write(frame)
+                self._metrics.moved_behind(Direction.UP, len(frame))
+        except OSError as error:
+            raise storage_error(path, error) from error
+        raise TruncatedError(
+            f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
+            "send the rest",
+            received=receiver.received,
+            size=header.size,
+        )
+
+    async def _keep(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        receiver: FileReceiver,
+        blake3: str,
+        expires: float,
+    ) -> HeldUpdate:
+        await verified(receiver, blake3)
+        held = HeldUpdate(header=header, expires=expires)
+        self._held.keep(held)
+        return held
+
+    # Delivery ---------------------------------------------------------------------------------
+
+    def _delivery(self, held: HeldUpdate, *, fresh: bool) -> asyncio.Task[None]:
+        """The task that brings an update to the coordinator; one at a time."""
+        update_id = held.header.update_id
+        task = self._deliveries.get(update_id)
+        if task is None:
+            task = asyncio.create_task(self._deliver(held, fresh=fresh))
+            self._deliveries[update_id] = task
+            task.add_done_callback(lambda done: self._delivered(update_id, done))
+        return task
+
+    async def _deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
+        header = held.header
+        try:
+            async with asyncio.timeout(max(0.0, held.expires - self._clock())):
+                path = self._held.path(header.update_id)
+                await deliver_file(self._link, header, path, fresh=fresh)
+        except TimeoutError:
+            self._ended(header, DeliveryOutcome.EXPIRED)
+            raise RoundClosedError(
+                f"update '{header.update_id[:200]}' could not be delivered before its round's "
+                "deadline; drop it",
+                update=header.update_id[:200],
+            ) from None
+        except PotluckError as error:
+            log.info("update refused", update=header.update_id, why=error.message)
+            self._ended(header, DeliveryOutcome.REFUSED)
+            raise for_hosts(error) from error
+        self._ended(header, DeliveryOutcome.DELIVERED)
+
+    def _ended(self, header: transfer_pb2.UpdateHeader, outcome: DeliveryOutcome) -> None:
+        self._held.drop(header.update_id)
+        self._metrics.delivered(outcome)
+
+    def _delivered(self, update_id: str, task: asyncio.Task[None]) -> None:
+        if self._deliveries.get(update_id) is task:
+            del self._deliveries[update_id]
+        if not task.cancelled():
+            task.exception()  # looked at: asyncio complains of those nobody looked at
+
+    def _give_up(self, update_id: str) -> None:
+        """Nobody waits for an update any more."""
+        task = self._deliveries.get(update_id)
+        if task is not None:
+            task.cancel()
+        self._held.drop(update_id)

@@ -1,0 +1,73 @@
+"""Federations with relays in between: real processes, mutual TLS on both legs, kills."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+from support.relays import Relay, relays_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+LARGE = ("task.parameters=4000000", "rounds=2")  # 16 MB, so that a transfer takes a while
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("relays")
+    async with crash_federation(folder, clients=6, hosts=3, count=6, rounds=2) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def flat(federation: Federation) -> dict[str, str]:
+    """Digests of the last models where every host attends itself."""
+    await federation.until_attending()
+    return {
+        "small": await federation.finished(await federation.start_run()),
+        "large": await federation.finished(await federation.start_run(*LARGE)),
+    }
+
+
+async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
+    """Start the hosts anew, so that they attend through the relays."""
+    for host in list(federation.processes.hosts.values()):
+        await host.stop()
+    await federation.start_hosts()
+    await federation.until_attending()
+    assert all("host attends" in relay.events() for relay in relays.values())
+
+
+async def test_two_relays_a_kill_of_each_and_the_same_model(
+    federation: Federation, flat: dict[str, str]
+) -> None:
+    async with relays_of(federation, {"gate-a": [0, 1], "gate-b": [2]}) as relays:
+        a, b = relays["gate-a"], relays["gate-b"]
+        await moved(federation, relays)
+        through = {client.relay for client in await federation.operator.list_clients()}
+        assert through == {"gate-a", "gate-b"}
+        assert a.metric("potluck_relay_hosts_attending") == 2
+        assert a.metric("potluck_relay_clients_attending") == 4
+
+        assert await federation.finished(await federation.start_run()) == flat["small"]
+        came = a.metric("potluck_relay_downloads_total", source="coordinator")
+        lent = a.metric("potluck_relay_downloads_total", source="cache")
+        assert came == 2, "one for each round"
+        assert came + lent == 4, "to each host"
+        assert a.metric("potluck_relay_deliveries_total", outcome="delivered") == 8
+        await until(lambda: not a.held())
+
+        # While a host has updates on their way, and while they are whole but not delivered.
+        run_id = await federation.start_run(*LARGE)
+        await until(lambda: any(a.state.glob("updates/*")), "an update on its way to gate-a")
+        await a.kill()
+        await a.start()
+        await until(lambda: any(b.held()), "an update held by gate-b")
+        await b.kill()
+        await b.start()
+        assert await federation.finished(run_id) == flat["large"]
+        history = await federation.history(run_id)
+        assert [len(entry.members) for entry in history] == [6, 6]
+        await until(lambda: not (a.held() or b.held()))

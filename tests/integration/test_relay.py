@@ -1,0 +1,192 @@
+"""A relay between peers with bad intentions: a coordinator and a relay as processes, hosts that say
+what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from grpc import StatusCode as Status
+from support.federation import Federation, crash_federation, until
+from support.programs import run_program
+from support.raw_host import RawHost, hello, training_of, whole
+from support.relays import Relay, relays_of
+
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
+from potluck.deploy.pki import authority as pki
+from potluck.deploy.pki import certificate_register
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DENIED = Status.PERMISSION_DENIED
+CUT_OFF_SECONDS = 5.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("relay")
+    async with crash_federation(
+        folder,
+        clients=6,
+        hosts=3,
+        count=1,
+        rounds=1,
+        start_hosts=False,
+        coordinator={"revoked": "pki/revoked.pem"},
+    ) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def relay(federation: Federation) -> AsyncIterator[Relay]:
+    """It may speak for the clients of host-0 and for one of host-1's."""
+    async with relays_of(
+        federation,
+        {"gate": [0, 1]},
+        claims={"gate": ["client-0:2"]},
+        settings={"revoked": "pki/revoked.pem"},
+    ) as relays:
+        yield relays["gate"]
+
+
+def files_of(federation: Federation, name: str) -> TlsFiles:
+    folder = federation.files.folder / "pki"
+    return TlsFiles(
+        certificate=folder / f"{name}.pem",
+        key=folder / f"{name}.key",
+        authority=folder / "authority.pem",
+    )
+
+
+def behind(relay: Relay, federation: Federation, name: str) -> RawHost:
+    return RawHost(relay.address, files_of(federation, name), name=name)
+
+
+def direct(federation: Federation, name: str) -> RawHost:
+    address = federation.files.operator.coordinator
+    return RawHost(address, files_of(federation, name), name=f"{name} itself")
+
+
+async def test_hosts_speak_for_their_own_clients_and_for_those_of_the_relay(
+    federation: Federation, relay: Relay
+) -> None:
+    async with behind(relay, federation, "host-0") as host:
+        assert await host.talk(hello("client-0", "client-5")) == (DENIED, "IDENTITY_REFUSED")
+        assert await host.talk(hello()) == (Status.INVALID_ARGUMENT, "PROTOCOL_VIOLATED")
+        stolen = whole("run/1/1/client-2", "client-2", b"x")
+        assert await host.submit(stolen) == (DENIED, "IDENTITY_REFUSED")
+    async with behind(relay, federation, "host-1") as host:
+        assert await host.talk(hello("client-2", "client-3")) == (DENIED, "IDENTITY_REFUSED")
+        async with host.attending("client-2"):
+            assert await federation.attending_hosts() == {"host-1"}
+    for name in ("operator", "gate"):
+        async with behind(relay, federation, name) as host:
+            assert await host.talk(hello("client-0")) == (DENIED, "IDENTITY_REFUSED")
+
+
+async def test_only_a_relay_names_other_hosts_and_pushes_none_out(
+    federation: Federation, relay: Relay
+) -> None:
+    del relay  # for its certificate
+    made_up = hello("client-0")
+    made_up.hello.behind = "host-2"
+    async with direct(federation, "host-0") as host, direct(federation, "gate") as gate:
+        assert await host.talk(made_up) == (DENIED, "IDENTITY_REFUSED")
+        assert await gate.talk(hello("client-0")) == (DENIED, "IDENTITY_REFUSED")
+        async with direct(federation, "host-2") as honest, honest.attending("client-4") as stream:
+            heartbeats = asyncio.create_task(beat(stream))
+            assert await gate.talk(made_up) == (DENIED, "HOST_ATTENDS_ELSEWHERE")
+            assert await federation.attending_hosts() == {"host-2"}
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
+
+
+async def beat(stream: object) -> None:
+    """Say that a host is alive, until cancelled."""
+    while True:
+        await stream.write(rpc.AttendRequest(heartbeat=rpc.Heartbeat()))  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+
+
+async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
+    federation: Federation, relay: Relay
+) -> None:
+    async with (
+        behind(relay, federation, "host-0") as host,
+        host.attending("client-0") as stream,
+    ):
+        run_id = await federation.start_run("roster=1")
+        instruction = await training_of(stream, "client-0", run_id)
+        model = await host.fetch(instruction.train.model)
+        unknown = whole(f"{run_id}/9/9/client-0", "client-0", model)
+        assert await host.submit(unknown) == (Status.FAILED_PRECONDITION, "ROUND_CLOSED")
+        nowhere = whole("norun/1/1/client-0", "client-0", model)
+        assert await host.submit(nowhere) == (Status.FAILED_PRECONDITION, "ROUND_CLOSED")
+        first, *rest = whole(instruction.id, "client-0", model)
+        wrong = [first, *whole(instruction.id, "client-0", model[:-1] + b"!")[1:-1], rest[-1]]
+        assert await host.submit(wrong) == (Status.ABORTED, "DIGEST_MISMATCH")
+        assert not list((relay.state / "updates").iterdir())
+        cut = await host.submit([first, rest[0]])
+        assert cut == (Status.ABORTED, "TRANSFER_TRUNCATED")
+        assert await host.submit([first, *rest]) == rpc.SubmitUpdateResponse()
+        await federation.finished(run_id)
+        assert not list((relay.state / "updates").iterdir())
+        assert relay.metric("potluck_relay_deliveries_total", outcome="delivered") == 1
+
+
+async def test_a_check_says_what_is_right_and_what_is_not(
+    federation: Federation, relay: Relay, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.toml"
+    text = relay.config.read_text().replace('"gate"', f'"{tmp_path / "state"}"')
+    text = text.replace('"pki/revoked.pem"', f'"{relay.folder / "pki" / "revoked.pem"}"')
+    other.write_text(text.replace(relay.address, "127.0.0.1:0"))
+    found = await asyncio.to_thread(check, other)
+    assert found.startswith("certificate      relay gate of demo\n  speaks for     client-0:2\n")
+    assert "  is dialled by  127.0.0.1\n" in found
+    assert "revoked.pem, 0 certificates on it\n" in found
+    assert found.endswith(f"{federation.files.operator.coordinator} lets this relay in\n")
+    assert f"can't listen on {relay.address}" in await asyncio.to_thread(check, relay.config)
+    other.write_text(text.replace("gate.pem", "host-0.pem").replace("gate.key", "host-0.key"))
+    assert "is for the role host, but relay is needed" in await asyncio.to_thread(check, other)
+
+
+def check(config: Path) -> str:
+    ended = run_program("potluck-relay", "check", "--config", str(config), folder=config.parent)
+    return (ended.stdout + ended.stderr).decode()
+
+
+async def nobody_attends(federation: Federation) -> None:
+    """Wait until those who were revoked are gone, which must be soon."""
+    async with asyncio.timeout(CUT_OFF_SECONDS):
+        while await federation.attending_hosts():  # noqa: ASYNC110  # by another process
+            await asyncio.sleep(0.05)
+
+
+async def test_the_revoked_are_cut_off_and_those_behind_wait(
+    federation: Federation, relay: Relay
+) -> None:
+    folder = federation.files.folder / "pki"
+    async with behind(relay, federation, "host-0") as host:
+        async with host.attending("client-0"):
+            certificate_register.revoke(folder, "host-0")  # the relay's list; it is the only one
+            await nobody_attends(federation)
+        assert await host.talk(hello("client-0")) == (DENIED, "IDENTITY_REFUSED")
+    async with behind(relay, federation, "host-1") as host:
+        async with host.attending("client-2"):
+            certificate_register.revoke(folder, "gate")
+            await nobody_attends(federation)
+        assert await host.talk(hello("client-2")) == (Status.UNAVAILABLE, "")
+        await until(lambda: "the coordinator refuses this relay" in relay.events())
+        await relay.kill()
+        pki.issue(
+            folder, Role.RELAY, "gate", clients=["client-0:2"], hosts=["127.0.0.1"], force=True
+        )
+        await relay.start()
+        async with host.attending("client-2"):
+            assert await federation.attending_hosts() == {"host-1"}

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
+from potluck.relay.held_updates import HeldUpdate, HeldUpdates
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+NOW = 1e9
+
+
+def held(update_id: str, *, size: int = 3, expires: float = NOW + 1) -> HeldUpdate:
+    header = transfer_pb2.UpdateHeader(
+        update_id=update_id, client_id="client-0", run_id="run", blake3="a" * 64, size=size
+    )
+    return HeldUpdate(header=header, expires=expires)
+
+
+def kept(folder: Path, *updates: HeldUpdate, content: bytes = b"abc") -> None:
+    updates_here = HeldUpdates(folder, now=NOW)
+    for each in updates:
+        updates_here.path(each.header.update_id).write_bytes(content)
+        updates_here.keep(each)
+
+
+def test_what_is_whole_is_there_after_a_restart(tmp_path: Path) -> None:
+    kept(tmp_path, held("run/1/1/../../etc"))
+    again = HeldUpdates(tmp_path, now=NOW)
+    assert again.all() == [held("run/1/1/../../etc")]
+    assert again.find("run/1/1/../../etc", "a" * 64) == held("run/1/1/../../etc")
+    assert again.find("run/1/1/../../etc", "b" * 64) is None
+    again.drop("run/1/1/../../etc")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_broken_or_over_is_deleted(tmp_path: Path) -> None:
+    kept(tmp_path, held("short", size=4), held("late", expires=NOW), held("without a file"))
+    HeldUpdates(tmp_path, now=NOW - 1).path("without a file").unlink()
+    (tmp_path / "garbage.json").write_text('{"header": "zz"}')
+    (tmp_path / "list.json").write_text("[]")
+    assert len(HeldUpdates(tmp_path, now=NOW)) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_stay_for_a_day(tmp_path: Path) -> None:
+    part = tmp_path / "x.safetensors.part"
+    part.write_bytes(b"ab")
+    HeldUpdates(tmp_path, now=part.stat().st_mtime + 3600)
+    assert part.exists()
+    HeldUpdates(tmp_path, now=part.stat().st_mtime + 90_000)
+    assert not part.exists()
+
+
+def training(update_id: str, client: str = "client-0") -> rpc.Instruction:
+    instruction = rpc.Instruction(id=update_id, client_id=client, run_id="run", train=rpc.Train())
+    instruction.time_left.FromSeconds(60)
+    return instruction
+
+
+def test_the_newest_training_of_a_client_is_expected() -> None:
+    dropped: list[str] = []
+    expected = ExpectedUpdates(lambda: NOW, dropped.append)
+    expected.see(training("run/1/1/client-0"))
+    expected.see(training("run/1/1/client-1", "client-1"))
+    found = expected.find("run/1/1/client-0", "client-0", "run")
+    assert found is not None
+    assert found.expires == NOW + 60 + GRACE_SECONDS
+    assert expected.find("run/1/1/client-0", "client-1", "run") is None
+    expected.see(training("run/1/1/client-0"))  # the same, sent again
+    assert dropped == []
+    expected.see(training("run/2/1/client-0"))
+    assert dropped == ["run/1/1/client-0"]
+    assert expected.find("run/1/1/client-0", "client-0", "run") is None
+
+
+def test_what_is_abandoned_is_given_up() -> None:
+    dropped: list[str] = []
+    expected = ExpectedUpdates(lambda: NOW, dropped.append)
+    expected.see(training("run/1/1/client-0"))
+    abandon = rpc.Abandon(instruction_ids=["run/1/1/client-0", "other"])
+    expected.see(rpc.Instruction(id="abandon/x", abandon=abandon))
+    assert sorted(dropped) == ["other", "run/1/1/client-0"]
+    assert expected.find("run/1/1/client-0", "client-0", "run") is None
