@@ -29,6 +29,7 @@ from potluck.experiments.reports.experiment_summary import (
 from potluck.experiments.reports.html_report import html
 from potluck.experiments.reports.plots import included_matrix
 from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
+from potluck.server.rounds.plan import draw_up
 
 READY = sorted((ROOT / "experiments").glob("*.toml"))
 
@@ -111,7 +112,7 @@ def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
         ({"seeds": [1, 1]}, "different whole numbers"),
         ({"reading": {"columns": "beta"}}, "there is no axis 'beta'"),
         ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no 'kl'"),
-        ({"preset": "flower"}, "there is no preset 'flower'; there are: dc"),
+        ({"preset": "flower"}, "there is no preset 'flower'; there are: clustered-sampling, dc"),
         ({"run": {"task": {"name": "nothing"}}}, "'nothing' is not installed"),
         ({"run": {"rounds": 1}}, r"run\.task\.name is missing"),
         ({"run": merged(GRID["run"], {"count": 9})}, "'count' is 9, but the roster has only 6"),
@@ -162,6 +163,8 @@ def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
     text = preset_run_file(preset)
     assert parse_run_file(text, source=name).task.name == preset.run["task"]["name"]
     assert text.count("ours: ") == len(preset.assumptions)
+    plan = draw_up(text, source=name)
+    assert set(preset.disclosure.get("questions", ())) == plan.selector.asks
 
 
 def test_side_by_side_as_many_as_processors_and_memory_carry() -> None:

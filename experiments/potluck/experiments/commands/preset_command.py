@@ -24,6 +24,6 @@ def preset(
     """
     if name is None:
         for each in preset_names():
-            print_line(f"{each:12} {preset_named(each).paper}")
+            print_line(f"{each:20} {preset_named(each).paper}")
         return
     print_line(preset_run_file(preset_named(name)).rstrip())

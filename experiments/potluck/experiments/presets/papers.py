@@ -1,48 +1,10 @@
-"""The settings of papers as run files to start from; assumptions of ours are marked.
-
-A preset is the paper's own scale. An assumption is a value that we chose because the paper names
-none, or names several: everybody who prints or uses a preset gets to see them.
-"""
+"""Papers whose experiments are reproduced, and strategies with experiments of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from potluck.experiments.presets.preset import UNCHECKED, Preset, because
 
-import tomlkit
-
-from potluck.common.errors import ConfigurationError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
-    """A dotted key of the run file whose value is ours, and why it is that value."""
-
-    key: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """run: a run file, without seed and name. paper: whose settings these are. disclosure: what the
-    hosts must allow, in their table of that name, beyond its defaults."""
-
-    name: str
-    paper: str
-    run: Mapping[str, Any]
-    disclosure: Mapping[str, Any] = field(default_factory=dict)
-    assumptions: tuple[Assumption, ...] = ()
-
-
-def _because(**reasons: str) -> tuple[Assumption, ...]:
-    """Keys with two underscores for each dot."""
-    return tuple(
-        Assumption(key=key.replace("__", "."), reason=reason) for key, reason in reasons.items()
-    )
-
-
-_FEDDIVERSE = Preset(
+FEDDIVERSE = Preset(
     name="feddiverse",
     paper="FedDiverse (diversity-driven client selection), CMNIST_GSC",
     run={
@@ -54,7 +16,7 @@ _FEDDIVERSE = Preset(
         "strategy": {"name": "fedavgm", "momentum": 0.95},
         "training": {"optimizer": "sgd", "learning_rate": 0.001, "batch_size": 28, "epochs": 1},
     },
-    assumptions=_because(
+    assumptions=because(
         selector__cross_product="feddiverse takes the absolute product, which gives the shares of "
         "client types in the paper's figures; Algorithm 5 prints the signed one",
         selector__rotation="feddiverse moves on with the round, as in Algorithm 6; the text says "
@@ -66,7 +28,7 @@ _FEDDIVERSE = Preset(
     ),
 )
 
-_FEDENTOPT = Preset(
+FEDENTOPT = Preset(
     name="fedentopt",
     paper="FedEntOpt (entropy-based client selection), CIFAR-10 with two labels per client",
     run={
@@ -84,7 +46,7 @@ _FEDENTOPT = Preset(
             "epochs": 5,
         },
     },
-    assumptions=_because(
+    assumptions=because(
         selector__buffer="the figure is missing in the copy we have; 70 % of the clients, as ports "
         "of the code use for two labels",
         training__learning_rate="missing likewise; as ports of the code use",
@@ -93,7 +55,7 @@ _FEDENTOPT = Preset(
     ),
 )
 
-_DC = Preset(
+DC = Preset(
     name="dc",
     paper="Distribution-controlled client selection, MNIST",
     run={
@@ -110,7 +72,7 @@ _DC = Preset(
         "strategy": {"name": "fedavg"},
         "training": {"learning_rate": 0.01, "batch_size": 64, "epochs": 3},
     },
-    assumptions=_because(
+    assumptions=because(
         selector__stop_early="the dc selectors always add all, as Algorithm 1 says, so that "
         "cohorts are of equal size; the text stops when nobody improves the cohort",
         training__learning_rate="not stated; 0.01 as in NIID-Bench",
@@ -120,7 +82,7 @@ _DC = Preset(
     ),
 )
 
-_FLASH = Preset(
+FLASH = Preset(
     name="flash",
     paper="FLASH (simultaneous heterogeneities), CIFAR-10",
     run={
@@ -147,7 +109,7 @@ _FLASH = Preset(
         "virtual_clock": {"enabled": True},
     },
     disclosure={"questions": ["context"]},
-    assumptions=_because(
+    assumptions=because(
         selector__scale="flash divides durations and rewards by their running means; with seconds "
         "and nats as they are, selection is noise",
         training__learning_rate="not stated",
@@ -160,7 +122,7 @@ _FLASH = Preset(
     ),
 )
 
-_FEDCONCAT = Preset(
+FEDCONCAT = Preset(
     name="fedconcat",
     paper="FedConcat (concatenated models of clusters), CIFAR-10",
     run={
@@ -179,7 +141,7 @@ _FEDCONCAT = Preset(
         "transport": {"up": {"delta": True, "compress": True}},
     },
     disclosure={"exact_label_counts": True},
-    assumptions=_because(
+    assumptions=because(
         count="the traffic that is compared is for one client; ten of a hundred",
         task__partition="one of the skews that are compared",
         training__learning_rate="0.01 as in NIID-Bench",
@@ -189,7 +151,7 @@ _FEDCONCAT = Preset(
     ),
 )
 
-_FEDDF = Preset(
+FEDDF = Preset(
     name="feddf",
     paper="FedDF (ensemble distillation), CIFAR-10",
     run={
@@ -213,59 +175,13 @@ _FEDDF = Preset(
         },
         "training": {"learning_rate": 0.1, "batch_size": 64, "epochs": 40},
     },
-    assumptions=_because(
-        count="not checked against the paper",
+    assumptions=because(
+        count=UNCHECKED,
         task__public="training images without labels; the paper's are CIFAR-100's",
         task__alpha="one of the skews that are compared",
-        training__learning_rate="not checked against the paper",
-        training__batch_size="not checked against the paper",
-        training__epochs="not checked against the paper",
+        training__learning_rate=UNCHECKED,
+        training__batch_size=UNCHECKED,
+        training__epochs=UNCHECKED,
         task__network="LeNet-5; the paper has residual networks",
     ),
 )
-
-_PRESETS = {each.name: each for each in (_DC, _FEDCONCAT, _FEDDF, _FEDDIVERSE, _FEDENTOPT, _FLASH)}
-
-
-def preset_names() -> list[str]:
-    """Names of all presets."""
-    return sorted(_PRESETS)
-
-
-def preset_named(name: str) -> Preset:
-    """A preset. Raises ConfigurationError, listing what there is."""
-    preset = _PRESETS.get(name)
-    if preset is None:
-        raise ConfigurationError(
-            f"there is no preset '{name}'; there are: {', '.join(preset_names())}", name=name
-        )
-    return preset
-
-
-def preset_run_file(preset: Preset) -> str:
-    """The run file of a preset, with what is ours marked by its reason."""
-    document = tomlkit.document()
-    document.add(tomlkit.comment(preset.paper))
-    if preset.disclosure:
-        allowed = tomlkit.dumps(preset.disclosure).strip().replace("\n", ", ")
-        document.add(tomlkit.comment(f"Hosts must allow, in [disclosure]: {allowed}"))
-    reasons = {each.key: each.reason for each in preset.assumptions}
-    for key, value in preset.run.items():
-        if not isinstance(value, Mapping):
-            _add(document, key, value, reasons.pop(key, None))
-    for key, table in preset.run.items():
-        if isinstance(table, Mapping):
-            inner = tomlkit.table()
-            for name, value in table.items():
-                _add(inner, name, value, reasons.pop(f"{key}.{name}", None))
-            for name in [name for name in reasons if name.startswith(f"{key}.")]:
-                ours = f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"
-                inner.add(tomlkit.comment(ours))
-            document.add(key, inner)
-    return tomlkit.dumps(document)
-
-
-def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
-    table.add(key, value)
-    if reason is not None:
-        table[key].comment(f"ours: {reason}")

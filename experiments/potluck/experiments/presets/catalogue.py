@@ -1,0 +1,64 @@
+"""All presets, and each as a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tomlkit
+
+from potluck.common.errors import ConfigurationError
+from potluck.experiments.presets.compared import COMPARED
+from potluck.experiments.presets.papers import DC, FEDCONCAT, FEDDF, FEDDIVERSE, FEDENTOPT, FLASH
+from potluck.experiments.presets.preset import Preset
+from potluck.experiments.presets.selectors import SELECTORS
+
+_PRESETS = {
+    each.name: each
+    for each in (DC, FEDCONCAT, FEDDF, FEDDIVERSE, FEDENTOPT, FLASH, *SELECTORS, *COMPARED)
+}
+
+
+def preset_names() -> list[str]:
+    """Names of all presets."""
+    return sorted(_PRESETS)
+
+
+def preset_named(name: str) -> Preset:
+    """A preset. Raises ConfigurationError, listing what there is."""
+    preset = _PRESETS.get(name)
+    if preset is None:
+        raise ConfigurationError(
+            f"there is no preset '{name}'; there are: {', '.join(preset_names())}", name=name
+        )
+    return preset
+
+
+def preset_run_file(preset: Preset) -> str:
+    """The run file of a preset, with what is ours marked by its reason."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment(preset.paper))
+    if preset.disclosure:
+        allowed = tomlkit.dumps(preset.disclosure).strip().replace("\n", ", ")
+        document.add(tomlkit.comment(f"Hosts must allow, in [disclosure]: {allowed}"))
+    reasons = {each.key: each.reason for each in preset.assumptions}
+    for key, value in preset.run.items():
+        if not isinstance(value, Mapping):
+            _add(document, key, value, reasons.pop(key, None))
+    for key, table in preset.run.items():
+        if isinstance(table, Mapping):
+            inner = tomlkit.table()
+            for name, value in table.items():
+                _add(inner, name, value, reasons.pop(f"{key}.{name}", None))
+            for name in [name for name in reasons if name.startswith(f"{key}.")]:
+                ours = f"{name.partition('.')[2]}: ours: {reasons.pop(name)}"
+                inner.add(tomlkit.comment(ours))
+            document.add(key, inner)
+    return tomlkit.dumps(document)
+
+
+def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
+    item = tomlkit.item(value)
+    if reason is not None:
+        item.comment(f"ours: {reason}")
+    table.add(key, item)
