@@ -23,6 +23,7 @@ from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
@@ -110,15 +111,18 @@ class Agent:
         )
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
         discloser = self._make_discloser(budget)
+        instruction_log = InstructionLog()
+        updates = KeptUpdates(self._state.updates, now=time.time())
         context = HandlerContext(
             clients=frozenset(self._clients),
             policy=config.disclosure,
-            log=InstructionLog(),
+            log=instruction_log,
             link=link,
             downloads=Downloads(
                 link, cache, self._state.fetched, maximum_bytes=config.maximum_model_bytes
             ),
-            updates=KeptUpdates(self._state.updates, now=time.time()),
+            updates=updates,
+            host_sums=HostSums(instruction_log, updates, link),
             states=KeptStates(self._state.kept),
             own_files=OwnFiles(self._state.trainers),
             worker=worker,

@@ -96,7 +96,11 @@ class Instructions:
         self._active[instruction.id] = active
         active.task = asyncio.create_task(self._perform(active))
         self._tasks.add(active.task)
-        active.task.add_done_callback(self._tasks.discard)
+        active.task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._context.host_sums.changed()
 
     def _supersede(self, instruction: rpc.Instruction) -> None:
         """Drop what other trainings of the same client for the same run began and left: a
@@ -152,6 +156,7 @@ class Instructions:
         for active in self._active.values():
             active.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._context.host_sums.close()
 
     # Work --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -45,6 +46,7 @@ class HandlerContext:
     link: Link
     downloads: Downloads
     updates: KeptUpdates
+    host_sums: HostSums
     states: KeptStates
     own_files: OwnFiles
     worker: Worker[TrainingDevice]

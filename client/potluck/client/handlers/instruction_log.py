@@ -122,6 +122,10 @@ class InstructionLog:
         """The entry of an instruction that has been received. Raises KeyError."""
         return self._entries[instruction_id]
 
+    def find(self, instruction_id: str) -> Entry | None:
+        """The entry of an instruction; None where it has not come, or is forgotten."""
+        return self._entries.get(instruction_id)
+
     def move(self, instruction_id: str, stage: InstructionStage) -> bool:
         """Note how far an instruction has come; false if it has been dropped meanwhile."""
         entry = self._entries.get(instruction_id)

@@ -17,12 +17,14 @@ from potluck.client.disclosure.disclosure_policy import (
     check_weighting,
 )
 from potluck.client.disclosure.outgoing_log import Outgoing, shortened
+from potluck.client.disclosure.weightings import weighting_of
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
 from potluck.client.masking.masked_updates import MASKED, write_masked
+from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
@@ -37,13 +39,6 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
     from potluck.client.training.device import TrainingDevice
     from potluck.client.training.local_update import Trained
-
-_WEIGHTINGS = {
-    rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
-    rpc.WEIGHTING_EXACT: Weighting.EXACT,
-    rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
-    rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
-}
 
 
 async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
@@ -62,7 +57,10 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
         if kept.offer:  # others were noted before they were kept
             _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
-        await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
+        if kept.encoding == SUM:
+            await context.host_sums.deliver(active, kept, fresh=fresh)
+        else:
+            await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
     finally:
         context.sums.appointments.close(update_id)
     return None
@@ -89,11 +87,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
 
     Raises DisclosureRefusedError where the owner's policy forbids that, or such an update at all.
     """
-    weighting = _WEIGHTINGS.get(work.weighting)
-    if weighting is None:
-        raise ProtocolVersionError(
-            f"this host's software does not know weighting {work.weighting}; update it"
-        )
+    weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
     check_pace(policy, client, work.pace)
     check_updates(policy, client, masked=work.encoding == MASKED)
@@ -185,7 +179,7 @@ def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpd
         task=instruction.train.task.name,
         blake3=update.blake3,
         bytes=update.size,
-        weighting=_WEIGHTINGS[instruction.train.weighting].value,
+        weighting=weighting_of(instruction.train).value,
         report=report.values() | {"measures": measures},
     )
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.client.disclosure.weightings import weighting_of
 from potluck.client.masking.masked_updates import MASKED, Differences, differences
 from potluck.client.question import Question
+from potluck.client.training.lane_updates import SUM, lane_terms, write_lane_update
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.task_training import (
     LoadedTask,
@@ -68,7 +70,10 @@ class Trained:
 def check_training(training: TaskTraining, work: rpc.Train) -> None:
     """Check that such a training could begin. Raises PluginError, ConfigurationError,
     ProtocolError where this host can't do what it asks for."""
-    _encoding(work)
+    if work.encoding == SUM:
+        lane_terms(work)
+    else:
+        _encoding(work)
     training.check(work)
 
 
@@ -86,18 +91,21 @@ def train_update(
     TrainingError, StorageError, and RoundClosedError when cancelled.
     """
     work, loaded = instruction.train, training.loaded
-    encoding = _encoding(work)
+    masked = work.encoding == MASKED
     outcome = training.train(instruction, files, TrainingProgress(progress, cancelled))
     if loaded.kept:
         _write_kept(files.keep_at(MODEL), loaded.kept_weights())
         outcome = replace(outcome, kept=True)
-    return Trained(
+    trained = Trained(
         offer=_offer(training, instruction, cancelled),
-        file=_written(work, encoding, files, loaded, outcome.sent),
-        differences=_differences(files.model, loaded, outcome.sent) if encoding is None else None,
+        file=None,
+        differences=_differences(files.model, loaded, outcome.sent) if masked else None,
         outcome=outcome,
         simulated_seconds=work.pace * outcome.paced_samples if work.pace else None,
     )
+    if work.encoding == SUM:
+        return replace(trained, file=_as_lanes(instruction, files, loaded, trained))
+    return trained if masked else replace(trained, file=_written(work, files, loaded, outcome.sent))
 
 
 def _offer(
@@ -129,20 +137,30 @@ def _encoding(work: rpc.Train) -> Encoding | None:
     return None if work.encoding == MASKED else encoding_of(work.encoding)
 
 
-def _written(
-    work: rpc.Train,
-    encoding: Encoding | None,
-    files: TrainingFiles,
-    loaded: LoadedTask,
-    sent: _Sent,
-) -> FileDigest | None:
-    """Write the trained model as an update; nothing where it is to be masked."""
-    if encoding is None:
-        return None
+def _as_lanes(
+    instruction: rpc.Instruction, files: TrainingFiles, loaded: LoadedTask, trained: Trained
+) -> FileDigest:
+    """Write the trained model as lanes, which can be added to those of others."""
+    network: Any = loaded.model
+    with open_tensors(files.model) as base:
+        return write_lane_update(
+            files.update,
+            instruction,
+            loaded.weights(),
+            base,
+            trained.report(weighting_of(instruction.train)),
+            buffers=buffer_names(network),
+            auxiliaries=trained.outcome.sent or {},
+            over=files.spare(),
+        )
+
+
+def _written(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask, sent: _Sent) -> FileDigest:
+    """Write the trained model as an update."""
     return write_update(
         files.update,
         _returned(work, files, loaded),
-        encoding=encoding,
+        encoding=encoding_of(work.encoding),
         base=files.model if work.delta else None,
         compressed=work.compressed,
         seed=work.seed,

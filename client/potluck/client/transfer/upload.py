@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -42,9 +42,17 @@ def may_help_to_retry(error: PotluckError) -> bool:
     return isinstance(error, passing) or type(error) is PotluckError
 
 
-async def deliver(link: Link, update: KeptUpdate, path: Path, *, fresh: bool) -> None:
-    """Bring an update to the coordinator; see `deliver_file`."""
-    await deliver_file(link, header_of(update), path, fresh=fresh)
+async def deliver(
+    link: Link,
+    update: KeptUpdate,
+    path: Path,
+    *,
+    fresh: bool,
+    members: Sequence[KeptUpdate] = (),
+) -> None:
+    """Bring an update to the coordinator; see `deliver_file`. members: of a sum, the updates in it,
+    the one named first."""
+    await deliver_file(link, header_of(update, members), path, fresh=fresh)
 
 
 async def deliver_file(
@@ -127,8 +135,8 @@ def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
     return rpc.SubmitUpdateRequest(frame=frame)
 
 
-def header_of(update: KeptUpdate) -> transfer_pb2.UpdateHeader:
-    """What announces an update, from its start."""
+def header_of(update: KeptUpdate, members: Sequence[KeptUpdate] = ()) -> transfer_pb2.UpdateHeader:
+    """What announces an update, or a sum of these members, from its start."""
     word: secure_aggregation_pb2.SecureEnvelope | None = None
     if update.masked_input:
         word = secure_aggregation_pb2.SecureEnvelope.FromString(bytes.fromhex(update.masked_input))
@@ -143,5 +151,11 @@ def header_of(update: KeptUpdate) -> transfer_pb2.UpdateHeader:
         delta=update.delta,
         compressed=update.compressed,
         masked_input=word,
-        report=update.report.message(),
+        report=None if members else update.report.message(),
+        members=[
+            transfer_pb2.SumMember(
+                client_id=each.client_id, update_id=each.update_id, report=each.report.message()
+            )
+            for each in members
+        ],
     )

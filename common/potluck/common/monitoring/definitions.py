@@ -204,6 +204,14 @@ TRANSFER_BYTES = _counter(
     DIRECTION,
     ENCODING,
 )
+SUMS = _counter(
+    "potluck_sums_received_total",
+    "Sums of updates that hosts sent, in runs with host_sums.",
+)
+SUMMED_UPDATES = _counter(
+    "potluck_summed_updates_total",
+    "Updates in the sums that hosts sent.",
+)
 TRANSFERS_IN_FLIGHT = _gauge(
     "potluck_transfers_in_flight", "Files on their way, or waiting for their turn.", DIRECTION
 )

@@ -176,7 +176,9 @@ DIRECTION = Label(name="direction", values=tuple(Direction))
 MEASURE_NAME = Label(name="measure", about="its name; a trainer declares 16 at most")
 MASKED = "masked"
 """The name among encodings for words of a secure sum."""
-ENCODING = Label(name="encoding", values=(*Encoding, MASKED))
+SUM = "sum"
+"""The name among encodings for sums of lanes."""
+ENCODING = Label(name="encoding", values=(*Encoding, MASKED, SUM))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
 SECURE_PHASE = Label(
     name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")

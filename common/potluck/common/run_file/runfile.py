@@ -24,6 +24,7 @@ from potluck.common.settings.configuration import Settings, annotated_example, p
 from potluck.common.settings.configuration_errors import RUN
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
+from potluck.common.updates.lanes import HostSumSettings
 from potluck.common.updates.masked_lanes import MaskingSettings
 
 _EXAMPLES = {"task.name": '"colored-digits"'}
@@ -106,6 +107,9 @@ class RunFile(Settings):
     )
     masking: MaskingSettings = Field(
         default=MaskingSettings(), description="How updates are masked, with secure_aggregation."
+    )
+    host_sums: HostSumSettings = Field(
+        default=HostSumSettings(), description="Whether hosts add up their clients' updates."
     )
     profiles: ProfileSettings = Field(
         default=ProfileSettings(),

@@ -17,8 +17,11 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 
 from potluck.common.errors import LayoutError, OutOfBoundsError
+from potluck.common.settings.configuration import Settings
+from potluck.common.updates.update_report import UpdateReport
 
 MOST_MEMBERS: Final = 2**16
 """Clients that a round's sum may be over."""
@@ -30,6 +33,38 @@ MEMBERS_BYTES: Final = 32
 """Bytes of a digest of members."""
 
 Lanes = NDArray[np.int64]
+
+
+class HostSumSettings(Settings):
+    """Settings of sums that hosts make of their clients' updates."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Whether a host adds up its clients' updates and sends one exact sum. Needs a\n"
+        "strategy and a selector that look at no single update. The coordinator then learns\n"
+        "sums, and of each client its report.",
+    )
+    quantum_bits: int = Field(
+        default=30,
+        ge=10,
+        le=LARGEST_QUANTUM_BITS,
+        description="Changes of parameters are rounded to multiples of 2^-quantum_bits (of a\n"
+        "client that weighs weight_unit samples). Eight bits more: up to a quarter more bytes.",
+    )
+    weight_unit: int = Field(
+        default=1024,
+        ge=1,
+        le=LARGEST_WEIGHT,
+        description="A power of two near the samples of a large client. Smaller: finer steps for\n"
+        "all, and more bytes.",
+    )
+
+    @field_validator("weight_unit")
+    @classmethod
+    def _power_of_two(cls, unit: int) -> int:
+        if unit & (unit - 1):
+            raise ValueError("must be a power of two")
+        return unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +110,11 @@ class LaneTerms:
     def scale(self, total_weight: int) -> float:
         """What a sum over clients of this total weight is multiplied by for their mean."""
         return self.quantum * self.weight_unit / total_weight
+
+
+def normalizer_of(report: UpdateReport) -> float:
+    """What a client's steps amount to, as it says: what a normalised update is divided by; > 0."""
+    return report.normalizer or float(max(1, report.steps))
 
 
 def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:

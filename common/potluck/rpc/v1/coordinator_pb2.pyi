@@ -880,6 +880,7 @@ class Train(_message.Message):
     PERSONAL_FIELD_NUMBER: _builtins.int
     COMPANIONS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    SUMMING_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -964,6 +965,10 @@ class Train(_message.Message):
     def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of tensors that the update leaves out, whatever the training makes of them."""
 
+    @_builtins.property
+    def summing(self) -> Global___Summing:
+        """With ENCODING_SUM: how the update is made a whole number for each parameter."""
+
     def __init__(
         self,
         *,
@@ -990,16 +995,47 @@ class Train(_message.Message):
         personal: Global___PersonalTraining | None = ...,
         companions: _abc.Iterable[_builtins.str] | None = ...,
         dropped: _abc.Iterable[_builtins.str] | None = ...,
+        summing: Global___Summing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "summing", b"summing", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "summing", b"summing", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class Summing(_message.Message):
+    """How updates become lanes of whole numbers, which hosts add up before they send them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUANTUM_BITS_FIELD_NUMBER: _builtins.int
+    WEIGHT_UNIT_FIELD_NUMBER: _builtins.int
+    WEIGHT_CAP_FIELD_NUMBER: _builtins.int
+    quantum_bits: _builtins.int
+    """A lane of 1 stands for 2^-quantum_bits, of a client that weighs one unit; 1 to 44."""
+    weight_unit: _builtins.int
+    """The weight that counts as 1: a power of two up to 2^31."""
+    weight_cap: _builtins.int
+    """A client with more samples weighs so many; 1 to 2^31."""
+    def __init__(
+        self,
+        *,
+        quantum_bits: _builtins.int = ...,
+        weight_unit: _builtins.int = ...,
+        weight_cap: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quantum_bits", b"quantum_bits", "weight_cap", b"weight_cap", "weight_unit", b"weight_unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Summing: _TypeAlias = Summing  # noqa: Y015
 
 @_typing.final
 class PersonalTraining(_message.Message):

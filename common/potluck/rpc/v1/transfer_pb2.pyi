@@ -36,6 +36,8 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """Blocks of signed bytes with one binary32 scale each, stochastically rounded."""
     ENCODING_MASKED_UINT32: _Encoding.ValueType  # 4
     """Fixed point modulo 2^32, masked for secure aggregation."""
+    ENCODING_SUM: _Encoding.ValueType  # 5
+    """Sums of weighted differences as whole numbers, packed block by block."""
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the numbers of a tensor file are encoded."""
@@ -50,6 +52,8 @@ ENCODING_INT8: Encoding.ValueType  # 3
 """Blocks of signed bytes with one binary32 scale each, stochastically rounded."""
 ENCODING_MASKED_UINT32: Encoding.ValueType  # 4
 """Fixed point modulo 2^32, masked for secure aggregation."""
+ENCODING_SUM: Encoding.ValueType  # 5
+"""Sums of weighted differences as whole numbers, packed block by block."""
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
@@ -336,6 +340,38 @@ class MeasuredSum(_message.Message):
 Global___MeasuredSum: _TypeAlias = MeasuredSum  # noqa: Y015
 
 @_typing.final
+class SumMember(_message.Message):
+    """An update that is part of a sum."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client that trained."""
+    update_id: _builtins.str
+    """The instruction it answers."""
+    @_builtins.property
+    def report(self) -> Global___TrainingReport:
+        """What the client says of its training."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        update_id: _builtins.str = ...,
+        report: Global___TrainingReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "report", b"report", "update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumMember: _TypeAlias = SumMember  # noqa: Y015
+
+@_typing.final
 class UpdateHeader(_message.Message):
     """Opens a stream that carries an update up."""
 
@@ -353,6 +389,7 @@ class UpdateHeader(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     MASKED_INPUT_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the framing; 3."""
     update_id: _builtins.str
@@ -381,6 +418,10 @@ class UpdateHeader(_message.Message):
     def masked_input(self) -> _secure_aggregation_pb2.SecureEnvelope:
         """With a masked update: the client's signed word that this file is its input to the sum."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___SumMember]:
+        """Of a sum: all updates in it, the one that is named above first; the report above is empty."""
+
     def __init__(
         self,
         *,
@@ -396,10 +437,11 @@ class UpdateHeader(_message.Message):
         report: Global___TrainingReport | None = ...,
         masked_input: _secure_aggregation_pb2.SecureEnvelope | None = ...,
         run_id: _builtins.str = ...,
+        members: _abc.Iterable[Global___SumMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["masked_input", b"masked_input", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "members", b"members", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

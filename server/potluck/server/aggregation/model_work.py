@@ -6,9 +6,10 @@ import contextlib
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,8 +28,6 @@ from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_lengths
 from potluck.common.learning.task_failures import blamed_on_task, blamed_on_trainer
 from potluck.common.learning.task_loading import numpy_seeded
-from potluck.common.secagg import Unmasking
-from potluck.common.secagg.vectors.updates import HeadSum
 from potluck.common.tensors.auxiliary import Auxiliaries, auxiliaries_layout, joined
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
@@ -41,7 +40,7 @@ from potluck.server.aggregation.apply_round import OpenUpdates, RoundNumbers, ap
 from potluck.server.aggregation.audit.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.judging import UpdatesSeen, judged
-from potluck.server.aggregation.masked_reduction import move_masked, opened_sum
+from potluck.server.aggregation.move_by_sum import Total, move_by_sum
 from potluck.server.aggregation.network_memory import NetworksInFiles
 from potluck.server.aggregation.partial_update import renormalized, shares_sent
 from potluck.server.aggregation.publishing import publish
@@ -54,6 +53,8 @@ from potluck.server.selection import Judgement, UpdateFacts
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles, ModelVersion, whole
 from potluck.server.strategy import Combine
+
+SomeTotal = TypeVar("SomeTotal", bound=Total)
 
 _TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
 
@@ -332,33 +333,32 @@ class ModelWork:
         with open_tensors(path, expected=self.layout) as file:
             return self._publish(file.arrays, model, round_number)
 
-    def next_masked_model(
+    def next_model_by_sum(
         self,
         round_number: int,
-        updates: Sequence[SpooledUpdate],
-        unmasking: Unmasking,
+        included: Sequence[str],
+        opened: AbstractContextManager[SomeTotal],
         model: ModelVersion,
         state: State,
         *,
         clients: int,
-    ) -> tuple[ModelVersion, State, HeadSum]:
-        """The same from masked updates of exactly the clients in the sum, in their order; and what
-        their trainings were like together."""
-        strategy, names = self._plan.strategy, [update.client for update in updates]
+    ) -> tuple[ModelVersion, State, SomeTotal]:
+        """The same from a sum over exactly these clients, in client order; and that sum, closed."""
+        strategy = self._plan.strategy
         numbers = RoundNumbers(
-            round=round_number, clients=max(clients, len(updates)), buffers=self._buffers()
+            round=round_number, clients=max(clients, len(included)), buffers=self._buffers()
         )
         with (
             self._files.opened(model.blake3, self.layout) as current,
-            opened_sum([update.path for update in updates], unmasking) as total,
+            opened as total,
             self._files.draft(self.layout) as draft,
             self._files.large_arrays(),
         ):
-            arrays, state = move_masked(
-                strategy, state, current, total, names, numbers, draft=draft
+            arrays, state = move_by_sum(
+                strategy, state, current, total, included, numbers, draft=draft
             )
             published = self._publish(arrays, model, round_number, draft)
-        return published, state, total.head
+        return published, state, total
 
     def _buffers(self) -> frozenset[str]:
         """The model's floating-point tensors that are no parameters."""

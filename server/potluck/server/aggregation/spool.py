@@ -34,6 +34,11 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{client}@{blake3[:16]}.safetensors"
 
+    def find(self, round_number: int, attempt: int, blake3: str) -> Path | None:
+        """A file of an attempt by its digest alone: a sum's, which has many clients."""
+        folder = self._folder / f"{round_number}.{attempt}"
+        return next(iter(sorted(folder.glob(f"*@{blake3[:16]}.safetensors"))), None)
+
     def clear_others(self, path: Path) -> None:
         """Forget what a client sent of other files than this one in the same attempt."""
         client = path.name.partition("@")[0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.errors import LayoutError, RunError, StorageError
+from potluck.common.errors import LayoutError, RunError
 from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.tensors.auxiliary import (
     auxiliary_of,
@@ -21,7 +21,7 @@ from potluck.common.tensors.auxiliary import (
 from potluck.common.tensors.compression import decompress_file
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
 from potluck.common.tensors.layout import Layout
-from potluck.common.tensors.tensor_files import TensorFile, Tensors, file_digest, open_tensors
+from potluck.common.tensors.tensor_files import TensorFile, Tensors, open_tensors
 from potluck.server.aggregation.partial_update import PartialUpdate
 from potluck.server.store.records import UpdateRow
 
@@ -139,14 +139,6 @@ class OneUpdate:
     def auxiliary(self, name: str) -> dict[str, NDArray[Any]]:
         """One of its auxiliaries: a copy in memory."""
         return self.files.auxiliary(self.file, name).decode_to_arrays()
-
-
-def spooled_intact(update: SpooledUpdate) -> bool:
-    """True if a spooled file still is as it was verified; a crash of the machine may tear it."""
-    try:
-        return file_digest(update.path).blake3 == update.row.blake3
-    except StorageError:
-        return False
 
 
 def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:

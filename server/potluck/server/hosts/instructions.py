@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.summable import lane_terms
 from potluck.server.selection import Ask, BeforeUpload
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AS_THE_RUN_SAYS, MemberWork
@@ -26,6 +28,8 @@ ENCODINGS = {
 }
 MASKED = transfer_pb2.ENCODING_MASKED_UINT32
 """Of masked updates with any number of bits, which their file says."""
+SUM = transfer_pb2.ENCODING_SUM
+"""Of sums that hosts make, also over one client."""
 WEIGHTINGS = {
     Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
     Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
@@ -202,18 +206,22 @@ def _train(
     """The training of a client, without what is its own, and auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
+    summed = run_file.host_sums.enabled
     train = coordinator_pb2.Train(
         model=model,
         task=task_plugin(run_file),
-        encoding=MASKED if masked else ENCODINGS[up.encoding],
-        delta=masked or up.delta,
+        encoding=MASKED if masked else SUM if summed else ENCODINGS[up.encoding],
+        delta=masked or summed or up.delta,
         compressed=up.compress,
         weighting=WEIGHTINGS[run_file.weighting],
         reports=sorted(plan.reports),
         pace=plan.client_pace(round_number, client),
-        normalized=masked and plan.strategy.summation is Summation.NORMALIZED,
+        normalized=(masked or summed) and plan.strategy.summation is Summation.NORMALIZED,
         one_way=plan.strategy.one_way,
     )
+    if summed:
+        terms = lane_terms(run_file, plan.strategy)
+        train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))
     train.MergeFrom(_how_to_train(plan, round_number, client))
     return train
 

@@ -88,6 +88,16 @@ class UpdateArrived:
 
 
 @dataclass(frozen=True)
+class SumArrived:
+    """A sum of some clients' updates is verified and spooled; they are in it together.
+
+    updates: each client, and what its training took on a virtual clock.
+    """
+
+    updates: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class Offered:
     """A client has trained, and keeps its update until it is asked for."""
 
@@ -165,6 +175,7 @@ Event = (
     | Scarce
     | Outdated
     | UpdateArrived
+    | SumArrived
     | Offered
     | UploadsDecided
     | ClientFailed

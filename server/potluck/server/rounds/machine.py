@@ -49,6 +49,7 @@ from potluck.server.rounds.events import (
     Selected,
     Started,
     StopRequested,
+    SumArrived,
     SumFailed,
     Ticked,
     Train,
@@ -172,6 +173,11 @@ class RoundMachine:
             case UpdateArrived(client, seconds) if self.cohort.waits_for(client):
                 self.cohort.receive(client, seconds)
                 return self._go_on(now)
+            case SumArrived(updates):
+                waited_for = [each for each in updates if self.cohort.waits_for(each[0])]
+                for client, seconds in waited_for:
+                    self.cohort.receive(client, seconds)
+                return self._go_on(now) if waited_for else []
             case Offered(client) if self.cohort.waits_for(client):
                 self.cohort.offered.add(client)
                 return self._go_on(now)

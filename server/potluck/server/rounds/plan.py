@@ -22,6 +22,7 @@ from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import by_protocol, check_composition, check_work
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
+from potluck.server.rounds.summable import check_summing
 from potluck.server.rounds.trainable import check_trainable
 from potluck.server.selection import BeforeUpload, Selector, Signal, UpdateFact
 from potluck.server.strategy import Strategy
@@ -155,6 +156,7 @@ def draw_up(
     check_work(run_file, choosing, strategy, training, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
+    check_summing(run_file, strategy, choosing, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
         task=task,

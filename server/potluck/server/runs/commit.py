@@ -144,7 +144,7 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     run.remember(row)
     announce_closed(run.services.attendance, row)
     _announce(run, row)
-    aftermath.begin(row, [update.path for update in run.intake.updates.values()])
+    aftermath.begin(row, [*{update.path: None for update in run.intake.updates.values()}])
 
 
 def _set_aside(run: Run) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ from potluck.common.updates.masked_lanes import METRIC_BOUND, lane_lengths, lane
 from potluck.common.updates.training_agreement import training_sha256
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.aggregation.masked_reduction import check_masked
+from potluck.server.aggregation.masked_reduction import check_masked, opened_sum
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import MASKED, task_plugin
 from potluck.server.rounds import events as rounds
@@ -112,7 +112,7 @@ class MaskedRounds:
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the form. Raises LayoutError."""
-        if header.encoding != MASKED or not header.delta or header.compressed:
+        if header.encoding != MASKED or not header.delta or header.compressed or header.members:
             raise LayoutError(
                 "this run wants masked updates; the update announced is in another form"
             )
@@ -128,7 +128,7 @@ class MaskedRounds:
             header.client_id, header.masked_input, bytes.fromhex(header.blake3)
         )
 
-    def report(self, _header: transfer_pb2.UpdateHeader, /) -> UpdateReport:
+    def report(self, _member: transfer_pb2.SumMember, /) -> UpdateReport:
         """An empty report: numbers of a single client are not used."""
         return UpdateReport()
 
@@ -151,16 +151,16 @@ class MaskedRounds:
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return None
-        model, strategy_state, head = await in_thread(
-            run.work.next_masked_model,
+        model, strategy_state, total = await in_thread(
+            run.work.next_model_by_sum,
             run.machine.round,
-            updates,
-            unmasking,
+            [update.client for update in updates],
+            opened_sum([update.path for update in updates], unmasking),
             run.model,
             run.states.strategy,
             clients=len(run.roster),
         )
-        self._say(head, unmasking)
+        self._say(total.head, unmasking)
         return RoundModel(model=model, strategy_state=strategy_state)
 
     def _say(self, head: HeadSum, unmasking: Unmasking) -> None:

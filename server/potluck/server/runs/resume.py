@@ -10,8 +10,8 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
+from potluck.server.aggregation.spooled_updates import still_spooled
 from potluck.server.aggregation.states import States, read_states
-from potluck.server.aggregation.update_files import SpooledUpdate, spooled_intact
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.eligibility import Eligibility
@@ -19,6 +19,7 @@ from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.announce import announce_closed
+from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
@@ -29,7 +30,7 @@ from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
-from potluck.server.store.records import AttemptRow, MemberState, RoundRow
+from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
 from potluck.server.sums.label_cells import LabelCells
 from potluck.server.sums.label_sums import LabelSums
 from potluck.server.sums.label_totals import LabelTotals
@@ -245,19 +246,19 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         },
         answers_of(attempt.exchanges, key),
     )
-    cohort: list[tuple[str, MemberState]] = []
-    for member in attempt.members:
-        state = member.state
-        if state is MemberState.RECEIVED and member.update is not None:
-            path = run.spool.path(key.round, key.attempt, member.client_id, member.update.blake3)
-            update = SpooledUpdate(
-                client=member.client_id, path=path, row=member.update, dropped=member.work.dropped
-            )
-            if await in_thread(spooled_intact, update):
-                run.intake.updates[member.client_id] = update
-            else:
-                state = MemberState.SELECTED  # torn by the crash; have it sent again
-        cohort.append((member.client_id, state))
+    run.intake.updates.update(
+        await in_thread(
+            still_spooled,
+            run.spool,
+            key,
+            attempt.members,
+            lambda client: train_instruction_id(*key, client),
+        )
+    )
+    cohort = [
+        (member.client_id, _state_now(member, whole=member.client_id in run.intake.updates))
+        for member in attempt.members
+    ]
     await asyncio.to_thread(run.spool.clear_except, key.round, key.attempt)
     return Resumption(
         roster=run.roster,
@@ -270,3 +271,9 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         seconds={client: each.row.seconds for client, each in run.intake.updates.items()},
         uploads_decided=any(is_offer(each.question) for each in attempt.exchanges),
     )
+
+
+def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
+    """How a member's part had ended; it is waited for again where a crash has torn its update."""
+    received = member.state is MemberState.RECEIVED
+    return MemberState.SELECTED if received and not whole else member.state

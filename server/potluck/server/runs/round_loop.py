@@ -15,6 +15,7 @@ from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
+from potluck.server.runs.summed_rounds import SummedRounds
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import OpenRounds, UpdatePath
@@ -29,8 +30,7 @@ class RoundLoop:
         self.run = run
         self._end = end
         self._attendance = run.services.attendance
-        masked = run.plan.run_file.secure_aggregation
-        self._path: UpdatePath = MaskedRounds(run) if masked else OpenRounds(run)
+        self._path = _path_of(run)
         self.inbox = UpdateInbox(run, self._path)
         self._training = Training(run, self._path, self.inbox)
         self._aftermath = Aftermath(run)
@@ -168,3 +168,10 @@ class RoundLoop:
         except Exception as error:
             run.log.exception("round failed unexpectedly")
             run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
+
+
+def _path_of(run: Run) -> UpdatePath:
+    """The path that the run's updates take."""
+    if run.plan.run_file.secure_aggregation:
+        return MaskedRounds(run)
+    return SummedRounds(run) if run.plan.run_file.host_sums.enabled else OpenRounds(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from potluck.common.errors import (
     UpdateError,
     is_permanent,
 )
+from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.net.transfer import FileReceiver, held_bytes
 from potluck.common.plain_text import plain
 from potluck.rpc.v1 import transfer_pb2
@@ -30,13 +31,27 @@ from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
 
+MOST_NAMED = 50
+"""Clients of a sum that a refusal names: it must fit into the metadata of a call."""
+
+
+def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMember]:
+    """The updates that an announced file holds: one, or those of a sum."""
+    if header.members:
+        return header.members
+    return [
+        transfer_pb2.SumMember(
+            client_id=header.client_id, update_id=header.update_id, report=header.report
+        )
+    ]
+
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An update that is to be recorded."""
+    """An update that is to be recorded, or those of a sum together."""
 
     key: AttemptKey
-    change: MemberChange
+    changes: Sequence[MemberChange]
     recorded: asyncio.Future[None]
 
 
@@ -48,6 +63,7 @@ class UpdateInbox:
         self._path = path
         self._arrivals: list[_Arrival] = []
         self._recording: asyncio.Task[None] | None = None
+        self._being_recorded: set[str] = set()  # ids; another sum must not take them as well
 
     @property
     def model(self) -> ModelVersion:
@@ -56,10 +72,14 @@ class UpdateInbox:
 
     # Which updates ----------------------------------------------------------------------------
 
-    def has(self, client: str, update_id: str) -> bool:
-        """True if the update with this id is spooled in the attempt under way."""
+    def has(self, client: str, update_id: str, blake3: str) -> bool:
+        """True if the update with this id is spooled in the attempt under way; one that may be in
+        several sums, if it came in the file with this digest."""
         run = self._run
-        return client in run.intake.updates and update_id == run.instruction_id(client)
+        update = run.intake.updates.get(client)
+        if update is None or update_id != run.instruction_id(client):
+            return False
+        return update.row.encoding != SUM or update.row.blake3 == blake3
 
     def expects(self, client: str, update_id: str) -> bool:
         """True if an update with this id is waited for; not while it is undecided whose are."""
@@ -70,19 +90,28 @@ class UpdateInbox:
 
     def require(self, client: str, update_id: str) -> None:
         """Raises RoundClosedError unless an update with this id is waited for."""
-        if not self.expects(client, update_id):
+        self._require([transfer_pb2.SumMember(client_id=client, update_id=update_id)])
+
+    def _require(self, members: Iterable[transfer_pb2.SumMember]) -> None:
+        """Raises RoundClosedError, naming their clients, unless all of these are waited for."""
+        gone = [each for each in members if not self.expects(each.client_id, each.update_id)]
+        self._refuse_for(gone)
+
+    def _refuse_for(self, gone: Sequence[transfer_pb2.SumMember]) -> None:
+        if gone:
+            client, update_id = gone[0].client_id, gone[0].update_id[:200]
             raise RoundClosedError(
-                f"update '{update_id[:200]}' of client '{client}' is not waited for any more; "
-                "drop it",
-                update=update_id[:200],
+                f"update '{update_id}' of client '{client}' is not waited for any more; drop it",
+                update=update_id,
                 client=client,
+                clients=",".join(each.client_id for each in gone[:MOST_NAMED]),
             )
 
     # While one arrives ------------------------------------------------------------------------
 
     def announced(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check an announced update. Raises RoundClosedError, LayoutError."""
-        self.require(header.client_id, header.update_id)
+        self._require(members_of(header))
         self._path.check_header(header)
 
     def held_bytes(self, client: str, blake3: str) -> int:
@@ -92,7 +121,7 @@ class UpdateInbox:
     def receiver(self, header: transfer_pb2.UpdateHeader, maximum: int) -> FileReceiver:
         """Receiver of the update's file, of at most so many bytes. Raises RoundClosedError."""
         run = self._run
-        self.require(header.client_id, header.update_id)
+        self._require(members_of(header))
         run.services.observer.upload_begins()
         path = self._file(header.client_id, header.blake3)
         run.spool.clear_others(path)
@@ -139,36 +168,48 @@ class UpdateInbox:
 
         Raises RoundClosedError, UpdateError, TooLargeError, ProtocolError.
         """
-        header, path = update.header, update.path
-        client, update_id = header.client_id, header.update_id
+        header, path, members = update.header, update.path, members_of(update.header)
         try:
             await self._path.check_file(update)
-            self.require(client, update_id)
+            self._require(members)
+            self._refuse_for([each for each in members if each.update_id in self._being_recorded])
             self._path.check_sender(update)
         except (UpdateError, TooLargeError, ProtocolError) as error:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            if self.expects(client, update_id):
-                self._reject(client, error)
+            for each in members:
+                if self.expects(each.client_id, each.update_id):
+                    self._reject(each.client_id, error)
             raise
-        member = self._run.attempt.cohort.get(client)
-        spooled = SpooledUpdate(
-            client=client,
-            path=path,
-            row=self._row(header),
-            dropped=() if member is None else member.work.dropped,
-        )
-        await self.accept(update_id, spooled)
+        await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
-    async def accept(self, update_id: str, update: SpooledUpdate) -> None:
-        """Record a verified update, then tell the machine."""
-        run, client = self._run, update.client
-        change = MemberChange(client_id=client, state=MemberState.RECEIVED, update=update.row)
-        await self._record(run.key, change)
-        if not self.expects(client, update_id):
+    async def accept(self, updates: Mapping[str, SpooledUpdate]) -> None:
+        """Record a verified update, or those of one sum, by their ids; then tell the machine.
+
+        Raises RoundClosedError where some of a sum are not waited for any more.
+        """
+        run = self._run
+        changes = [
+            MemberChange(client_id=each.client, state=MemberState.RECEIVED, update=each.row)
+            for each in updates.values()
+        ]
+        self._being_recorded.update(updates)
+        try:
+            await self._record(run.key, changes)
+        finally:
+            self._being_recorded.difference_update(updates)
+        awaited = [self.expects(each.client, update_id) for update_id, each in updates.items()]
+        if not any(awaited):
             return
-        run.intake.updates[client] = update
-        run.services.attendance.retire([update_id])
-        run.post(rounds.UpdateArrived(client, update.row.seconds))
+        if not all(awaited):
+            self._require(
+                transfer_pb2.SumMember(client_id=each.client, update_id=update_id)
+                for update_id, each in updates.items()
+            )
+        run.intake.updates.update({each.client: each for each in updates.values()})
+        run.services.attendance.retire(list(updates))
+        arrived = tuple((each.client, each.row.seconds) for each in updates.values())
+        summed = next(iter(updates.values())).row.encoding == SUM
+        run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
 
     def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
@@ -186,10 +227,21 @@ class UpdateInbox:
             self._run.offenders.add(client)
         self.fail(client, error.message, error.reason)
 
-    def _row(self, header: transfer_pb2.UpdateHeader) -> UpdateRow:
-        run, report = self._run, self._path.report(header)
+    def _spooled(
+        self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember, path: Path
+    ) -> SpooledUpdate:
+        chosen = self._run.attempt.cohort.get(member.client_id)
+        return SpooledUpdate(
+            client=member.client_id,
+            path=path,
+            row=self._row(header, member),
+            dropped=() if chosen is None else chosen.work.dropped,
+        )
+
+    def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
+        run, report = self._run, self._path.report(member)
         if not run.plan.run_file.virtual_clock.enabled:  # else the client says it
-            instructed = run.intake.instructed.get(header.client_id, now())
+            instructed = run.intake.instructed.get(member.client_id, now())
             report = replace(report, seconds=now() - instructed)
         return UpdateRow(
             blake3=header.blake3,
@@ -207,9 +259,9 @@ class UpdateInbox:
         if self._recording is not None:
             await asyncio.wait({self._recording})
 
-    async def _record(self, key: AttemptKey, change: MemberChange) -> None:
-        """Store that an update arrived, with those that arrive while others are being stored."""
-        arrival = _Arrival(key, change, asyncio.get_running_loop().create_future())
+    async def _record(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
+        """Store that updates arrived, with those that arrive while others are being stored."""
+        arrival = _Arrival(key, changes, asyncio.get_running_loop().create_future())
         self._arrivals.append(arrival)
         if self._recording is None or self._recording.done():
             self._recording = asyncio.create_task(self._record_arrivals())
@@ -223,7 +275,8 @@ class UpdateInbox:
                     await self._try_record([arrival], last=True)
 
     async def _try_record(self, batch: list[_Arrival], *, last: bool = False) -> bool:
-        key, changes = batch[0].key, [arrival.change for arrival in batch]
+        key = batch[0].key
+        changes = [change for arrival in batch for change in arrival.changes]
         try:
             await self._run.services.in_store(lambda store: store.set_members(key, changes))
         except Exception as error:

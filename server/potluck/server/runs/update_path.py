@@ -1,30 +1,26 @@
-"""The path of updates from their announcement to the round's model: open here, masked elsewhere."""
+"""The path of updates from their announcement to the round's model: open here, masked or summed
+elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-from potluck.common.errors import LayoutError, TrainerError
+from potluck.common.errors import LayoutError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
-from potluck.common.learning.measures import MOST_COUNTED, checked_measures
-from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.enrolment import enrolled
+from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import RoundModel, Run
 from potluck.server.runs.server_training import train_on_coordinator
 from potluck.server.store.model_files import ModelVersion
-
-MOST_SAMPLES: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class ReceivedUpdate:
 
 
 class UpdatePath(Protocol):
-    """The steps that differ between open and masked updates. Lives on the event loop."""
+    """The steps that differ between open, masked and summed updates. Lives on the event loop."""
 
     @property
     def encoding(self) -> str:
@@ -65,7 +61,7 @@ class UpdatePath(Protocol):
         """Check what the client signed, once its file is found good. Raises ProtocolError."""
         ...
 
-    def report(self, header: transfer_pb2.UpdateHeader, /) -> UpdateReport:
+    def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
         """The report of an update, as far as it is of use."""
         ...
 
@@ -103,29 +99,19 @@ class OpenRounds:
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
-        report, plan = UpdateReport.from_message(header.report), self._run.plan
-        check_report(report, None if plan.trainer is not None else self._training(header.client_id))
-        try:
-            checked_measures(report.measures, plan.measures, f"client '{header.client_id}'")
-        except TrainerError as error:
-            raise LayoutError(error.message) from error
+        check_said(self._run, header.client_id, header.report)
         up = self._up
         if (
             header.encoding != ENCODINGS[up.encoding]
             or header.delta != up.delta
             or (header.compressed and not up.compress)
+            or header.members
         ):
             raise LayoutError(
                 f"this run wants updates as {up.encoding}{' delta' if up.delta else ''}, "
                 f"{'compressed or not' if up.compress else 'not compressed'}; the update announced "
                 "is in another form"
             )
-
-    def _training(self, client: str) -> LocalTraining:
-        """The settings that a client of the cohort trains with."""
-        training, member = self._run.plan.training, self._run.attempt.cohort.get(client)
-        epochs = None if member is None else member.work.epochs
-        return training if epochs is None else training.model_copy(update={"epochs": epochs})
 
     async def check_file(self, update: ReceivedUpdate) -> None:
         """Check layout and numbers."""
@@ -142,17 +128,9 @@ class OpenRounds:
     def check_sender(self, update: ReceivedUpdate) -> None:
         """The connection's certificate says enough."""
 
-    def report(self, header: transfer_pb2.UpdateHeader) -> UpdateReport:
+    def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
         """The report, with those of the selector's numbers that are finite."""
-        report = UpdateReport.from_message(header.report)
-        reports = {
-            name: report.reports[name]
-            for name in sorted(self._run.plan.reports)
-            if name in report.reports and math.isfinite(report.reports[name])
-        }
-        declared = self._run.plan.measures
-        said = not declared or "loss" in declared  # a message can't leave it out
-        return replace(report, reports=reports, loss=report.loss if said else None)
+        return report_said(self._run.plan, member.report)
 
     def lose(self, client: str) -> None:
         """No other update depends on it."""
@@ -193,50 +171,3 @@ class OpenRounds:
 
     def stop(self) -> None:
         """Nothing is under way."""
-
-
-def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
-    """Check that a client may have trained so. Strategies weigh by these numbers.
-
-    training: the settings of the built-in loop; None where the task has its own trainer.
-
-    Raises LayoutError.
-    """
-    if not 1 <= report.samples <= MOST_SAMPLES:
-        raise LayoutError(
-            f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
-            f"{MOST_SAMPLES}",
-            samples=report.samples,
-        )
-    for name, value in report.not_finite().items():
-        raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
-    if report.seconds < 0:
-        raise LayoutError(
-            f"the update reports {report.seconds} s of training; it can't be less than 0"
-        )
-    if training is None:
-        _check_own_steps(report)
-        return
-    planned = training.planned_steps(report.samples)
-    if report.steps > planned:
-        raise LayoutError(
-            f"an update from {report.samples} samples reports {report.steps} steps; this run "
-            f"takes {planned} at most",
-            steps=report.steps,
-        )
-    most = largest_normalizer(training, planned)
-    if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
-        raise LayoutError(
-            f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
-            f"must be from {LEAST_NORMALIZER} to {most:g}",
-            normalizer=report.normalizer,
-        )
-
-
-def _check_own_steps(report: UpdateReport) -> None:
-    if report.steps > MOST_COUNTED or report.normalizer is not None:
-        raise LayoutError(
-            f"an update of a task's own trainer reports {report.steps} steps that amount to "
-            f"{report.normalizer}; it must be up to {MOST_COUNTED}, and nothing",
-            steps=report.steps,
-        )

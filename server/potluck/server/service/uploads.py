@@ -17,7 +17,7 @@ from potluck.common.net.transfer import FileReceiver, check_digest
 from potluck.common.net.update_frames import update_header, update_trailer
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
-from potluck.server.runs.update_inbox import UpdateInbox
+from potluck.server.runs.update_inbox import UpdateInbox, members_of
 from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.coordinator_metrics import Transfer
@@ -49,7 +49,7 @@ class Uploads:
         """Say how much of an update has arrived."""
         check_client(request.client_id, identity)
         inbox = await self._coordinator.runs.inbox_of(request.run_id, request.update_id)
-        if inbox.has(request.client_id, request.update_id):
+        if inbox.has(request.client_id, request.update_id, request.blake3):
             return coordinator_pb2.LocateUploadResponse(complete=True)
         inbox.require(request.client_id, request.update_id)
         check_digest(request.blake3)
@@ -63,16 +63,18 @@ class Uploads:
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
         client = header.client_id
-        check_client(client, identity)
+        for each in members_of(header):
+            check_client(each.client_id, identity)
         inbox = await self._coordinator.runs.inbox_of(header.run_id, header.update_id)
-        if inbox.has(client, header.update_id):
+        if inbox.has(client, header.update_id, header.blake3):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         inbox.announced(header)
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._locks.setdefault(header.update_id, asyncio.Lock()):
-            if inbox.has(client, header.update_id):  # it was being verified when it came again
+            # It may have been verified when it came again.
+            if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
                 upload = _Upload(header, inbox, inbox.model, transfer)

@@ -125,6 +125,8 @@ class RunObserver:
         match event:
             case rounds.UpdateArrived(client) if self._cohort.get(client) is _AT_WORK:
                 self._cohort[client] = MemberOutcome.ANSWERED
+            case rounds.SumArrived(updates):
+                self._summed([client for client, _ in updates])
             case rounds.Scarce():
                 self._open = False  # there were too few to select among
         for action in actions:
@@ -144,6 +146,14 @@ class RunObserver:
             self._phase = phase
         if phase in _OPEN or phase is Phase.WAITING:
             self._open = phase is not Phase.WAITING
+
+    def _summed(self, clients: Sequence[str]) -> None:
+        """A sum of these clients' updates is here."""
+        self._instruments.count(metrics.SUMS)
+        self._instruments.count(metrics.SUMMED_UPDATES, len(clients))
+        for client in clients:
+            if self._cohort.get(client) is _AT_WORK:
+                self._cohort[client] = MemberOutcome.ANSWERED
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.handler_context import HandlerContext
+from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -39,6 +40,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         link=create_autospec(Link, instance=True),
         downloads=create_autospec(Downloads, instance=True),
         updates=create_autospec(KeptUpdates, instance=True),
+        host_sums=create_autospec(HostSums, instance=True),
         states=states,
         own_files=create_autospec(OwnFiles, instance=True),
         worker=create_autospec(Worker, instance=True),

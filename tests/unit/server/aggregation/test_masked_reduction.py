@@ -28,12 +28,8 @@ from potluck.common.updates.masked_lanes import (
 )
 from potluck.common.updates.update_report import UpdateReport
 from potluck.server.aggregation.apply_round import RoundNumbers
-from potluck.server.aggregation.masked_reduction import (
-    BLOCK_ELEMENTS,
-    check_masked,
-    move_masked,
-    opened_sum,
-)
+from potluck.server.aggregation.masked_reduction import check_masked, opened_sum
+from potluck.server.aggregation.move_by_sum import BLOCK_ELEMENTS, move_by_sum
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
 from potluck.server.strategies.fedavgm import FedAvgM
@@ -120,7 +116,7 @@ def moved(run: Filed, strategy: Strategy, state: State | None = None) -> tuple[A
         opened_sum([run.path(n) for n in names], unmasking) as total,
     ):
         assert isinstance(current, TensorFile)
-        arrays, after = move_masked(
+        arrays, after = move_by_sum(
             strategy, state or strategy.init(MODEL), current, total, names, numbers
         )
         return {name: np.array(array) for name, array in arrays.items()}, after
@@ -250,7 +246,7 @@ def test_strategies_that_tell_clients_apart_are_found_out(tmp_path: Path) -> Non
 
     with pytest.raises(PluginError, match="otherwise than alike"):
         moved(run, Partial())
-    with pytest.raises(PluginError, match="median of masked updates"):
+    with pytest.raises(PluginError, match="median of updates"):
         moved(run, CoordinateMedian())
 
 

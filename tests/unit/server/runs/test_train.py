@@ -68,7 +68,7 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
     inbox = UpdateInbox(cast(Run, run), path)
     training = Training(cast(Run, run), path, inbox)
     update = SpooledUpdate(client="client-0", path=Path("update"), row=UPDATE)
-    arrival = asyncio.create_task(inbox.accept("update", update))
+    arrival = asyncio.create_task(inbox.accept({"update": update}))
     await asyncio.sleep(0)  # the update is on its way to the store
     waited_for.clear()
     await training.mark(MarkMember(1, 1, "client-0", MemberState.SPARED, "enough without it"))

@@ -79,6 +79,8 @@ def why_not_audited(plan: RunPlan) -> str:
         )
     if run_file.secure_aggregation:
         return "updates are masked, so nobody knows how a single one moved the output bias"
+    if run_file.host_sums.enabled:
+        return "hosts send sums of updates, so nobody knows how one moved the output bias"
     if run_file.model is not None and run_file.model.keep:
         return "clients keep tensors of the model, and the output layer may be among them"
     if run_file.profiles.disclosure == "cells":

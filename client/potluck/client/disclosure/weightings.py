@@ -1,0 +1,24 @@
+"""How exactly an instruction to train wants the number of samples told."""
+
+from __future__ import annotations
+
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import ProtocolVersionError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+_WEIGHTINGS = {
+    rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
+    rpc.WEIGHTING_EXACT: Weighting.EXACT,
+    rpc.WEIGHTING_BUCKETED: Weighting.BUCKETED,
+    rpc.WEIGHTING_EQUAL: Weighting.EQUAL,
+}
+
+
+def weighting_of(work: rpc.Train) -> Weighting:
+    """The weighting that is asked for. Raises ProtocolVersionError for an unknown one."""
+    weighting = _WEIGHTINGS.get(work.weighting)
+    if weighting is None:
+        raise ProtocolVersionError(
+            f"this host's software does not know weighting {work.weighting}; update it"
+        )
+    return weighting

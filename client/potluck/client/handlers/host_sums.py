@@ -1,0 +1,206 @@
+"""Sums at the host: the updates of clients that train for the same attempt go up as one.
+
+Adding is exact, so it does not matter for the round's model which updates are in a sum. What is
+waited for only decides how many files there are: members that fail, are late or come later hurt
+nobody else. Each client's own update stays until its round is over, and a sum that is not wanted as
+it is is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.saved_updates import KeptUpdate, KeptUpdates
+from potluck.client.transfer.upload import deliver
+from potluck.common.errors import PotluckError, RoundClosedError
+from potluck.common.updates.lane_files import add_files
+from potluck.common.updates.lanes import members_digest
+
+log = structlog.get_logger()
+
+PATIENCE: Final = 0.8
+"""The share of the time to its deadline that the first update waits for the others."""
+ARRIVAL_SECONDS: Final = 2.0
+"""How long an update waits for companions whose instructions have not come: they come together, and
+none comes for a client whose update the coordinator has."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _WaitingUpdate:
+    """An update that waits. delivered: done once it is there, or its client has left."""
+
+    active: ActiveInstruction
+    update: KeptUpdate
+    fresh: bool
+    delivered: asyncio.Future[None]
+
+
+@dataclass(kw_only=True, eq=False)
+class _SumGroup:
+    """Updates that go up together. gathering: until they are on their way."""
+
+    companions: Sequence[str]
+    members: list[_WaitingUpdate] = field(default_factory=list)
+    gathering: bool = True
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def present(self) -> list[_WaitingUpdate]:
+        """Those that have neither been delivered nor left."""
+        return [each for each in self.members if not each.delivered.done()]
+
+
+class HostSums:
+    """The sums of a host. Lives on the event loop."""
+
+    def __init__(self, log_: InstructionLog, updates: KeptUpdates, link: Link) -> None:
+        self._log = log_
+        self._updates = updates
+        self._link = link
+        self._groups: list[_SumGroup] = []
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """An instruction was finished or dropped."""
+        self._changed.set()
+
+    async def deliver(self, active: ActiveInstruction, update: KeptUpdate, *, fresh: bool) -> None:
+        """Bring an update to the coordinator within a sum; returns when it is kept there.
+
+        fresh: nothing of it has been sent before. Raises what `upload.deliver` raises.
+        """
+        companions = list(active.instruction.train.companions) or [update.update_id]
+        group = self._gathering(companions)
+        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        group.members.append(
+            _WaitingUpdate(active=active, update=update, fresh=fresh, delivered=delivered)
+        )
+        if group.task is None:
+            group.task = asyncio.create_task(self._take_up(group))
+        self.changed()
+        try:
+            await delivered
+        finally:
+            self.changed()
+            if not group.present and group.task is not None and not group.gathering:
+                group.task.cancel()  # nobody waits for it any more
+
+    def _gathering(self, companions: Sequence[str]) -> _SumGroup:
+        for group in self._groups:
+            if group.gathering and group.companions == companions:
+                return group
+        group = _SumGroup(companions=companions)
+        self._groups.append(group)
+        return group
+
+    # Gathering --------------------------------------------------------------------------------
+
+    async def _take_up(self, group: _SumGroup) -> None:
+        try:
+            await self._gather(group)
+            group.gathering = False
+            await self._send(group.present)
+        except Exception as error:
+            log.exception("a sum failed unexpectedly")
+            _fail(group.present, error)
+        finally:
+            self._groups.remove(group)
+
+    async def _gather(self, group: _SumGroup) -> None:
+        """Wait for those that still train, but not for ever."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        until = _latest(group.members[0], began)
+        while group.present:
+            self._changed.clear()
+            training, unknown = self._awaited(group)
+            limit = until if training else began + ARRIVAL_SECONDS if unknown else began
+            if limit is not None and now() >= limit:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    await self._changed.wait()
+
+    def _awaited(self, group: _SumGroup) -> tuple[bool, bool]:
+        """Whether companions still train; whether instructions of some have not come."""
+        here = {each.update.update_id for some in self._groups for each in some.members}
+        entries = [self._log.find(each) for each in group.companions if each not in here]
+        training = any(entry is not None and not entry.stage.over for entry in entries)
+        return training, None in entries
+
+    # Sending ----------------------------------------------------------------------------------
+
+    async def _send(self, members: Sequence[_WaitingUpdate]) -> None:
+        """Send one sum; without those that are not waited for; each by itself if it is refused."""
+        while members:
+            try:
+                await self._send_sum(members)
+            except RoundClosedError as error:
+                gone = error.metadata.get("clients", "").split(",")
+                left = [each for each in members if each.update.client_id in gone]
+                _fail(left or members, error)
+            except PotluckError as error:
+                if len(members) == 1:
+                    _fail(members, error)
+                    return
+                log.warning("a sum is refused; its updates go singly", error=error.message)
+                for each in members:
+                    await self._send([each])
+            else:
+                for each in members:
+                    if not each.delivered.done():
+                        each.delivered.set_result(None)
+            members = [each for each in members if not each.delivered.done()]
+
+    async def _send_sum(self, members: Sequence[_WaitingUpdate]) -> None:
+        updates = [each.update for each in members]
+        fresh = all(each.fresh for each in members)
+        first, path = updates[0], self._updates.path(updates[0].update_id)
+        if len(updates) == 1:
+            await deliver(self._link, first, path, fresh=fresh, members=updates)
+            return
+        ids = [update.update_id for update in updates]
+        path = self._updates.path(f"sum of {members_digest(ids).hex()}")
+        try:
+            written = await asyncio.to_thread(
+                add_files, path, [self._updates.path(each) for each in ids], members_digest(ids)
+            )
+            changes = {"blake3": written.blake3, "size": written.size}
+            whole = first.model_copy(update=changes)
+            await deliver(self._link, whole, path, fresh=fresh, members=updates)
+        finally:
+            self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # the next start of the host deletes it
+            path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Send no more."""
+        tasks = [group.task for group in self._groups if group.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _latest(first: _WaitingUpdate, now: float) -> float | None:
+    """When the first of a group goes up at the latest; None for no limit."""
+    timeout = first.active.timeout
+    deadline = None if timeout is None else timeout.when()
+    return None if deadline is None else now + PATIENCE * max(0.0, deadline - now)
+
+
+def _fail(members: Sequence[_WaitingUpdate], error: Exception) -> None:
+    for each in members:
+        if not each.delivered.done():
+            each.delivered.set_exception(error)

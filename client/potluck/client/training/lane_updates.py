@@ -1,0 +1,111 @@
+"""Updates that go into a sum: a training's differences as lanes, in a file for one client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.tensor_files import FileDigest, Tensors
+from potluck.common.updates.lane_files import AUXILIARY, BODY, vectors_of, write_lanes
+from potluck.common.updates.lane_packing import LaneReader
+from potluck.common.updates.lanes import (
+    Lanes,
+    LaneTerms,
+    members_digest,
+    normalizer_of,
+    quantise,
+)
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+SUM: Final = transfer_pb2.ENCODING_SUM
+
+_Arrays = Mapping[str, NDArray[Any]]
+
+
+def lane_terms(work: rpc.Train) -> LaneTerms:
+    """How an instruction wants lanes made. Raises LayoutError where none can be made so."""
+    asked = work.summing
+    terms = LaneTerms(
+        quantum_bits=asked.quantum_bits,
+        weight_unit=asked.weight_unit,
+        weight_cap=asked.weight_cap,
+    )
+    terms.check()
+    return terms
+
+
+def write_lane_update(
+    path: Path,
+    instruction: rpc.Instruction,
+    trained: _Arrays,
+    base: Tensors,
+    report: UpdateReport,
+    *,
+    buffers: frozenset[str],
+    auxiliaries: Mapping[str, _Arrays],
+    over: Path | None,
+) -> FileDigest:
+    """Write a client's update as a sum over it alone. Blocks.
+
+    base: the round's model. report: as it is disclosed; its samples are the weight. buffers: names
+    of floating-point tensors that are no parameters, which are not normalised. over: a spare file
+    to be written over. Raises LayoutError, OutOfBoundsError where a lane can't hold a difference,
+    StorageError.
+    """
+    work, layout = instruction.train, base.layout
+    terms = lane_terms(work)
+    divisor = normalizer_of(report) if work.normalized else 1.0
+    factor = terms.factor(terms.weight(report.samples))
+    vector, origin = FlatVector(trained, layout), FlatVector(base.arrays, layout)
+
+    def difference(begin: int, end: int) -> NDArray[np.float64]:
+        values = _copied(vector, begin, end)
+        for place, piece in origin.pieces(begin, end):
+            values[place] -= piece
+        if divisor != 1.0:
+            _divide(values, begin, divisor, layout, buffers)
+        return values
+
+    readers = {BODY: _lanes(difference, factor)}
+    for name, arrays in auxiliaries.items():
+        beside = partial(_copied, FlatVector(arrays, layout))
+        readers[AUXILIARY + name] = _lanes(beside, 1.0 / terms.quantum)
+    vectors = vectors_of(layout.parameters, auxiliaries)
+    return write_lanes(path, readers, vectors, members_digest([instruction.id]), over=over)
+
+
+def _copied(vector: FlatVector, begin: int, end: int) -> NDArray[np.float64]:
+    values = np.empty(end - begin, np.float64)
+    for place, piece in vector.pieces(begin, end):
+        values[place] = piece
+    return values
+
+
+def _divide(
+    values: NDArray[np.float64],
+    begin: int,
+    divisor: float,
+    layout: Layout,
+    buffers: frozenset[str],
+) -> None:
+    for place, name in TensorBorders(layout).parts(begin, begin + values.size):
+        if name not in buffers:
+            values[place] /= divisor
+
+
+def _lanes(read: Callable[[int, int], NDArray[np.float64]], factor: float) -> LaneReader:
+    def lanes(begin: int, end: int) -> Lanes:
+        out = np.empty(end - begin, np.int64)
+        quantise(read(begin, end), factor, out)
+        return out
+
+    return lanes

@@ -1,0 +1,192 @@
+"""Moving the model by a sum: of masked updates, or of lanes that hosts have added up.
+
+No single update is seen. The sum is read block by block; private memory is a few blocks for each
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import PluginError
+from potluck.common.tensors.auxiliary import auxiliary_layout
+from potluck.common.tensors.flat import FlatVector, TensorBorders, name_at, unflatten
+from potluck.common.tensors.large_arrays import empty
+from potluck.common.tensors.tensor_drafts import TensorDraft
+from potluck.common.tensors.tensor_files import TensorFile, Tensors, block_is_finite, not_finite
+from potluck.server.aggregation.apply_round import RoundNumbers
+from potluck.server.aggregation.blocks import Result, for_each_block
+from potluck.server.state import State
+from potluck.server.strategy import (
+    Combine,
+    Reduction,
+    RoundContext,
+    Strategy,
+    Summation,
+    UpdateStatistics,
+    Weights,
+)
+
+BLOCK_ELEMENTS: Final = 2**18
+"""Elements read at once: enough that starting the keystreams of masks costs little."""
+BlockReader = Callable[[int, int], NDArray[np.float64]]
+"""Reads elements [begin, end) of a vector; begin is a multiple of `BLOCK_ELEMENTS`. Thread-safe."""
+
+
+class Total(Protocol):
+    """The sum of a round's updates, and what their trainings were like together."""
+
+    @property
+    def weight(self) -> float:
+        """The clients' weights together."""
+        ...
+
+    @property
+    def loss(self) -> float:
+        """The mean of their losses, by weight."""
+        ...
+
+    @property
+    def normalizer(self) -> float:
+        """The mean of what their steps amount to, by weight; 1 where that is not asked for."""
+        ...
+
+    def mean(self) -> BlockReader:
+        """Reads the mean difference from the model, by weight."""
+        ...
+
+    def sum(self, auxiliary: str) -> BlockReader:
+        """Reads the sum of an auxiliary; clients don't weigh it."""
+        ...
+
+
+def move_by_sum(
+    strategy: Strategy,
+    state: State,
+    current: TensorFile,
+    total: Total,
+    clients: Sequence[str],
+    numbers: RoundNumbers,
+    *,
+    draft: TensorDraft | None = None,
+) -> tuple[Weights, State]:
+    """The next model and the strategy's next state, from a sum over these clients.
+
+    The strategy sees that many clients that are all alike. draft: as for `apply_round`. Raises
+    PluginError where it would weigh them otherwise, NotFiniteError where the result overflows.
+    """
+    combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
+    _check_combine(combine, len(clients))
+    factors = _factors(strategy, combine, total, current, numbers.buffers)
+    on_top = not combine.difference
+    combined = _reduced(total.mean(), factors, current, on_top=on_top, draft=draft)
+    context = RoundContext(
+        round=numbers.round,
+        clients=numbers.clients,
+        included=clients,
+        weights=combine.weights,
+        buffers=numbers.buffers,
+        auxiliary={
+            name: _auxiliary(total, name, combine, current) for name in sorted(strategy.auxiliary)
+        },
+    )
+    weights, state = strategy.apply(state, current.arrays, combined, context)
+    return weights, state.apart(current.arrays, combined)
+
+
+def _alike(
+    total: Total, clients: Sequence[str], buffers: frozenset[str], state: State
+) -> UpdateStatistics:
+    count = len(clients)
+    return UpdateStatistics(
+        clients=clients,
+        samples=np.full(count, max(1, round(total.weight / count)), np.int64),
+        steps=np.zeros(count, np.int64),
+        normalizers=np.full(count, total.normalizer),
+        losses=np.full(count, total.loss),
+        buffers=buffers,
+        state=state,
+    )
+
+
+def _check_combine(combine: Combine, clients: int) -> None:
+    if combine.reduction is not Reduction.MEAN:
+        raise PluginError(
+            f"the strategy wants the {combine.reduction} of updates of which only the sum is known"
+        )
+    weights = {"": combine.weights, **combine.tensor_weights, **combine.auxiliary}
+    for array in weights.values():
+        if array.shape != (clients,) or not np.isfinite(array).all() or np.ptp(array) > 1e-12:
+            raise PluginError(
+                "the strategy weighs clients that are alike otherwise than alike; of their "
+                "updates only the sum is known"
+            )
+
+
+def _factors(
+    strategy: Strategy,
+    combine: Combine,
+    total: Total,
+    current: TensorFile,
+    buffers: frozenset[str],
+) -> dict[str, float]:
+    """By tensor: what its mean difference is multiplied by."""
+    normalized = strategy.summation is Summation.NORMALIZED
+    factors: dict[str, float] = {}
+    for tensor in current.layout.tensors:
+        weight = float(combine.tensor_weights.get(tensor.name, combine.weights).sum())
+        if not combine.difference and abs(weight - 1.0) > 1e-9:
+            raise PluginError(
+                f"the strategy's weights sum to {weight:g}; those of weights sum to 1"
+            )
+        rescaled = total.normalizer if normalized and tensor.name not in buffers else 1.0
+        factors[tensor.name] = weight * rescaled
+    return factors
+
+
+def _reduced(
+    read: Callable[[int, int], NDArray[np.float64]],
+    factors: dict[str, float],
+    current: Tensors,
+    *,
+    on_top: bool,
+    draft: TensorDraft | None,
+) -> Weights:
+    """Factor · what is read, where wanted `on_top` of the model; arrays of the model's layout."""
+    layout = current.layout
+    base, borders = FlatVector(current.arrays, layout), TensorBorders(layout)
+    result = Result(layout, draft)
+
+    def one_block(begin: int, end: int) -> None:
+        values, out = read(begin, end), result.block(begin, end, result.scratch(end - begin))
+        for place, name in borders.parts(begin, end):
+            values[place] *= factors[name]
+        if on_top:
+            for place, piece in base.pieces(begin, end):
+                values[place] += piece
+        with np.errstate(over="ignore"):
+            np.copyto(out, values, casting="same_kind")
+        if not block_is_finite(out):
+            raise not_finite(name_at(layout, begin + int(np.argmin(np.isfinite(out)))))
+        result.put(begin, out)
+
+    for_each_block(layout.parameters, BLOCK_ELEMENTS, lambda: one_block, None)
+    return result.arrays({t.name: current.arrays[t.name] for t in layout.tensors if not t.floating})
+
+
+def _auxiliary(total: Total, name: str, combine: Combine, current: TensorFile) -> Weights:
+    clients = len(combine.weights)
+    weight = float(combine.auxiliary.get(name, np.full(clients, 1.0 / clients))[0])
+    layout = auxiliary_layout(current.layout)
+    found = empty((layout.parameters,), np.float32)
+    read = total.sum(name)
+
+    def one_block(begin: int, end: int) -> None:
+        np.multiply(read(begin, end), weight, out=found[begin:end], casting="same_kind")
+
+    for_each_block(found.size, BLOCK_ELEMENTS, lambda: one_block, None)
+    return unflatten(found, {}, layout)

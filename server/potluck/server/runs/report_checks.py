@@ -1,0 +1,94 @@
+"""Checks of what clients say of the trainings behind their updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from potluck.common.errors import LayoutError, TrainerError
+from potluck.common.learning.local_steps import LEAST_NORMALIZER, largest_normalizer
+from potluck.common.learning.measures import MOST_COUNTED, checked_measures
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.runs.run import Run
+
+MOST_SAMPLES: Final = 1 << 40
+
+
+def check_said(run: Run, client: str, message: transfer_pb2.TrainingReport) -> None:
+    """Check what a client of the attempt under way says. Raises LayoutError."""
+    report, plan = UpdateReport.from_message(message), run.plan
+    check_report(report, None if plan.trainer is not None else _training(run, client))
+    try:
+        checked_measures(report.measures, plan.measures, f"client '{client}'")
+    except TrainerError as error:
+        raise LayoutError(error.message) from error
+
+
+def _training(run: Run, client: str) -> LocalTraining:
+    """The settings that a client of the cohort trains with."""
+    training, member = run.plan.training, run.attempt.cohort.get(client)
+    epochs = None if member is None else member.work.epochs
+    return training if epochs is None else training.model_copy(update={"epochs": epochs})
+
+
+def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateReport:
+    """The report of a client, with those of the selector's numbers that are finite."""
+    report = UpdateReport.from_message(message)
+    reports = {
+        name: report.reports[name]
+        for name in sorted(plan.reports)
+        if name in report.reports and math.isfinite(report.reports[name])
+    }
+    said = not plan.measures or "loss" in plan.measures  # a message can't leave it out
+    return replace(report, reports=reports, loss=report.loss if said else None)
+
+
+def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
+    """Check that a client may have trained so. Strategies weigh by these numbers.
+
+    training: the settings of the built-in loop; None where the task has its own trainer.
+
+    Raises LayoutError.
+    """
+    if not 1 <= report.samples <= MOST_SAMPLES:
+        raise LayoutError(
+            f"an update from {report.samples} samples can't be weighted; it must be from 1 to "
+            f"{MOST_SAMPLES}",
+            samples=report.samples,
+        )
+    for name, value in report.not_finite().items():
+        raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
+    if report.seconds < 0:
+        raise LayoutError(
+            f"the update reports {report.seconds} s of training; it can't be less than 0"
+        )
+    if training is None:
+        _check_own_steps(report)
+        return
+    planned = training.planned_steps(report.samples)
+    if report.steps > planned:
+        raise LayoutError(
+            f"an update from {report.samples} samples reports {report.steps} steps; this run "
+            f"takes {planned} at most",
+            steps=report.steps,
+        )
+    most = largest_normalizer(training, planned)
+    if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
+        raise LayoutError(
+            f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
+            f"must be from {LEAST_NORMALIZER} to {most:g}",
+            normalizer=report.normalizer,
+        )
+
+
+def _check_own_steps(report: UpdateReport) -> None:
+    if report.steps > MOST_COUNTED or report.normalizer is not None:
+        raise LayoutError(
+            f"an update of a task's own trainer reports {report.steps} steps that amount to "
+            f"{report.normalizer}; it must be up to {MOST_COUNTED}, and nothing",
+            steps=report.steps,
+        )
