@@ -83,10 +83,36 @@ def test_the_command_line_comes_to_the_same_model(finished: Run, tmp_path: Path)
     assert finished.history[-1].model == digest
 
 
+def models_in(federation: Federation) -> set[str]:
+    """The digests of the model files that the coordinator keeps."""
+    assert federation.folder is not None
+    files = (federation.folder / "federation-1" / "coordinator" / "models").glob("*.safetensors")
+    return {path.stem for path in files}
+
+
+def test_a_run_is_repeated_and_deleted(finished: Run, federation: Federation) -> None:
+    again = federation.run(run_file=finished.run_file).wait()
+    models = {each.model for each in finished.history}
+    assert [each.model for each in again.history] == [each.model for each in finished.history]
+    assert models <= models_in(federation)
+    again.delete()
+    assert again.id not in federation.runs.index
+    assert models <= models_in(federation)  # the first run has the same
+    other = federation.run(run_file=finished.run_file, seed=6, rounds=1).wait()
+    [only] = {each.model for each in other.history}
+    assert only in models_in(federation)
+    other.delete()
+    assert only not in models_in(federation)
+    with pytest.raises(NotFoundError):
+        _ = other.run_file
+
+
 def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
     run = federation.run(task=TASK, rounds=400, count=2, seed=1)
     for committed in run:
         if committed.number == 2:
+            with pytest.raises(RunError, match="stop it first"):
+                run.delete()
             run.stop()
     assert run.state == "stopped"
     stopped_at = run.status.committed_rounds

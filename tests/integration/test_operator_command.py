@@ -236,6 +236,31 @@ async def test_resume_says_where_the_run_stands_and_may_follow_it(
     assert (refused.code, refused.err) == (1, "potluck: run ffff is finished\n")
 
 
+async def test_a_run_is_deleted_where_somebody_says_so(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.watches = [[status(FINISHED, committed=2)], [status(FINISHED, committed=2)]]
+    asked = await potluck(config, tmp_path, "delete", "3f9a")
+    assert (asked.code, service.deleted) == (1, [])
+    assert "add --yes to delete it" in asked.err
+    deleted = await potluck(config, tmp_path, "delete", "3f9a", "--yes")
+    assert deleted.out.startswith("deleted run 3f9ac0de (tea) is finished")
+    assert (deleted.code, service.deleted) == (0, [RUN_ID])
+
+
+async def test_an_earlier_run_is_started_again_with_something_else(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.started.append('rounds = 3\n[task]\nname = "digits"\n')
+    again = await potluck(config, tmp_path, "run", "--again", "3f9a", "-o", "rounds=5")
+    assert (again.code, again.out.strip()) == (0, RUN_ID)
+    assert service.started[-1].startswith("rounds = 5\n")
+    shown = await potluck(config, tmp_path, "runs", "3f9a", "--file")
+    assert shown.out.strip() == service.started[-1].strip()
+    neither = await potluck(config, tmp_path, "run")
+    assert (neither.code, "name a run file" in neither.err) == (1, True)
+
+
 async def test_a_terminal_that_knows_ascii_alone_is_shown_something_alike(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

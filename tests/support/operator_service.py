@@ -139,6 +139,7 @@ class FakeOperatorService(OperatorServiceServicer):
     model_breaks: list[int] = field(default_factory=list)
     origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
     started: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
     async def StartRun(  # noqa: N802  # named by the protocol
@@ -178,6 +179,22 @@ class FakeOperatorService(OperatorServiceServicer):
             await abort(context, NotFoundError(f"no run begins with '{request.run_id}'"))
         stopped = status(RunState.RUN_STATE_STOPPED, committed=1, reason="by an operator").status
         return operator_pb2.StopRunResponse(status=stopped)
+
+    async def DeleteRun(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.DeleteRunRequest,
+        context: Context,
+    ) -> operator_pb2.DeleteRunResponse:
+        self.deleted.append(request.run_id)
+        finished = status(RunState.RUN_STATE_FINISHED, committed=2).status
+        return operator_pb2.DeleteRunResponse(status=finished)
+
+    async def FetchRunFile(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.FetchRunFileRequest,
+        context: Context,
+    ) -> operator_pb2.FetchRunFileResponse:
+        return operator_pb2.FetchRunFileResponse(run_id=RUN_ID, run_file=self.started[-1])
 
     async def ResumeRun(  # noqa: N802  # named by the protocol
         self,

@@ -182,6 +182,18 @@ class Run:
         await self._client.resume_run(self.id)
         self._follower.begin(self._follow(self._follower))
 
+    def delete(self) -> None:
+        """Delete it, once it is over: its rounds, and its models where no other run has the same.
+
+        What its clients have disclosed stays. Raises RunError where it is under way.
+        """
+        self._background.call(self._client.delete_run(self.id))
+
+    @property
+    def run_file(self) -> str:
+        """The run file that it was started with, as TOML; `Federation.run` takes it."""
+        return self._background.call(self._client.fetch_run_file(self.id))
+
     async def close(self) -> None:
         """Follow it no longer. Called on the background loop, by its federation."""
         await self._follower.close()

@@ -12,6 +12,7 @@ from support.stored import AT, RUN, begun_run, committed, digest
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.server.store import AttemptKey, RunState, Store
+from potluck.server.store.records import LeftOutRow
 
 LATER = AT + timedelta(hours=1)
 # One store for all examples will do: each changes what the one before wrote.
@@ -162,3 +163,21 @@ def test_any_text_can_be_a_reason(store: Store, text: str) -> None:
         assert kept == text
     store.set_run_state(RUN.run_id, RunState.FAILED, "\ud800 half a surrogate", AT)
     assert store.run(RUN.run_id).reason == "? half a surrogate"
+
+
+def test_a_deleted_run_leaves_the_others_and_says_what_files_it_named(store: Store) -> None:
+    for run_id in (RUN.run_id, "cd34"):
+        begun_run(store, run_id)
+        committed(store, AttemptKey(run_id, 1, 1))
+    left_out = LeftOutRow(client_id="b", process_id="1", trouble="no data", at=AT)
+    store.leave_out(RUN.run_id, [left_out])
+    files = store.delete_runs([RUN.run_id, "no-such-run"])
+    assert files == {digest(0), digest(1), digest(1001)}
+    assert [run.run_id for run in store.runs()] == ["cd34"]
+    with pytest.raises(NotFoundError, match="no run 'ab12'"):
+        store.run(RUN.run_id)
+    assert store.last_rounds() == {"cd34": 1}
+    assert {holder.run_id for holder in store.holders(files)} == {"cd34"}
+    assert store.roster("cd34") == ["a", "b", "c"]
+    begun_run(store)  # nothing of it is in the way of another one
+    assert store.run(RUN.run_id).committed_rounds == 0

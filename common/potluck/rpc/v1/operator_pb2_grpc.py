@@ -55,6 +55,16 @@ class OperatorServiceStub:
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
                 _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/DeleteRun',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
+        self.FetchRunFile = channel.unary_unary(
+                '/potluck.rpc.v1.OperatorService/FetchRunFile',
+                request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileRequest.SerializeToString,
+                response_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/potluck.rpc.v1.OperatorService/ListRuns',
                 request_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ListRunsRequest.SerializeToString,
@@ -135,6 +145,20 @@ class OperatorServiceServicer:
 
     def ResumeRun(self, request, context):
         """Goes on with a stopped or failed run after its last committed round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRun(self, request, context):
+        """Deletes a run that is over: its rounds and its models. What its clients disclosed stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchRunFile(self, request, context):
+        """The run file that a run was started with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,6 +256,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ResumeRun,
                     request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.FromString,
                     response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunResponse.SerializeToString,
+            ),
+            'FetchRunFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchRunFile,
+                    request_deserializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileRequest.FromString,
+                    response_serializer=potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -393,6 +427,60 @@ class OperatorService:
             '/potluck.rpc.v1.OperatorService/ResumeRun',
             potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
             potluck_dot_rpc_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/DeleteRun',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.DeleteRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchRunFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/potluck.rpc.v1.OperatorService/FetchRunFile',
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileRequest.SerializeToString,
+            potluck_dot_rpc_dot_v1_dot_operator__pb2.FetchRunFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class OperatorServiceStub:
     """Stops a run after abandoning its current round; the last committed model stays."""
     ResumeRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ResumeRunRequest, _operator_pb2.ResumeRunResponse]
     """Goes on with a stopped or failed run after its last committed round."""
+    DeleteRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DeleteRunRequest, _operator_pb2.DeleteRunResponse]
+    """Deletes a run that is over: its rounds and its models. What its clients disclosed stays."""
+    FetchRunFile: _grpc.UnaryUnaryMultiCallable[_operator_pb2.FetchRunFileRequest, _operator_pb2.FetchRunFileResponse]
+    """The run file that a run was started with."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]
     """All runs, newest first."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]
@@ -79,6 +83,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Stops a run after abandoning its current round; the last committed model stays."""
     ResumeRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.ResumeRunRequest, _operator_pb2.ResumeRunResponse]  # type: ignore[assignment]
     """Goes on with a stopped or failed run after its last committed round."""
+    DeleteRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.DeleteRunRequest, _operator_pb2.DeleteRunResponse]  # type: ignore[assignment]
+    """Deletes a run that is over: its rounds and its models. What its clients disclosed stays."""
+    FetchRunFile: _aio.UnaryUnaryMultiCallable[_operator_pb2.FetchRunFileRequest, _operator_pb2.FetchRunFileResponse]  # type: ignore[assignment]
+    """The run file that a run was started with."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRunsRequest, _operator_pb2.ListRunsResponse]  # type: ignore[assignment]
     """All runs, newest first."""
     ListClients: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListClientsRequest, _operator_pb2.ListClientsResponse]  # type: ignore[assignment]
@@ -136,6 +144,22 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ResumeRunResponse, _abc.Awaitable[_operator_pb2.ResumeRunResponse]]:
         """Goes on with a stopped or failed run after its last committed round."""
+
+    @_abc_1.abstractmethod
+    def DeleteRun(
+        self,
+        request: _operator_pb2.DeleteRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.DeleteRunResponse, _abc.Awaitable[_operator_pb2.DeleteRunResponse]]:
+        """Deletes a run that is over: its rounds and its models. What its clients disclosed stays."""
+
+    @_abc_1.abstractmethod
+    def FetchRunFile(
+        self,
+        request: _operator_pb2.FetchRunFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.FetchRunFileResponse, _abc.Awaitable[_operator_pb2.FetchRunFileResponse]]:
+        """The run file that a run was started with."""
 
     @_abc_1.abstractmethod
     def ListRuns(

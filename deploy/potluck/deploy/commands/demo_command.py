@@ -48,6 +48,13 @@ Seed = Annotated[int, typer.Option(min=0, help="Same seed, same cohorts, same mo
 Device = Annotated[
     str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder in which tasks such as mnist find their data; `potluck data` fills it.",
+        show_default=False,
+    ),
+]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -74,6 +81,7 @@ def demo(
     strategy: Strategy = "fedavg",
     seed: Seed = 7,
     device: Device = "cpu",
+    data: Data = None,
     folder: Folder = None,
     assignments: Assignments = None,
     as_json: JsonSummary = False,
@@ -87,6 +95,7 @@ def demo(
     ```console
     potluck demo
     potluck demo --rounds 5 --count 4 -o training.epochs=2
+    potluck demo --task mnist --data data -o task.clients=24
     ```
     """
     options = DemoOptions(
@@ -99,6 +108,7 @@ def demo(
         rounds=rounds,
         seed=seed,
         device=device,
+        data=data,
         assignments=assignments or (),
         root=True,
     )

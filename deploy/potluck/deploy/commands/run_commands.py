@@ -1,4 +1,4 @@
-"""`potluck run`, `runs`, `watch`, `stop`, `resume`, `model` and `clients`."""
+"""`potluck run`, `runs`, `watch`, `stop`, `resume`, `delete` and `model`."""
 
 from __future__ import annotations
 
@@ -65,11 +65,20 @@ Assignments = Annotated[
 async def run(
     client: OperatorClient,
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="FILE", help="A run file; - for standard input.", show_default=False
+            metavar="[FILE]", help="A run file; - for standard input.", show_default=False
         ),
-    ],
+    ] = None,
+    again: Annotated[
+        str | None,
+        typer.Option(
+            "--again",
+            metavar="RUN",
+            help="Instead of a file: what this earlier run was started with.",
+            show_default=False,
+        ),
+    ] = None,
     assignments: Assignments = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     as_json: AsJson = False,
@@ -82,10 +91,12 @@ async def run(
     ```console
     potluck config > run.toml
     potluck run run.toml -o rounds=5 --watch
+    potluck run --again 3f9a -o seed=8
     ```
     """
-    text = override(_read(file), assignments or [], source=str(file))
-    parse_run_file(text, source=str(file))
+    text, source = await _run_file(client, file, again)
+    text = override(text, assignments or [], source=source)
+    parse_run_file(text, source=source)
     run_id = await client.start_run(text)
     print_line(to_line({"run": run_id}) if as_json else run_id)
     if watch:
@@ -131,6 +142,9 @@ async def runs(
             show_default=False,
         ),
     ] = None,
+    file: Annotated[
+        bool, typer.Option("--file", help="Print the run file that it was started with.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List all runs, newest first, or show one.
@@ -141,8 +155,13 @@ async def runs(
     ```console
     potluck runs
     potluck runs 3f9a
+    potluck runs 3f9a --file > run.toml
     ```
     """
+    if file:
+        text = await client.fetch_run_file(run_id or await _newest_run(client))
+        print_line(to_line({"run_file": text}) if as_json else text.rstrip("\n"))
+        return
     found = await client.list_runs() if run_id is None else [await client.find_run(run_id)]
     if as_json:
         print_line(to_line({"runs": [status_values(status) for status in found]}))
@@ -166,6 +185,32 @@ async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -
     """
     status = await client.stop_run(run_id)
     print_line(to_line(status_values(status)) if as_json else status_line(status))
+
+
+async def delete(
+    client: OperatorClient,
+    run_id: RunId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a run that is over: its rounds, and its models where no other run has the same.
+
+    What its clients have disclosed stays, since it accounts for their privacy. Asks first, on a
+    terminal; elsewhere it takes --yes.
+
+    ```console
+    potluck delete 3f9a
+    ```
+    """
+    status = await client.find_run(run_id)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigurationError(
+                f"{status_line(status)}; add --yes to delete it, since nobody can be asked here"
+            )
+        typer.confirm(f"delete {status_line(status)}?", abort=True)
+    status = await client.delete_run(status.run_id)
+    print_line(to_line(status_values(status)) if as_json else f"deleted {status_line(status)}")
 
 
 async def resume(
@@ -290,6 +335,21 @@ def table_console() -> Console:
     return console if console.is_terminal else terminal(width=240)
 
 
+async def _run_file(
+    client: OperatorClient, file: Path | None, again: str | None
+) -> tuple[str, str]:
+    """The text to start a run from, and what errors call it."""
+    if (file is None) == (again is None):
+        raise ConfigurationError(
+            "name a run file, or an earlier run with --again; `potluck config > run.toml` makes "
+            "a file"
+        )
+    if file is not None:
+        return _read(file), str(file)
+    assert again is not None  # noqa: S101  # one of the two is there
+    return await client.fetch_run_file(again), f"run file of {again}"
+
+
 def _read(file: Path) -> str:
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -308,6 +368,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "runs": operator_command(runs),
     "stop": operator_command(stop),
     "resume": operator_command(resume),
+    "delete": operator_command(delete),
     "model": operator_command(model),
 }
 """The commands by name, for typer."""

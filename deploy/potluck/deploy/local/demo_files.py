@@ -56,6 +56,8 @@ class DemoOptions:
     rounds: int
     seed: int
     device: str
+    data: Path | None = None
+    """Where tasks find their data."""
     assignments: Sequence[str] = ()
     root: bool = False
     """True for a federation with a root, whose clients can sum securely."""
@@ -201,6 +203,7 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
         clients=options.clients,
         hosts=options.hosts,
         device=options.device,
+        data=options.data,
         root=options.root,
         disclosure=_allowed(run_file) | dict(options.disclosure),
     )

@@ -137,6 +137,16 @@ class OperatorClient:
         request = operator_pb2.ResumeRunRequest(run_id=run_id)
         return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
 
+    async def delete_run(self, run_id: str) -> operator_pb2.RunStatus:
+        """Delete a run that is over. Returns the status it had."""
+        request = operator_pb2.DeleteRunRequest(run_id=run_id)
+        return (await self._call(self._stub.DeleteRun(request, timeout=CALL_SECONDS))).status
+
+    async def fetch_run_file(self, run_id: str) -> str:
+        """The text of the run file that a run was started with."""
+        request = operator_pb2.FetchRunFileRequest(run_id=run_id)
+        return (await self._call(self._stub.FetchRunFile(request, timeout=CALL_SECONDS))).run_file
+
     async def watch_run(
         self, run_id: str, *, after_round: int = 0, newest_rounds: int = 0
     ) -> AsyncGenerator[operator_pb2.WatchRunResponse]:

@@ -63,6 +63,10 @@ class Commits:
         """A run goes on from where the database is, whatever was committed. Raises StorageError."""
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
 
+    async def forget(self, *run_ids: str) -> None:
+        """Runs are about to be deleted: that they are gone is no loss. Raises StorageError."""
+        await self._add(*(Noted(run_id=run_id, round=0) for run_id in run_ids))
+
     def close(self) -> None:
         """Nothing is noted any more."""
         self._journal.close()

@@ -159,6 +159,21 @@ class Coordinator:
             self.runs.begin(row, plan)
             return row
 
+    async def delete_run(self, run_id: str) -> RunRow:
+        """Delete a run that is over; the row it had. Raises NotFoundError, RunError."""
+        async with self._resuming:  # it must not go on meanwhile
+            row = await self.archive.run(run_id)
+            if row.state in (RunState.WAITING, RunState.RUNNING):
+                raise RunError(
+                    f"run {row.run_id} is {row.state}; stop it first: `potluck stop {row.run_id}`",
+                    run=row.run_id,
+                    state=row.state,
+                )
+            await self.runs.ended(row.run_id)
+            await self.runs.delete(row.run_id)
+            log.info("run deleted", run=row.run_id, name=row.name, rounds=row.committed_rounds)
+            return row
+
     def _draw_up(self, text: str, source: str) -> RunPlan:
         return draw_up(text, source=source, model_modules=self.config.model_modules)
 

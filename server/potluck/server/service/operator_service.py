@@ -64,6 +64,20 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         row = await shielded(self._coordinator.resume_run(request.run_id))
         return operator_pb2.ResumeRunResponse(status=run_status(row))
 
+    async def DeleteRun(
+        self, request: operator_pb2.DeleteRunRequest, context: Context
+    ) -> operator_pb2.DeleteRunResponse:
+        """Delete a run that is over."""
+        row = await shielded(self._coordinator.delete_run(request.run_id))
+        return operator_pb2.DeleteRunResponse(status=run_status(row))
+
+    async def FetchRunFile(
+        self, request: operator_pb2.FetchRunFileRequest, context: Context
+    ) -> operator_pb2.FetchRunFileResponse:
+        """Send the run file that a run was started with."""
+        row = await self._archive.run(request.run_id)
+        return operator_pb2.FetchRunFileResponse(run_id=row.run_id, run_file=row.run_file)
+
     async def ListRuns(
         self, request: operator_pb2.ListRunsRequest, context: Context
     ) -> operator_pb2.ListRunsResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
@@ -123,6 +124,18 @@ class RunsUnderWay:
         """Return when a run is over whose end is stored: some of it may still be under way."""
         if run_id in self._tasks:
             await asyncio.wait([self._tasks[run_id]])
+
+    async def delete(self, run_id: str) -> None:
+        """Delete a run that is over, with what pre-trained for it, and the files that no other run
+        needs. Raises StorageError."""
+        run_ids = (run_id, pretraining_id(run_id))
+        await self.commits.forget(*run_ids)
+        files: set[str] = await self._in_store(lambda store: store.delete_runs(run_ids))
+        for each in run_ids:
+            for folder in ("spool", "bias-updates"):
+                path = self._config.state_directory / folder / each
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await self._tidying.look_at(files)
 
     async def close(self) -> None:
         """Leave all runs where they are; the next coordinator resumes them."""

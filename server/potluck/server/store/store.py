@@ -12,6 +12,7 @@ from potluck.server.store.file_references import References
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profile_table import Profiles
 from potluck.server.store.round_table import Rounds
+from potluck.server.store.run_deletion import Deletions
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql.database import Database
 from potluck.server.store.sum_table import Sums
@@ -19,7 +20,7 @@ from potluck.server.store.sum_table import Sums
 T = TypeVar("T")
 
 
-class Store(Runs, Attempts, Rounds, References, Clients, Profiles, Sums):
+class Store(Runs, Deletions, Attempts, Rounds, References, Clients, Profiles, Sums):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.

@@ -1,0 +1,44 @@
+"""The deletion of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import delete, select
+
+from potluck.server.store.part import Part
+from potluck.server.store.sql import schema
+
+_OF_RUNS = (
+    schema.exchanges,
+    schema.members,
+    schema.rounds,
+    schema.attempts,
+    schema.participation,
+    schema.left_out,
+    schema.roster,
+    schema.runs,
+)
+"""The tables with rows of one run each; those that refer to others come first."""
+
+
+class Deletions(Part):
+    """Runs that are to be forgotten."""
+
+    def delete_runs(self, run_ids: Collection[str]) -> set[str]:
+        """Delete what is stored of these runs; ids that no run has are passed over.
+
+        Profiles and secure sums stay: they account for what left clients. Returns the digests of
+        the files that the runs named, which others may name too.
+        """
+        runs, rounds = schema.runs, schema.rounds
+        named = [
+            select(rounds.c.model_blake3).where(rounds.c.run_id.in_(run_ids)),
+            select(rounds.c.state_blake3).where(rounds.c.run_id.in_(run_ids)),
+            select(runs.c.initial_model_blake3).where(runs.c.run_id.in_(run_ids)),
+        ]
+        with self._database.transaction() as connection:
+            found = {digest for query in named for digest in connection.execute(query).scalars()}
+            for table in _OF_RUNS:
+                connection.execute(delete(table).where(table.c.run_id.in_(run_ids)))
+        return {str(digest) for digest in found if digest is not None}
