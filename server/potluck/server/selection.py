@@ -344,6 +344,9 @@ class Selector(Plugin):
     drops: bool = False
     """Whether it has clients leave tensors out of their updates, in `Selection.dropped`. Not in
     masked rounds, nor beside strategies that need whole updates."""
+    most_clients: int | None = None
+    """The most clients that it can choose among, where it compares all with one another. A run with
+    a larger roster is refused before it starts; with more that come, its selection fails."""
     added: int = 0
     """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
 

@@ -144,6 +144,7 @@ def draw_up(
     _check_parts(run_file, task, source)
     selector = run_file.selector
     choosing = plugins.create(Selector, selector.name, selector.options)
+    _check_roster(run_file, choosing, source)
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
     _check_whole(run_file, choosing, source)
@@ -176,6 +177,19 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
             f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "
             f"for {task.clients} clients; lower `roster`, or raise `clients` of [task]",
             parts=task.clients,
+            roster=run_file.roster,
+        )
+
+
+def _check_roster(run_file: RunFile, selector: Selector, source: str) -> None:
+    """Raise ConfigurationError where the selector can't choose among so many clients."""
+    most = selector.most_clients
+    if most is not None and run_file.roster > most:
+        raise ConfigurationError(
+            f"{source}: selector {run_file.selector.name} compares all clients with one another "
+            f"and is made for up to {most:,} of them, and 'roster' is {run_file.roster:,}; choose "
+            "another selector or option, or a smaller roster",
+            selector=run_file.selector.name,
             roster=run_file.roster,
         )
 

@@ -47,6 +47,29 @@ def test_a_selector_that_weighs_goes_with_strategies_that_weigh_by_samples() -> 
     draw_up(f'{DRAWN}[strategy]\nname = "scaffold"\nweights = "samples"\n', source="run file")
 
 
+@pytest.mark.parametrize(
+    ("selector", "most"),
+    [
+        ('name = "fedcor"', 10_000),
+        ('name = "divfl"', 3_000),
+        ('name = "hics-fl"', 3_000),
+        ('name = "clustered-sampling"\nby = "updates"', 3_000),
+        ('name = "clustered-sampling"', None),
+    ],
+)
+def test_a_roster_too_large_to_compare_all_is_refused_before_the_run(
+    selector: str, most: int | None
+) -> None:
+    def text(roster: int) -> str:
+        task = f'[task]\nname = "digits"\nclients = {roster}\n'
+        return f"roster = {roster}\n{task}[selector]\n{selector}\n"
+
+    draw_up(text(most or 100_000), source="run file")
+    if most is not None:
+        with pytest.raises(ConfigurationError, match=f"up to {most:,} of them, and 'roster' is"):
+            draw_up(text(most + 1), source="run file")
+
+
 PYRAMID = f'{TASK}[selector]\nname = "pyramidfl"\n'
 
 

@@ -57,6 +57,7 @@ class FedCor(Selector):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     asks = frozenset({"loss"})
+    most_clients = MOST_CLIENTS
 
     def init(self, population: Population) -> State:
         """Nothing is known."""

@@ -29,6 +29,7 @@ from potluck.server.selectors.parts.choosing import (
     weighted,
 )
 from potluck.server.selectors.updates.update_memory import (
+    LIMIT,
     angles,
     check_size,
     nothing,
@@ -69,6 +70,7 @@ class ClusteredSampling(Selector):
     def __post_init__(self) -> None:
         self.weighs = self.unbiased
         self.learns = frozenset({UpdateFact.SKETCH} if self.by == "updates" else ())
+        self.most_clients = LIMIT if self.by == "updates" else None
 
     def init(self, population: Population) -> State:
         """State, for Algorithm 2: a sketch of each client's last update."""

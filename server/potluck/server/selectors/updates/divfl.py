@@ -23,6 +23,7 @@ from potluck.server.selection import (
 )
 from potluck.server.selectors.parts.choosing import Cohort, largest
 from potluck.server.selectors.updates.update_memory import (
+    LIMIT,
     check_size,
     nothing,
     of_rows,
@@ -46,6 +47,7 @@ class DivFL(Selector):
     weighted: bool = False
 
     learns = frozenset({UpdateFact.SKETCH})
+    most_clients = LIMIT
 
     def __post_init__(self) -> None:
         self.weighs = self.weighted

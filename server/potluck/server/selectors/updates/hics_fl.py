@@ -25,6 +25,7 @@ from potluck.server.selection import (
 from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean, weighted
 from potluck.server.selectors.updates.clustered_sampling import by_similarity, fill
 from potluck.server.selectors.updates.update_memory import (
+    LIMIT,
     angles,
     check_size,
     nothing,
@@ -58,6 +59,7 @@ class HiCSFL(Selector):
     clusters: PositiveInt | None = None
 
     learns = frozenset({UpdateFact.OUTPUT_MOVE})
+    most_clients = LIMIT
 
     def init(self, population: Population) -> State:
         """State: who was picked, and each client's last move."""
