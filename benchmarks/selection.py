@@ -33,7 +33,7 @@ from potluck.server.selection import (
 CLASSES = 10
 ADDED = 0.9
 """Share of the cohort that the dc selectors choose by target."""
-BUDGETS = {"fedentopt": 5.0, "dc-balanced": 5.0, "dc-real": 5.0}
+BUDGETS = {"fedentopt": 5.0, "dc-balanced": 5.0, "dc-real": 5.0, "neural-bandit": 5.0}
 """Seconds for 100 of a million clients; 1 for all others."""
 
 NAMES = (
@@ -55,6 +55,8 @@ NAMES = (
     "hcsfed",
     "fedlecc",
     "restless-bandit",
+    "neural-bandit",
+    "pyramidfl",
     "refl",
 )
 

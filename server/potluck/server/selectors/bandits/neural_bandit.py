@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from scipy.linalg import cholesky, solve_triangular
 
@@ -18,6 +19,8 @@ from potluck.server.state import State
 _SEED = 0
 _MOST = 10_000
 """Rewards that the network is trained on, the latest."""
+_PATTERN_BITS, _PATTERNS = 64, 256
+"""Hidden units of which sets are told apart; such sets that are worked on at once."""
 _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -78,17 +81,9 @@ class NeuralBandit(ContextBandit):
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
         """Of each context by the network, in blocks."""
-        expected, bonus = np.zeros(len(rows)), np.zeros(len(rows))
-        root = design_root(known.arrays["design"])
-
-        def score(start: int, stop: int) -> None:
-            found, slopes = network(known.arrays["weights"], contexts[rows[start:stop]])
-            expected[start:stop] = found
-            bonus[start:stop] = self.exploration * widths(slopes, root) / np.sqrt(self.width)
-
-        with passes(len(rows)) as run:
-            run(score)
-        return expected, bonus
+        weights, root = known.arrays["weights"], design_root(known.arrays["design"])
+        expected, unknown = uncertain(weights, contexts[rows], root)
+        return expected, self.exploration * unknown / np.sqrt(self.width)
 
     def _trained(self, weights: Floats, contexts: Floats, rewards: Floats) -> Floats:
         first, second = np.zeros_like(weights), np.zeros_like(weights)
@@ -102,14 +97,103 @@ class NeuralBandit(ContextBandit):
         return weights
 
 
+def uncertain(weights: Floats, contexts: Floats, root: Floats) -> tuple[Floats, Floats]:
+    """What the network expects of n contexts, and √(gᵀ Z⁻¹ g) for its gradients g there.
+
+    Where the same hidden units are active, g is linear in the context: g = G x̃, x̃ = (x, 1). So for
+    each set of active units that occurs, Gᵀ Z⁻¹ G is computed once, 5 × 5, if these are few.
+    """
+    layers = Layers.of(weights, contexts.shape[1])
+    expected, active = np.empty(len(contexts)), np.empty(len(contexts), dtype=np.uint64)
+    few = len(layers.shift) <= _PATTERN_BITS
+
+    def look(start: int, stop: int) -> None:
+        hidden = contexts[start:stop] @ layers.inner.T + layers.shift
+        if few:
+            active[start:stop] = _packed(hidden > 0)
+        expected[start:stop] = np.maximum(hidden, 0.0) @ layers.outer + weights[-1]
+
+    with passes(len(contexts)) as run:
+        run(look)
+    patterns, which = np.unique(active, return_inverse=True) if few else (active, active)
+    found = np.empty(len(contexts))
+    if not few or len(patterns) * (contexts.shape[1] + 1) >= len(contexts):
+
+        def directly(start: int, stop: int) -> None:
+            _, slopes = network(weights, contexts[start:stop])
+            found[start:stop] = widths(slopes, root)
+
+        with passes(len(contexts)) as run:
+            run(directly)
+        return expected, found
+    forms = _quadratic_forms(layers, patterns, root)
+
+    def by_pattern(start: int, stop: int) -> None:
+        ones = np.ones((stop - start, 1))
+        extended = np.concatenate([contexts[start:stop], ones], axis=1)
+        squares = np.einsum("ni,nij,nj->n", extended, forms[which[start:stop]], extended)
+        found[start:stop] = np.sqrt(np.maximum(squares, 0.0))
+
+    with passes(len(contexts)) as run:
+        run(by_pattern)
+    return expected, found
+
+
+def _packed(active: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Each row of up to 64 truth values as a number."""
+    bits = np.zeros((len(active), _PATTERN_BITS), dtype=np.bool_)
+    bits[:, : active.shape[1]] = active
+    packed: NDArray[np.uint64] = np.packbits(bits, axis=1, bitorder="little").view("<u8")[:, 0]
+    return packed
+
+
+def _quadratic_forms(layers: Layers, patterns: NDArray[np.uint64], root: Floats) -> Floats:
+    """Gᵀ Z⁻¹ G for each set of active units: sets × (1 + contexts' size) squared."""
+    width, size = layers.inner.shape
+    extended = np.concatenate([layers.inner, layers.shift[:, None]], axis=1)
+    diagonal = np.arange(size)
+    forms = np.empty((len(patterns), size + 1, size + 1))
+    for start in range(0, len(patterns), _PATTERNS):
+        block = patterns[start : start + _PATTERNS]
+        bits = (block[:, None] >> np.arange(width, dtype=np.uint64)) & np.uint64(1)
+        outer = bits * layers.outer
+        maps = np.zeros((len(block), len(root), size + 1))
+        by_unit = maps[:, : size * width].reshape(len(block), width, size, size + 1)
+        by_unit[:, :, diagonal, diagonal] = outer[:, :, None]
+        maps[:, size * width :][:, :width, size] = outer
+        maps[:, -width - 1 : -1] = bits[:, :, None] * extended
+        maps[:, -1, size] = 1.0
+        columns = maps.transpose(1, 0, 2).reshape(len(root), -1)
+        solved = solve_triangular(root, columns, lower=True, check_finite=False)
+        parts = solved.reshape(len(root), len(block), size + 1)
+        forms[start : start + _PATTERNS] = np.einsum("pni,pnj->nij", parts, parts, optimize=True)
+    return forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """The weights of a network: W₁, width × size; b₁ and w₂, width."""
+
+    inner: Floats
+    shift: Floats
+    outer: Floats
+
+    @classmethod
+    def of(cls, weights: Floats, size: int) -> Layers:
+        """Views of all weights in a row."""
+        width = (len(weights) - 1) // (size + 2)
+        return cls(
+            inner=weights[: size * width].reshape(width, size),
+            shift=weights[size * width :][:width],
+            outer=weights[-width - 1 : -1],
+        )
+
+
 def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
     """w₂ · relu(W₁ x + b₁) + b₂ of n contexts, and its gradients by all weights, n × P."""
-    size = contexts.shape[1]
-    width = (len(weights) - 1) // (size + 2)
-    inner = weights[: size * width].reshape(width, size)
-    shift, outer = weights[size * width :][:width], weights[-width - 1 : -1]
-    hidden = contexts @ inner.T + shift
-    active = np.where(hidden > 0, outer, 0.0)
+    layers = Layers.of(weights, contexts.shape[1])
+    hidden = contexts @ layers.inner.T + layers.shift
+    active = np.where(hidden > 0, layers.outer, 0.0)
     hidden = np.maximum(hidden, 0.0)
     slopes = np.concatenate(
         [
@@ -120,7 +204,7 @@ def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
         ],
         axis=1,
     )
-    return hidden @ outer + weights[-1], slopes
+    return hidden @ layers.outer + weights[-1], slopes
 
 
 def design_root(design: Floats) -> Floats:

@@ -10,6 +10,7 @@ from potluck.server.selectors.bandits.neural_bandit import (
     NeuralBandit,
     design_root,
     network,
+    uncertain,
     widths,
 )
 
@@ -64,3 +65,17 @@ def test_reasons_say_that_it_is_adapted() -> None:
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=f"'{next(iter(options))}'"):
         create(Selector, "neural-bandit", options)
+
+
+@pytest.mark.parametrize("width", [1, 3, 32, 64, 65])
+def test_where_few_sets_of_units_are_active_each_is_reckoned_once(width: int) -> None:
+    """Against the gradients themselves; with 65 units they are taken."""
+    generator = np.random.default_rng(width)
+    weights = generator.normal(size=6 * width + 1)
+    contexts = generator.uniform(0.9, 1.1, (3000, 4)) * generator.choice([-1, 1], (3000, 4))
+    _, some = network(weights, contexts[:50])
+    root = design_root(np.eye(len(weights)) + some.T @ some)
+    expected, slopes = network(weights, contexts)
+    found, unknown = uncertain(weights, contexts, root)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(unknown, widths(slopes, root), rtol=1e-9, atol=1e-12)
