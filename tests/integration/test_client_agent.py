@@ -6,8 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,13 @@ import pytest
 from support.client_host import (
     digits_model,
     evaluate_instruction,
-    host_config,
     reference,
     train_instruction,
 )
 from support.fake_coordinator import FakeCoordinator, serving
+from support.host_scene import Scene
 from support.pki import TestFederation, make_federation
 
-from potluck.client.agent import Agent, attend_until
-from potluck.client.base.state_directory import StateDirectory
 from potluck.client.training.update_encoding import write_update
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.saved_updates import KeptUpdate
@@ -51,42 +47,6 @@ FAULTY = Path(__file__).parents[1] / "support" / "faulty_plugins"
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
     return make_federation(tmp_path_factory.mktemp("pki"))
-
-
-@dataclass
-class Scene:
-    """A fake coordinator, and a host that attends it when it is told to."""
-
-    folder: Path
-    federation: TestFederation
-    fake: FakeCoordinator = field(default_factory=FakeCoordinator)
-    port: int = 0
-
-    @asynccontextmanager
-    async def host(self, **changes: Any) -> AsyncIterator[Agent]:
-        config = host_config(self.folder, self.federation.hosts["host-0"], self.port, **changes)
-        state = StateDirectory(config.state_directory)
-        agent = Agent(config, state, device="cpu", generator=random.Random(0))
-        stop = asyncio.Event()
-        running = asyncio.create_task(attend_until(agent, stop))
-        before = self.fake.arrivals  # an earlier host may not have left yet
-        arrived = asyncio.create_task(self.fake.until(lambda: self.fake.arrivals > before))
-        try:
-            await asyncio.wait((running, arrived), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                await running  # raises why it could not attend
-            yield agent
-        finally:
-            arrived.cancel()
-            stop.set()
-            try:
-                await running
-            finally:
-                state.close()
-
-    def model(self, seed: int = 0) -> transfer_pb2.ModelReference:
-        content = digits_model(self.folder, seed)
-        return reference(self.fake.offer(content), len(content))
 
 
 @pytest.fixture

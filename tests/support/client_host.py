@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def train_instruction(
         ),
     )
     instruction.time_left.FromMilliseconds(int(seconds * 1000))
+    return instruction
+
+
+def summed_instruction(
+    name: str,
+    model: transfer_pb2.ModelReference,
+    companions: Sequence[str] = (),
+    **values: Any,
+) -> rpc.Instruction:
+    """An instruction to train whose update goes into a sum with those of its companions."""
+    instruction = train_instruction(
+        name, model, encoding=transfer_pb2.ENCODING_SUM, delta=True, **values
+    )
+    instruction.train.companions.extend(companions)
+    instruction.train.summing.CopyFrom(
+        rpc.Summing(quantum_bits=30, weight_unit=1024, weight_cap=1000)
+    )
     return instruction
 
 

@@ -60,6 +60,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """What it calls its process; another one says that it was restarted."""
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
+    judge: Callable[[transfer_pb2.UpdateHeader], PotluckError | None] = lambda _: None
+    """Whether an announced update is refused."""
     mismatches: int = 0
     """How many uploads are said to have a wrong digest."""
     corrupt: int = 0
@@ -85,6 +87,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def instruct(self, instruction: rpc.Instruction) -> None:
         """Send an instruction to the host that came last."""
         self._outboxes[-1].put_nowait(instruction)
+
+    def abandon(self, *instruction_ids: str) -> None:
+        """Call these instructions off."""
+        off = rpc.Abandon(instruction_ids=instruction_ids)
+        self._outboxes[-1].put_nowait(rpc.Instruction(id="abandon", abandon=off))
 
     def send_away(self) -> None:
         """End the control stream of the host that came last."""
@@ -204,8 +211,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self._note()
         if self.hold_uploads is not None:
             await self.hold_uploads.wait()
-        if self.refuse_update is not None:
-            await refuse(context, self.refuse_update)
+        refusal = self.refuse_update or self.judge(header)
+        if refusal is not None:
+            await refuse(context, refusal)
         upload = self.uploads.get(header.update_id)
         if upload is None or not header.offset:
             upload = self.uploads[header.update_id] = Upload(header)

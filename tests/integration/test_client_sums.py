@@ -1,0 +1,185 @@
+"""A host adds up its clients' updates: against a coordinator over mutual TLS, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.client_host import summed_instruction
+from support.fake_coordinator import serving
+from support.host_scene import Scene
+from support.pki import TestFederation, make_federation
+
+from potluck.client.handlers import host_sums
+from potluck.common.errors import LayoutError, PotluckError, RoundClosedError
+from potluck.common.updates.lane_files import BODY, opened_lanes
+from potluck.common.updates.lanes import Lanes, members_digest
+from potluck.rpc.v1 import transfer_pb2
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path, federation)
+    async with serving(scene.fake, federation.coordinator) as port:
+        scene.port = port
+        yield scene
+
+
+def instruct(
+    scene: Scene, *names: str, companions: Sequence[str] = NAMES, seconds: float = 60
+) -> None:
+    """Have the clients of these trainings train for the same attempt."""
+    model = scene.model()
+    for name in names:
+        client = f"client-{NAMES.index(name)}"
+        scene.fake.instruct(
+            summed_instruction(name, model, companions, client=client, seconds=seconds)
+        )
+
+
+def members(header: transfer_pb2.UpdateHeader) -> set[str]:
+    return {each.update_id for each in header.members}
+
+
+async def arrived(scene: Scene, *groups: str) -> None:
+    """Wait until the sums of these members are there, e.g. "ab" and "c"."""
+    wanted = [set(group) for group in groups]
+
+    def complete() -> bool:
+        found = [members(each.header) for each in scene.fake.uploads.values() if each.complete]
+        return all(group in found for group in wanted)
+
+    await scene.fake.until(complete)
+
+
+def lanes(scene: Scene, names: str) -> Lanes:
+    """The lanes of the sum of these members, as it arrived."""
+    [upload] = [u for u in scene.fake.uploads.values() if members(u.header) == set(names)]
+    path = scene.folder / "upload"
+    path.write_bytes(upload.content)
+    with opened_lanes(path) as file:
+        file.check(members_digest(names), len(names))
+        return file.reader(BODY)(0, file.vectors[BODY])
+
+
+async def test_clients_of_an_attempt_send_one_sum(scene: Scene) -> None:
+    async with scene.host():
+        instruct(scene, *NAMES)
+        await arrived(scene, "abc")
+    [header] = scene.fake.headers
+    assert not header.HasField("report")
+    assert (header.client_id, header.update_id) == (
+        header.members[0].client_id,
+        header.members[0].update_id,
+    )
+    assert all(each.report.samples > 0 and each.report.loss > 0 for each in header.members)
+    together = lanes(scene, "abc")
+    scene.fake.uploads.clear()
+    for name in NAMES:  # each as a sum of its own, from another host's folder
+        scene.folder = scene.folder / name
+        scene.folder.mkdir()
+        async with scene.host():
+            instruct(scene, name, companions=())
+            await arrived(scene, name)
+    alone = sum(lanes(scene, name) for name in NAMES)
+    assert np.array_equal(together, np.asarray(alone))
+    assert np.any(together)
+
+
+async def test_a_member_that_fails_leaves_the_others(scene: Scene) -> None:
+    async with scene.host():
+        instruct(scene, "a", "b")
+        scene.fake.instruct(
+            summed_instruction("c", scene.model(), NAMES, client="client-2", task="unknown")
+        )
+        await scene.fake.answered("c")
+        await arrived(scene, "ab")
+
+
+async def test_a_sum_is_made_anew_without_those_that_are_not_waited_for(scene: Scene) -> None:
+    def without_b(header: transfer_pb2.UpdateHeader) -> PotluckError | None:
+        gone = "b" in members(header)
+        return RoundClosedError("b is late", clients="client-1") if gone else None
+
+    scene.fake.judge = without_b
+    async with scene.host():
+        instruct(scene, *NAMES)
+        await arrived(scene, "ac")
+        await scene.fake.idle()
+    assert [len(header.members) for header in scene.fake.headers] == [3, 2]
+    assert scene.fake.answers == []
+
+
+async def test_members_of_a_refused_sum_go_singly(scene: Scene) -> None:
+    def with_b(header: transfer_pb2.UpdateHeader) -> PotluckError | None:
+        return LayoutError("what b says can't be") if "b" in members(header) else None
+
+    scene.fake.judge = with_b
+    async with scene.host():
+        instruct(scene, *NAMES)
+        await arrived(scene, "a", "c")
+        answer = await scene.fake.answered("b")
+    assert answer.failure.message == "what b says can't be"
+
+
+async def test_a_companion_that_never_comes_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sums, "ARRIVAL_SECONDS", 0.3)
+    async with scene.host():
+        instruct(scene, "a", "b")
+        await arrived(scene, "ab")
+
+
+async def test_a_slow_member_is_waited_for_until_the_deadline_is_near(scene: Scene) -> None:
+    async with scene.host():
+        instruct(scene, "a", companions=())
+        await arrived(scene, "a")  # the others hold the model
+        scene.fake.uploads.clear()
+        instruct(scene, "b", companions=("b", "c"), seconds=4)
+        scene.fake.hold_downloads = asyncio.Event()
+        other = scene.model(seed=1)
+        scene.fake.instruct(summed_instruction("c", other, ("b", "c"), client="client-2"))
+        await arrived(scene, "b")
+        scene.fake.hold_downloads.set()
+        await arrived(scene, "c")
+
+
+async def test_an_abandoned_member_leaves_the_others(scene: Scene) -> None:
+    async with scene.host():
+        instruct(scene, "a")
+        await scene.fake.until(lambda: "a" in scene.fake.acknowledged)
+        scene.fake.hold_downloads = asyncio.Event()
+        other = scene.model(seed=1)
+        scene.fake.instruct(summed_instruction("b", other, NAMES, client="client-1"))
+        instruct(scene, "c")
+        await scene.fake.downloading("b")
+        scene.fake.abandon("b")
+        scene.fake.hold_downloads.set()
+        await arrived(scene, "ac")
+
+
+async def test_a_host_that_was_stopped_makes_the_same_sum(scene: Scene) -> None:
+    scene.fake.hold_uploads = asyncio.Event()
+    async with scene.host():
+        instruct(scene, *NAMES)
+        await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+    scene.fake.hold_uploads.set()
+    scene.fake.cut_upload_after = [1000]
+    scene.fake.files.clear()  # nobody could train again
+    async with scene.host():
+        instruct(scene, *NAMES)
+        await arrived(scene, "abc")
+    assert len({(header.blake3, header.size) for header in scene.fake.headers}) == 1
+    assert scene.fake.headers[-1].offset == 1000
+    assert list((scene.folder / "state" / "updates").glob("sum*")) == []

@@ -1,0 +1,219 @@
+"""Sums of a host that lies: of others' clients, of the same client twice, of impossible lanes.
+
+A coordinator process, an honest host with one client, and one with two clients that lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from grpc import StatusCode as Status
+from support.federation import Federation, crash_federation, until
+from support.raw_host import RawHost, next_training, whole
+
+from potluck.common.tensors.tensor_files import open_tensors, write_tensors
+from potluck.common.updates.lane_files import BODY, write_lanes
+from potluck.common.updates.lanes import LARGEST_LANE, Lanes, members_digest
+from potluck.deploy.operator.model_download import download_model
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HONEST = "client-0"
+MINE = ("client-1", "client-2")
+SAMPLES = 32
+SUM = transfer_pb2.ENCODING_SUM
+LAYOUT = (Status.INVALID_ARGUMENT, "UPDATE_LAYOUT_MISMATCH")
+CLOSED = (Status.FAILED_PRECONDITION, "ROUND_CLOSED")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("sums"), clients=3, hosts=2, count=3, rounds=1, start_hosts=False
+    ) as federation:
+        await federation.processes.start_host(0)
+        await federation.until_attending(1)
+        yield federation
+
+
+class Told:
+    """What the lying host was told, and what it may send."""
+
+    def __init__(
+        self, host: RawHost, run_id: str, trainings: Mapping[str, rpc.Instruction]
+    ) -> None:
+        self.host, self.run_id, self.trainings = host, run_id, trainings
+        self.parameters = 0
+
+    def member(self, client: str, **changes: Any) -> transfer_pb2.SumMember:
+        report = transfer_pb2.TrainingReport(samples=SAMPLES, steps=3, seconds=0.1, loss=1.0)
+        values: dict[str, Any] = {
+            "client_id": client,
+            "update_id": self.id_of(client),
+            "report": report,
+        }
+        return transfer_pb2.SumMember(**(values | changes))
+
+    def id_of(self, client: str) -> str:
+        return f"{self.run_id}/1.1/{client}"
+
+    async def send(
+        self, content: bytes, *members: transfer_pb2.SumMember, **changes: Any
+    ) -> object:
+        """How a sum is answered."""
+        first = members[0] if members else self.member(MINE[0])
+        values = {"encoding": SUM, "delta": True, "members": members, "report": None}
+        answer = await self.host.submit(
+            whole(first.update_id, first.client_id, content, **(values | changes))
+        )
+        return answer if isinstance(answer, tuple) else answer.duplicate
+
+
+@contextlib.asynccontextmanager
+async def told_to_train(federation: Federation, *assignments: str) -> AsyncIterator[Told]:
+    async with (
+        RawHost.of(federation.files.hosts[1]) as host,
+        host.attending(*MINE) as call,
+    ):
+        run_id = await federation.start_run(
+            'strategy.name="fedavg"',
+            'selector.name="uniform"',
+            "host_sums.enabled=true",
+            "host_sums.weight_unit=32",
+            *assignments,
+        )
+        trainings: dict[str, rpc.Instruction] = {}
+        while len(trainings) < len(MINE):
+            instruction = await next_training(call, run_id)
+            trainings[instruction.client_id] = instruction
+        told = Told(host, run_id, trainings)
+        path = federation.files.folder / "model"
+        path.write_bytes(await host.fetch(trainings[MINE[0]].train.model))
+        with open_tensors(path) as file:
+            told.parameters = file.layout.parameters
+        yield told
+
+
+def lanes_file(path: Path, lanes: Lanes, *ids: str) -> bytes:
+    write_lanes(path, {BODY: lambda a, b: lanes[a:b]}, {BODY: lanes.size}, members_digest(ids))
+    return path.read_bytes()
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
+    with open_tensors(path) as file:
+        arrays = {name: array.copy() for name, array in file.arrays.items()}
+    change(arrays)
+    write_tensors(path, arrays)
+    return path.read_bytes()
+
+
+async def states(federation: Federation, run_id: str) -> Mapping[str, int]:
+    [committed] = await federation.history(run_id)
+    return {member.client_id: member.state for member in committed.members}
+
+
+async def test_a_client_is_in_one_sum_of_its_own_host(
+    federation: Federation, tmp_path: Path
+) -> None:
+    async with told_to_train(federation) as told:
+        one, other = (told.member(client) for client in MINE)
+        lanes = np.full(told.parameters, 2**30, np.int64)  # of 32 samples: a step of 1
+        content = lanes_file(tmp_path / "sum", 2 * lanes, told.id_of(MINE[0]), told.id_of(MINE[1]))
+
+        assert await told.send(content, one, told.member(HONEST)) == (
+            Status.PERMISSION_DENIED,
+            "IDENTITY_REFUSED",
+        )
+        unknown = told.member(MINE[1], update_id="unknown")
+        assert await told.send(content, one, unknown) == CLOSED
+        absurd = transfer_pb2.TrainingReport(samples=0, steps=3)
+        wrong = {
+            "twice": await told.send(content, one, one),
+            "no members": await told.send(content),
+            "another first": await told.send(content, one, other, client_id=MINE[1]),
+            "a report besides": await told.send(content, one, other, report=one.report),
+            "not as a sum": await told.send(content, one, encoding=transfer_pb2.ENCODING_FLOAT32),
+            "of no samples": await told.send(content, one, told.member(MINE[1], report=absurd)),
+        }
+        assert wrong == dict.fromkeys(wrong, LAYOUT)
+
+        assert await told.send(content, one, other) is False
+        assert await told.send(content, one, other) is True
+        alone = lanes_file(tmp_path / "alone", 9 * lanes, told.id_of(MINE[0]))
+        assert await told.send(alone, one) == CLOSED
+        await federation.finished(told.run_id)
+        await download_model(federation.operator, told.run_id, tmp_path / "model")
+    included = operator_pb2.MEMBER_STATE_INCLUDED
+    assert await states(federation, told.run_id) == dict.fromkeys([HONEST, *MINE], included)
+    with (
+        open_tensors(federation.files.folder / "model") as before,
+        open_tensors(tmp_path / "model") as after,
+    ):
+        moved = after.arrays["ballast"] - before.arrays["ballast"]
+    np.testing.assert_allclose(moved, 2 / 3, rtol=1e-6)  # the honest client does not move it
+
+
+def out_of_range(path: Path, told: Told) -> bytes:
+    lanes = np.full(told.parameters, 3 * LARGEST_LANE, np.int64)
+    return lanes_file(path, lanes, *map(told.id_of, MINE))
+
+
+def of_others(path: Path, told: Told) -> bytes:
+    return lanes_file(path, np.zeros(told.parameters, np.int64), told.id_of(MINE[0]))
+
+
+def of_another_model(path: Path, told: Told) -> bytes:
+    lanes = np.zeros(told.parameters + 1, np.int64)
+    return lanes_file(path, lanes, *map(told.id_of, MINE))
+
+
+def wider_than_needed(path: Path, told: Told) -> bytes:
+    lanes_file(path, np.ones(told.parameters, np.int64), *map(told.id_of, MINE))
+
+    def widen(arrays: dict[str, Any]) -> None:
+        arrays["body/widths"] *= np.uint8(2)
+        arrays["body/lanes"] = np.ones(told.parameters, "<i2").view(np.uint8)
+
+    return changed(path, widen)
+
+
+@pytest.mark.parametrize("made", [out_of_range, of_others, of_another_model, wider_than_needed])
+async def test_a_sum_that_cannot_be_takes_its_members_along(
+    federation: Federation, tmp_path: Path, made: Callable[[Path, Told], bytes]
+) -> None:
+    """And nobody else: the honest host's client makes the round."""
+    async with told_to_train(federation, "round.quorum=0.3") as told:
+        answer = await told.send(made(tmp_path / "sum", told), *map(told.member, MINE))
+        assert isinstance(answer, tuple)
+        assert answer[0] is Status.INVALID_ARGUMENT
+        await federation.finished(told.run_id)
+    failed = operator_pb2.MEMBER_STATE_FAILED
+    assert await states(federation, told.run_id) == {
+        HONEST: operator_pb2.MEMBER_STATE_INCLUDED,
+        **dict.fromkeys(MINE, failed),
+    }
+
+
+async def test_who_tells_too_many_samples_costs_the_attempt(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """What is in a sum can't be weighed less, so the round is tried again without that client."""
+    async with told_to_train(federation, "round.quorum=0.3", "round.attempts=3") as told:
+        lanes = np.zeros(told.parameters, np.int64)
+        content = lanes_file(tmp_path / "sum", lanes, *map(told.id_of, MINE))
+        flattering = transfer_pb2.TrainingReport(samples=1 << 40, steps=3, loss=1.0)
+        members = [told.member(MINE[0], report=flattering), told.member(MINE[1])]
+        assert await told.send(content, *members) is False
+        log = federation.files.log("coordinator")
+        why = "set sample_limits.maximum, which hosts keep to"
+        await until(lambda: why in log.read_text(), "a reason in the log")
+    assert "clients count with more samples than they may" in log.read_text()
+    await federation.operator.stop_run(told.run_id)
