@@ -66,6 +66,13 @@ class RelayConfig(Settings):
     transfers_per_peer: int = Field(
         default=8, ge=1, description="Files on their way to or from one host at once."
     )
+    sum_wait_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="Where a run's hosts add up their clients' updates, their sums go on as one. So\n"
+        "long the first of them waits for hosts that still train; later ones go by themselves.",
+    )
     stall_seconds: float = Field(
         default=60.0,
         gt=0,

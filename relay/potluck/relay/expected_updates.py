@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 GRACE_SECONDS = 3600.0
 """An update is held so long beyond its deadline: a coordinator that was away may still want it."""
@@ -13,11 +15,14 @@ GRACE_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedUpdate:
-    """An update that a client was told to make. expires: seconds since 1970."""
+    """An update that a client was told to make. host: through whom. summed: whether it goes into a
+    sum. expires: seconds since 1970."""
 
     update_id: str
     client_id: str
     run_id: str
+    host: str
+    summed: bool
     expires: float
 
 
@@ -33,32 +38,63 @@ class ExpectedUpdates:
         self._clock = clock
         self._drop = drop
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
+        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: of sums, those still being made
+        self.changed = asyncio.Event()
+        """Set when fewer are awaited; cleared by who waits for that."""
 
-    def see(self, instruction: rpc.Instruction) -> None:
+    def see(self, instruction: rpc.Instruction, host: str) -> None:
         """An instruction goes through to a host."""
         if instruction.HasField("train"):
-            self._expect(instruction)
+            self._expect(instruction, host)
+        elif instruction.HasField("settle"):
+            self._settle(instruction)
         elif instruction.HasField("abandon"):
             abandoned = set(instruction.abandon.instruction_ids)
             for key, expected in list(self._newest.items()):
                 if expected.update_id in abandoned:
                     del self._newest[key]
-            for update_id in abandoned:
+            for update_id in sorted(abandoned):
                 self._drop(update_id)
+            self.arrived(abandoned)
 
-    def _expect(self, instruction: rpc.Instruction) -> None:
+    def _expect(self, instruction: rpc.Instruction, host: str) -> None:
         left = instruction.time_left.ToTimedelta().total_seconds()
         expected = ExpectedUpdate(
             update_id=instruction.id,
             client_id=instruction.client_id,
             run_id=instruction.run_id,
+            host=host,
+            summed=instruction.train.encoding == transfer_pb2.ENCODING_SUM,
             expires=self._clock() + left + GRACE_SECONDS,
         )
         key = (expected.client_id, expected.run_id)
         older = self._newest.get(key)
         self._newest[key] = expected
+        if expected.summed:
+            self._awaited[expected.update_id] = expected
         if older is not None and older.update_id != expected.update_id:
             self._drop(older.update_id)
+            self.arrived([older.update_id])
+
+    def _settle(self, instruction: rpc.Instruction) -> None:
+        """A round is over for a client, whatever it still makes."""
+        expected = self._newest.get((instruction.client_id, instruction.run_id))
+        if expected is not None:
+            self.arrived([expected.update_id])
+
+    def awaited(self, run_id: str) -> bool:
+        """Whether hosts that attend still make updates for a run's sums."""
+        return any(each.run_id == run_id for each in self._awaited.values())
+
+    def arrived(self, update_ids: Iterable[str]) -> None:
+        """Updates are here, or will not come."""
+        for update_id in update_ids:
+            self._awaited.pop(update_id, None)
+        self.changed.set()
+
+    def left(self, host: str) -> None:
+        """A host has gone: nobody is to wait for it."""
+        self.arrived([key for key, each in self._awaited.items() if each.host == host])
 
     def find(self, update_id: str, client_id: str, run_id: str) -> ExpectedUpdate | None:
         """The expectation that this update would meet."""

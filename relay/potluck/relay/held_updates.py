@@ -69,6 +69,10 @@ class HeldUpdates:
         write_atomically(self._record(held.header.update_id), json.dumps(record))
         self._updates[held.header.update_id] = held
 
+    def holds(self, update_id: str) -> bool:
+        """True if an update with this id is here, in whatever file."""
+        return update_id in self._updates
+
     def find(self, update_id: str, blake3: str) -> HeldUpdate | None:
         """The update with this id and digest, if it is here."""
         held = self._updates.get(update_id)

@@ -58,7 +58,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first = self._greeting(await anext(aiter(request_iterator), None), identity)
         clients = len(first.hello.client_ids)
         call = self._upstream.attend()
-        sending = asyncio.create_task(_send(call, first, request_iterator))
+        sending = asyncio.create_task(self._send(call, first, request_iterator))
         welcomed = False
         try:
             while (response := await self._upstream.next_word(call)) is not None:
@@ -67,7 +67,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     self._metrics.attending(1, clients)
                     log.info("host attends", host=identity.name, clients=clients)
                 if response.HasField("instruction"):
-                    self._updates.expected.see(response.instruction)
+                    self._updates.expected.see(response.instruction, identity.name)
                 yield response
         except PotluckError:
             if sending.done() and not sending.cancelled():
@@ -78,6 +78,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._upstream.left(call)
             await asyncio.gather(sending, return_exceptions=True)
             if welcomed:
+                self._updates.expected.left(identity.name)
                 self._metrics.attending(-1, -clients)
                 log.info("host left", host=identity.name, clients=clients)
 
@@ -100,6 +101,23 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 )
         first.hello.behind = identity.name
         return first
+
+    async def _send(
+        self, call: Any, first: rpc.AttendRequest, requests: AsyncIterator[rpc.AttendRequest]
+    ) -> None:
+        """Hand on what a host says, until it says no more."""
+        try:
+            await call.write(first)
+            async for request in requests:
+                if request.HasField("answer"):
+                    self._updates.expected.arrived([request.answer.instruction_id])
+                await call.write(request)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # on a broken stream writing fails as well, but reading tells the status
+        except PotluckError:
+            call.cancel()
+            raise
 
     # Models down ------------------------------------------------------------------------------
 
@@ -137,19 +155,3 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> rpc.SubmitUpdateResponse:
         """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
         return await self._updates.take(request_iterator, identity_of(context))
-
-
-async def _send(
-    call: Any, first: rpc.AttendRequest, requests: AsyncIterator[rpc.AttendRequest]
-) -> None:
-    """Hand on what a host says, until it says no more."""
-    try:
-        await call.write(first)
-        async for request in requests:
-            await call.write(request)
-        await call.done_writing()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        pass  # on a broken stream writing fails as well, but reading tells the status
-    except PotluckError:
-        call.cancel()
-        raise

@@ -22,6 +22,7 @@ from potluck.common.net.update_frames import update_header, update_trailer
 from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.relayed_sums import SUM, RelayedSums
 from potluck.relay.upstream import Upstream, for_hosts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
@@ -44,11 +45,14 @@ class RelayedUpdates:
         held: HeldUpdates,
         *,
         maximum_bytes: int,
+        wait_seconds: float,
         clock: Callable[[], float],
         metrics: RelayMetrics,
     ) -> None:
-        """`clock`: seconds since 1970."""
+        """`wait_seconds`: how long a host's sum waits for those of others. `clock`: seconds since
+        1970."""
         self.expected = ExpectedUpdates(clock, self._give_up)
+        self._sums = RelayedSums(upstream, held, self.expected, wait_seconds=wait_seconds)
         self._upstream = upstream
         self._held = held
         self._maximum = maximum_bytes
@@ -72,6 +76,7 @@ class RelayedUpdates:
         for task in self._deliveries.values():
             task.cancel()
         await asyncio.gather(*self._deliveries.values(), return_exceptions=True)
+        await self._sums.close()
 
     # What hosts ask ---------------------------------------------------------------------------
 
@@ -95,18 +100,31 @@ class RelayedUpdates:
         """Take one update and deliver it. Raises what the coordinator answers."""
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
-        check_client(header.client_id, identity)
+        for client in (header.client_id, *(each.client_id for each in header.members)):
+            check_client(client, identity)
         async with self._locks.setdefault(header.update_id, asyncio.Lock()):
             held = self._held.find(header.update_id, header.blake3)
             fresh = held is None and not header.offset
             if held is None:
                 expires = await self._require(header)
+                if self._held.holds(header.update_id):  # in another file, which this one replaces
+                    self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)
                     # All of it is here: it counts even if its host goes away now.
                     held = await shielded(self._keep(header, receiver, blake3, expires))
             delivery = self._delivery(held, fresh=fresh)
-        await asyncio.shield(delivery)
+        try:
+            await asyncio.shield(delivery)
+        except asyncio.CancelledError:
+            if not delivery.cancelled():
+                raise
+            raise RoundClosedError(
+                f"update '{header.update_id[:200]}' is not waited for any more; drop it",
+                update=header.update_id[:200],
+                client=header.client_id,
+                clients=header.client_id,
+            ) from None
         return rpc.SubmitUpdateResponse()
 
     async def _require(self, header: transfer_pb2.UpdateHeader) -> float:
@@ -183,8 +201,11 @@ class RelayedUpdates:
         header = held.header
         try:
             async with asyncio.timeout(max(0.0, held.expires - self._clock())):
-                path = self._held.path(header.update_id)
-                await deliver_file(self._link, header, path, fresh=fresh)
+                if header.encoding == SUM:
+                    await self._sums.deliver(held, fresh=fresh)
+                else:
+                    path = self._held.path(header.update_id)
+                    await deliver_file(self._link, header, path, fresh=fresh)
         except TimeoutError:
             self._ended(header, DeliveryOutcome.EXPIRED)
             raise RoundClosedError(
@@ -210,7 +231,7 @@ class RelayedUpdates:
 
     def _give_up(self, update_id: str) -> None:
         """Nobody waits for an update any more."""
-        task = self._deliveries.get(update_id)
+        task = self._deliveries.pop(update_id, None)
         if task is not None:
             task.cancel()
         self._held.drop(update_id)

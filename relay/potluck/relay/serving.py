@@ -55,6 +55,7 @@ async def serving(config: RelayConfig, state: RelayState) -> AsyncIterator[str]:
         upstream,
         held,
         maximum_bytes=config.maximum_model_bytes,
+        wait_seconds=config.sum_wait_seconds,
         clock=time.time,
         metrics=metrics,
     )

@@ -61,15 +61,15 @@ def training(update_id: str, client: str = "client-0") -> rpc.Instruction:
 def test_the_newest_training_of_a_client_is_expected() -> None:
     dropped: list[str] = []
     expected = ExpectedUpdates(lambda: NOW, dropped.append)
-    expected.see(training("run/1/1/client-0"))
-    expected.see(training("run/1/1/client-1", "client-1"))
+    expected.see(training("run/1/1/client-0"), "host-0")
+    expected.see(training("run/1/1/client-1", "client-1"), "host-1")
     found = expected.find("run/1/1/client-0", "client-0", "run")
     assert found is not None
     assert found.expires == NOW + 60 + GRACE_SECONDS
     assert expected.find("run/1/1/client-0", "client-1", "run") is None
-    expected.see(training("run/1/1/client-0"))  # the same, sent again
+    expected.see(training("run/1/1/client-0"), "host-0")  # the same, sent again
     assert dropped == []
-    expected.see(training("run/2/1/client-0"))
+    expected.see(training("run/2/1/client-0"), "host-0")
     assert dropped == ["run/1/1/client-0"]
     assert expected.find("run/1/1/client-0", "client-0", "run") is None
 
@@ -77,8 +77,37 @@ def test_the_newest_training_of_a_client_is_expected() -> None:
 def test_what_is_abandoned_is_given_up() -> None:
     dropped: list[str] = []
     expected = ExpectedUpdates(lambda: NOW, dropped.append)
-    expected.see(training("run/1/1/client-0"))
+    expected.see(training("run/1/1/client-0"), "host-0")
     abandon = rpc.Abandon(instruction_ids=["run/1/1/client-0", "other"])
-    expected.see(rpc.Instruction(id="abandon/x", abandon=abandon))
-    assert sorted(dropped) == ["other", "run/1/1/client-0"]
+    expected.see(rpc.Instruction(id="abandon/x", abandon=abandon), "host-0")
+    assert dropped == ["other", "run/1/1/client-0"]
     assert expected.find("run/1/1/client-0", "client-0", "run") is None
+
+
+def summed(update_id: str, client: str) -> rpc.Instruction:
+    instruction = training(update_id, client)
+    instruction.train.encoding = transfer_pb2.ENCODING_SUM
+    return instruction
+
+
+def test_sums_await_those_who_still_train() -> None:
+    expected = ExpectedUpdates(lambda: NOW, lambda _: None)
+    expected.see(training("run/1/1/client-0"), "host-0")
+    assert not expected.awaited("run"), "it goes by itself"
+    for client, host in (("a", "host-0"), ("b", "host-0"), ("c", "host-1"), ("d", "host-1")):
+        expected.see(summed(f"run/1/1/{client}", client), host)
+    expected.changed.clear()
+    expected.arrived(["run/1/1/a"])
+    assert expected.changed.is_set()
+    assert expected.awaited("run")
+    assert not expected.awaited("another")
+    expected.left("host-1")
+    assert expected.awaited("run")
+    settle = rpc.Instruction(id="s", client_id="b", run_id="run", settle=rpc.Settle())
+    expected.see(settle, "host-0")
+    assert not expected.awaited("run")
+    expected.see(summed("run/1/1/c", "c"), "host-1")  # its host is back, and is told again
+    assert expected.awaited("run")
+    abandon = rpc.Abandon(instruction_ids=["run/1/1/c"])
+    expected.see(rpc.Instruction(id="x", abandon=abandon), "host-1")
+    assert not expected.awaited("run")

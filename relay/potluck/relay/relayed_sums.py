@@ -1,0 +1,229 @@
+"""Sums on their way up: what hosts behind a relay have added up goes on as one sum.
+
+Adding is exact, so it does not matter for the round's model which updates are in a sum. What is
+waited for only decides how many files there are. What each host sent stays on disk until the
+coordinator has it, and a sum that is not wanted as it is is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from potluck.client.transfer.upload import deliver_file
+from potluck.common.errors import PotluckError, RoundClosedError
+from potluck.common.updates.lane_files import add_files, opened_lanes
+from potluck.common.updates.lanes import members_digest
+from potluck.relay.expected_updates import ExpectedUpdates
+from potluck.relay.held_updates import HeldUpdate, HeldUpdates
+from potluck.relay.upstream import Upstream
+from potluck.rpc.v1 import transfer_pb2
+
+log = structlog.get_logger()
+
+SUM: Final = transfer_pb2.ENCODING_SUM
+_MOST_MEMBERS: Final = 4096
+"""Updates in one sum: its header must fit into a message."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Part:
+    """What one host sent. vectors: of its file, by name with their lengths. delivered: done once
+    the coordinator has it, or has refused it."""
+
+    header: transfer_pb2.UpdateHeader
+    path: Path
+    vectors: Mapping[str, int]
+    fresh: bool
+    delivered: asyncio.Future[None]
+
+    @property
+    def update_ids(self) -> set[str]:
+        """The updates in it."""
+        return {each.update_id for each in self.header.members}
+
+    def fail(self, error: Exception) -> None:
+        """It is refused, or not waited for any more."""
+        if not self.delivered.done():
+            self.delivered.set_exception(error)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Gathering:
+    """The parts of a run that are to go on together."""
+
+    parts: list[_Part] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class RelayedSums:
+    """The sums of the hosts behind a relay. Lives on the event loop."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        held: HeldUpdates,
+        expected: ExpectedUpdates,
+        *,
+        wait_seconds: float,
+    ) -> None:
+        """`wait_seconds`: how long the first host's sum of a run waits for those of others."""
+        self._upstream = upstream
+        self._held = held
+        self._expected = expected
+        self._wait_seconds = wait_seconds
+        self._gatherings: dict[str, _Gathering] = {}  # by run, those that wait
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
+        """Bring a host's sum to the coordinator within a larger one; returns when it is kept there.
+
+        fresh: nothing of it has been sent before. Raises LayoutError or OutOfBoundsError for a file
+        that is not what is said of it, and what the coordinator answers.
+        """
+        header = held.header
+        path = self._held.path(header.update_id)
+        ids = [each.update_id for each in header.members]
+        # Before it is added to what others sent: they must not be refused for it.
+        vectors = await asyncio.to_thread(_checked_vectors, path, ids)
+        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        part = _Part(header=header, path=path, vectors=vectors, fresh=fresh, delivered=delivered)
+        gathering = self._gathering(header.run_id)
+        for other in gathering.parts:
+            if other.update_ids & part.update_ids:  # its host has put others together meanwhile
+                other.fail(RoundClosedError("its host has sent another sum of the same updates"))
+        gathering.parts.append(part)
+        self._expected.arrived(ids)
+        try:
+            await delivered
+        finally:
+            gathering.parts.remove(part)
+            self._expected.changed.set()
+
+    async def close(self) -> None:
+        """Send no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Gathering --------------------------------------------------------------------------------
+
+    def _gathering(self, run_id: str) -> _Gathering:
+        """The one of a run that waits for more."""
+        found = self._gatherings.get(run_id)
+        if found is None:
+            found = self._gatherings[run_id] = _Gathering()
+            found.task = asyncio.create_task(self._take_up(run_id, found))
+            self._tasks.add(found.task)
+            found.task.add_done_callback(self._tasks.discard)
+        return found
+
+    async def _take_up(self, run_id: str, gathering: _Gathering) -> None:
+        try:
+            await self._gather(run_id, gathering)
+            del self._gatherings[run_id]  # what comes now goes with the next
+            for parts in _addable(gathering.parts):
+                await self._send(parts)
+        except Exception as error:
+            log.exception("a sum failed unexpectedly")
+            for part in gathering.parts:
+                part.fail(error)
+        finally:
+            if self._gatherings.get(run_id) is gathering:
+                del self._gatherings[run_id]
+
+    async def _gather(self, run_id: str, gathering: _Gathering) -> None:
+        """Wait for hosts that still train, but not for long."""
+        changed, clock = self._expected.changed, asyncio.get_running_loop().time
+        until = clock() + self._wait_seconds
+        while any(not part.delivered.done() for part in gathering.parts):
+            changed.clear()
+            if not self._expected.awaited(run_id) or clock() >= until:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await changed.wait()
+
+    # Sending ----------------------------------------------------------------------------------
+
+    async def _send(self, parts: Sequence[_Part]) -> None:
+        """Send one sum; without what is not waited for; each part by itself if it is refused."""
+        while parts := [part for part in parts if not part.delivered.done()]:
+            try:
+                await self._send_sum(parts)
+            except RoundClosedError as error:
+                _close(parts, error)
+            except PotluckError as error:
+                if len(parts) == 1:
+                    parts[0].fail(error)
+                    return
+                log.warning("a sum is refused; its parts go singly", error=error.message)
+                for part in parts:
+                    await self._send([part])
+            else:
+                for part in parts:
+                    if not part.delivered.done():
+                        part.delivered.set_result(None)
+
+    async def _send_sum(self, parts: Sequence[_Part]) -> None:
+        link, fresh = self._upstream.link, all(part.fresh for part in parts)
+        if len(parts) == 1:
+            await deliver_file(link, parts[0].header, parts[0].path, fresh=fresh)
+            return
+        header = transfer_pb2.UpdateHeader()
+        header.CopyFrom(parts[0].header)
+        for part in parts[1:]:
+            header.members.extend(part.header.members)
+        members = members_digest(each.update_id for each in header.members)
+        path = self._held.path(f"sum of {members.hex()}")
+        try:
+            written = await asyncio.to_thread(
+                add_files, path, [part.path for part in parts], members
+            )
+            header.blake3, header.size, header.offset = written.blake3, written.size, 0
+            log.debug("hosts' sums are one", parts=len(parts), members=len(header.members))
+            await deliver_file(link, header, path, fresh=fresh)
+        finally:
+            with contextlib.suppress(OSError):  # the next start deletes it
+                path.unlink(missing_ok=True)
+
+
+def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]:
+    """The vectors of a sum's file, which is checked as the coordinator would. Blocks.
+
+    Raises LayoutError, OutOfBoundsError.
+    """
+    with opened_lanes(path) as file:
+        file.check(members_digest(update_ids), len(update_ids))
+        return dict(file.vectors)
+
+
+def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """The parts that may be one sum: of the same vectors, and not too many updates."""
+    found: list[list[_Part]] = []
+    for part in sorted(parts, key=lambda each: each.header.update_id):
+        for together in found:
+            members = sum(len(each.header.members) for each in (*together, part))
+            if together[0].vectors == part.vectors and members <= _MOST_MEMBERS:
+                together.append(part)
+                break
+        else:
+            found.append([part])
+    return found
+
+
+def _close(parts: Sequence[_Part], error: RoundClosedError) -> None:
+    """Tell the hosts whose clients are not waited for, with the names of theirs; all where none is
+    named."""
+    gone = set(error.metadata.get("clients", "").split(","))
+    clients = {part: [each.client_id for each in part.header.members] for part in parts}
+    named = [part for part in parts if gone & set(clients[part])]
+    for part in named or parts:
+        mine = [client for client in clients[part] if client in gone]
+        part.fail(RoundClosedError(error.message, **{**error.metadata, "clients": ",".join(mine)}))
