@@ -11,6 +11,7 @@ from support.relays import Relay, relays_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
+SUMS = ("host_sums.enabled=true", 'selector.name="uniform"', 'strategy.name="fedavg"')
 LARGE = ("task.parameters=4000000", "rounds=2")  # 16 MB, so that a transfer takes a while
 
 
@@ -28,16 +29,23 @@ async def flat(federation: Federation) -> dict[str, str]:
     return {
         "small": await federation.finished(await federation.start_run()),
         "large": await federation.finished(await federation.start_run(*LARGE)),
+        "sums": await federation.finished(await federation.start_run(*SUMS)),
     }
 
 
 async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
-    """Start the hosts anew, so that they attend through the relays."""
+    """Start the hosts anew, and wait until they attend through the relays."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
+    for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch
+        path.unlink()
     await federation.start_hosts()
+
+    def behind() -> int:
+        return sum(relay.events().count("host attends") for relay in relays.values())
+
+    await until(lambda: behind() == len(federation.files.hosts), "all hosts attend through relays")
     await federation.until_attending()
-    assert all("host attends" in relay.events() for relay in relays.values())
 
 
 async def test_two_relays_a_kill_of_each_and_the_same_model(
@@ -71,3 +79,33 @@ async def test_two_relays_a_kill_of_each_and_the_same_model(
         history = await federation.history(run_id)
         assert [len(entry.members) for entry in history] == [6, 6]
         await until(lambda: not (a.held() or b.held()))
+
+
+async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
+    federation: Federation, flat: dict[str, str]
+) -> None:
+    names = {"sum-a": [0, 1], "sum-b": [2]}
+    async with relays_of(federation, names, settings={"sum_wait_seconds": 60}) as relays:
+        a = relays["sum-a"]
+        await moved(federation, relays)
+        run_id = await federation.start_run(*SUMS)
+        assert await federation.finished(run_id) == flat["sums"]
+        assert a.metric("potluck_relay_deliveries_total", outcome="delivered") == 4
+        came, went = (
+            a.metric("potluck_relay_transfer_bytes_total", leg=leg, direction="up")
+            for leg in ("hosts", "coordinator")
+        )
+        assert went < 0.6 * came, "two hosts' sums are one"
+
+        # While it holds a host's sum and waits for the other's.
+        federation.points.hold("train-client-2")
+        run_id = await federation.start_run(*SUMS)
+        await until(lambda: any(a.held()), "a sum held by sum-a")
+        await until(lambda: federation.points.reached("train-client-2"))
+        assert (await federation.status(run_id)).committed_rounds == 0
+        await a.kill()
+        assert a.held()
+        await a.start()
+        federation.points.release()
+        assert await federation.finished(run_id) == flat["sums"]
+        await until(lambda: not a.held())

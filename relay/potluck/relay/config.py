@@ -70,8 +70,8 @@ class RelayConfig(Settings):
         default=30.0,
         ge=0,
         le=3600,
-        description="Where a run's hosts add up their clients' updates, their sums go on as one. So\n"
-        "long the first of them waits for hosts that still train; later ones go by themselves.",
+        description="Where a run's hosts add up their clients' updates, their sums go on as one.\n"
+        "So long the first of them waits for hosts that still train; later ones go by themselves.",
     )
     stall_seconds: float = Field(
         default=60.0,
