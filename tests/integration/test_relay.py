@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from grpc import StatusCode as Status
@@ -17,13 +18,19 @@ from support.relays import Relay, relays_of
 
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
+from potluck.common.tensors.tensor_files import open_tensors
+from potluck.common.updates.lane_files import BODY, vectors_of, write_lanes
+from potluck.common.updates.lanes import members_digest
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki import certificate_register
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DENIED = Status.PERMISSION_DENIED
+DONE = rpc.SubmitUpdateResponse()
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 CUT_OFF_SECONDS = 5.0
 
 
@@ -133,10 +140,69 @@ async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
         assert not list((relay.state / "updates").iterdir())
         cut = await host.submit([first, rest[0]])
         assert cut == (Status.ABORTED, "TRANSFER_TRUNCATED")
-        assert await host.submit([first, *rest]) == rpc.SubmitUpdateResponse()
+        assert await host.submit([first, *rest]) == DONE
         await federation.finished(run_id)
         assert not list((relay.state / "updates").iterdir())
         assert relay.metric("potluck_relay_deliveries_total", outcome="delivered") == 1
+
+
+def sum_of_zeros(
+    folder: Path, model: bytes, instruction: rpc.Instruction, *members: str
+) -> list[bytes]:
+    """An upload of a sum in which nothing has changed. members: ids that its file is made out to,
+    where they are not those of its header."""
+    (folder / "model").write_bytes(model)
+    with open_tensors(folder / "model") as file:
+        vectors = vectors_of(file.layout.parameters, ())
+    ids = members or (instruction.id,)
+    readers = {BODY: lambda begin, end: np.zeros(end - begin, np.int64)}
+    write_lanes(folder / "sum", readers, vectors, members_digest(ids))
+    report = transfer_pb2.TrainingReport(samples=32, steps=1, seconds=0.1, loss=1.0)
+    member = transfer_pb2.SumMember(
+        client_id=instruction.client_id, update_id=instruction.id, report=report
+    )
+    return whole(
+        instruction.id,
+        instruction.client_id,
+        (folder / "sum").read_bytes(),
+        encoding=transfer_pb2.ENCODING_SUM,
+        delta=True,
+        report=None,
+        members=[member],
+    )
+
+
+async def test_a_wrong_sum_is_refused_alone(
+    federation: Federation, relay: Relay, tmp_path: Path
+) -> None:
+    async with (
+        behind(relay, federation, "host-0") as host,
+        behind(relay, federation, "host-1") as hostile,
+        host.attending("client-0") as stream,
+        hostile.attending("client-2") as other_stream,
+    ):
+        run_id = await federation.start_run(
+            *("roster=2", "count=2", "host_sums.enabled=true"),
+            *('selector.name="uniform"', 'strategy.name="fedavg"'),
+        )
+        mine, others = await asyncio.gather(
+            training_of(stream, "client-0", run_id), training_of(other_stream, "client-2", run_id)
+        )
+        model = await host.fetch(mine.train.model)
+        honest = asyncio.create_task(host.submit(sum_of_zeros(tmp_path, model, mine)))
+        await until(lambda: len(relay.held()) == 1, "the honest sum is held")
+        stolen = sum_of_zeros(tmp_path, model, others)
+        stolen[0] = sum_of_zeros(tmp_path, model, mine)[0]
+        assert await hostile.submit(stolen) == (DENIED, "IDENTITY_REFUSED")
+        wrong = sum_of_zeros(tmp_path, model, others, others.id, mine.id)
+        assert await hostile.submit(wrong) == (Status.INVALID_ARGUMENT, "UPDATE_LAYOUT_MISMATCH")
+        assert not honest.done(), "it waits for the other's"
+        assert await hostile.submit(sum_of_zeros(tmp_path, model, others)) == DONE
+        assert await honest == DONE
+        await federation.finished(run_id)
+        [committed] = await federation.history(run_id)
+        assert [member.state for member in committed.members] == [INCLUDED] * 2
+        assert not list((relay.state / "updates").iterdir())
 
 
 async def test_a_check_says_what_is_right_and_what_is_not(
