@@ -11,15 +11,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors.numpy import save
 from support.local_processes import until_no_process_of
 from support.repository import ROOT
 
-from potluck.common.errors import ConfigurationError, NotFoundError, RunError
+from potluck.common.errors import ConfigurationError, LayoutError, NotFoundError, RunError
 from potluck.common.run_file.run_settings import Retention
 from potluck.common.tensors.tensor_files import file_digest
-from potluck.federation import Federation, Run
+from potluck.federation import Federation, Run, load_model
 
 TASK = {"name": "digits", "clients": 6}
 PATIENCE_SECONDS = 120
@@ -60,7 +63,50 @@ def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path
     first = finished.model(round=1)
     assert not torch.equal(first.state_dict()["1.weight"], network.state_dict()["1.weight"])
     path = finished.save(tmp_path / "model.safetensors")
-    assert path.stat().st_size > 10_000
+    loaded = load_model(path)
+    assert not loaded.training
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name])
+    exact = tmp_path / "exact.safetensors"
+    exact.write_bytes(save({"weight": np.zeros(3, np.float32)}))
+    with pytest.raises(LayoutError, match="does not say what task"):
+        load_model(exact)
+
+
+def test_the_model_is_measured_class_by_class(finished: Run) -> None:
+    report = finished.evaluate()
+    assert report.accuracy == finished.history[-1].accuracy
+    assert report.samples == report.confusion.to_numpy().sum() == 400
+    assert report.auroc is not None
+    assert report.auroc > 0.9
+    assert report.classes["samples"].tolist() == [40] * 10
+    diagonal = np.diag(report.confusion.to_numpy())
+    assert report.classes["recall"].tolist() == pytest.approx((diagonal / 40).tolist())
+    assert "AUROC" in report._repr_html_()
+
+
+def test_commands_write_tables_and_measure(
+    finished: Run, federation: Federation, tmp_path: Path
+) -> None:
+    assert federation.folder is not None
+    config = ["--config", str(federation.folder / "federation-1" / "operator.toml")]
+
+    def potluck(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "potluck.deploy.cli", *arguments, *config]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    done = potluck("export", finished.id, "-o", "rounds.csv")
+    assert (done.returncode, "3 rows" in done.stdout) == (0, True), done.stderr
+    rounds = pd.read_csv(tmp_path / "rounds.csv", index_col="round")
+    assert rounds["accuracy"].tolist() == finished.rounds["accuracy"].tolist()
+    potluck("export", finished.id, "--what", "selections", "-o", "selections.parquet")
+    assert pd.read_parquet(tmp_path / "selections.parquet").equals(finished.selections)
+    refused = potluck("export", finished.id, "-o", "rounds.xlsx")
+    assert (refused.returncode, "written as .csv or .parquet" in refused.stderr) == (1, True)
+    measured = potluck("evaluate", finished.id, "--json")
+    assert json.loads(measured.stdout)["accuracy"] == finished.history[-1].accuracy
+    shown = potluck("evaluate", finished.id)
+    assert "predicted class by column" in shown.stdout, shown.stderr
 
 
 def test_it_shows_itself(finished: Run, federation: Federation) -> None:
@@ -231,6 +277,7 @@ def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, *others = [block for block in blocks if ".connect(" not in block]
     assert len([line for line in first.splitlines() if line.strip()]) <= 8
+    *others, loading = others
     assert len(others) == 2
     program = "\n".join(
         [
@@ -242,6 +289,9 @@ def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
                 for block in others
             ),
             "assert run.selections['reason'].unique().tolist() == ['last']",
+            "run.save('model.safetensors')",
+            loading,
+            "assert type(network).__name__ == 'Sequential'",
             "federation.close()",
         ]
     )

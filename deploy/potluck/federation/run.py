@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from potluck.federation.model_report import ModelReport
+
 Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
 """Follows a run until it ends."""
 
@@ -147,12 +149,26 @@ class Run:
         Raises RunError before the first round is committed, PluginError for a task that is not
         installed here.
         """
-        from potluck.federation.trained_model import trained_network
+        from potluck.federation.trained_model import trained_model
 
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"
             found = self._download(path, round, describe=False)
-            return trained_network(path, found.origin.run_file, self._session, self._data)
+            made = trained_model(path, found.origin.run_file, self._session, self._data)
+        return made.network
+
+    def evaluate(self, round: int = 0) -> ModelReport:  # noqa: A002  # what it is
+        """Measure a round's model here, on its task's evaluation data, class by class.
+
+        Raises ConfigurationError where the task has none on this machine, or brings a trainer of
+        its own, and as `model` does.
+        """
+        from potluck.federation.trained_model import evaluated_model
+
+        with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
+            path = Path(folder) / "model.safetensors"
+            found = self._download(path, round, describe=False)
+            return evaluated_model(path, found.origin.run_file, self._session, self._data)
 
     def save(self, path: str | Path, round: int = 0) -> Path:  # noqa: A002  # what it is
         """Write the weights of a round as safetensors, with what run they come from; the path."""

@@ -1,24 +1,41 @@
-"""A run's model as a network with its weights."""
+"""Models of runs as networks with their weights."""
 
 from __future__ import annotations
 
+import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+from safetensors import SafetensorError, safe_open
+
+from potluck.common.errors import ConfigurationError, LayoutError, StorageError
 from potluck.common.learning.task_loading import model_maker, models_seeded
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.configuration import validate
 from potluck.common.task import Task
 from potluck.common.tensors.model_parts import divided
 from potluck.common.tensors.tensor_files import open_tensors
+from potluck.federation.model_report import ModelReport, report_of
 from potluck.federation.session_plugins import SessionPlugins
 
 
-def trained_network(path: Path, run_file: str, session: SessionPlugins, data: Path | None) -> Any:
+@dataclass(frozen=True)
+class TrainedModel:
+    """A task and a network with the weights of a run."""
+
+    task: Task
+    network: Any
+
+
+def trained_model(
+    path: Path, run_file: str, session: SessionPlugins, data: Path | None
+) -> TrainedModel:
     """The network that a run trains, with the weights of a downloaded file.
 
-    A `torch.nn.Module` in evaluation mode, or a dict of arrays where the task's model is one.
+    It is a `torch.nn.Module` in evaluation mode, or a dict of arrays where the task's model is one.
     run_file: the run's, TOML. data: the data directory, for a model whose base lies there. Tensors
     that clients keep (`[model] keep`) have the values that they began with.
     Raises PluginError for a task that is not installed here, LayoutError where its model is another
@@ -38,4 +55,55 @@ def trained_network(path: Path, run_file: str, session: SessionPlugins, data: Pa
         whole.load(file.arrays)
     if hasattr(network, "eval"):
         network.eval()
-    return network
+    return TrainedModel(task, network)
+
+
+def evaluated_model(
+    path: Path, run_file: str, session: SessionPlugins, data: Path | None
+) -> ModelReport:
+    """Measures of a downloaded model on its task's evaluation data.
+
+    Raises ConfigurationError where the task brings a trainer of its own, or has no such data here,
+    and as `trained_model` does.
+    """
+    model = trained_model(path, run_file, session, data)
+    name = tomllib.loads(run_file)["task"]["name"]
+    if model.task.trainer() is not None:
+        raise ConfigurationError(
+            f"task '{name}' measures its model with a trainer of its own; what that says is with "
+            "the run's rounds (`potluck export`)"
+        )
+    examples = model.task.evaluation_data(data)
+    if examples is None:
+        raise ConfigurationError(f"task '{name}' has no evaluation data on this machine")
+    return report_of(model.network, examples, model.task.classes)
+
+
+def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
+    """The network with the weights of a file that `potluck model` or `Run.save` wrote.
+
+    The file's metadata name the task, which has to be installed; it is as `Run.model` gives it.
+    data: the data directory, for a model whose base lies there. Raises LayoutError for a file
+    without such metadata, StorageError where it can't be read, and as `trained_model` does.
+    """
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except OSError as error:
+        raise StorageError(f"can't read {path}: {error.strerror or error}", path=path) from None
+    except SafetensorError as error:
+        raise LayoutError(f"{path} is no safetensors file: {error}", path=path) from None
+    if "potluck.task" not in metadata:
+        raise LayoutError(
+            f"{path} does not say what task its model is of; download it with `potluck model` "
+            "without --exact",
+            path=path,
+        )
+    table = {
+        name: json.loads(metadata[f"potluck.{name}"])
+        for name in ("task", "model")
+        if f"potluck.{name}" in metadata
+    }
+    table["seed"] = int(metadata.get("potluck.seed", 0))
+    folder = None if data is None else Path(data)
+    return trained_model(Path(path), tomlkit.dumps(table), SessionPlugins(), folder).network

@@ -1,0 +1,111 @@
+"""Measures of a classifier that need every sample's probabilities, or every class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.metrics import (
+    confusion_matrix,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
+
+from potluck.common.errors import TrainingError
+from potluck.common.task import Examples
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """What a model does with labelled samples.
+
+    samples: how many. accuracy: share classified correctly. auroc: area under the ROC curve, each
+    class against the rest, averaged over the classes that have one; None where none has. classes:
+    a row each with `precision`, `recall`, `f1`, `auroc` (NaN where all or no samples are of the
+    class) and `samples`. confusion: samples by true class (rows) and predicted class (columns).
+    """
+
+    samples: int
+    accuracy: float
+    auroc: float | None
+    classes: pd.DataFrame
+    confusion: pd.DataFrame
+
+    def values(self) -> dict[str, object]:
+        """All of it as plain values, for JSON."""
+        return {
+            "samples": self.samples,
+            "accuracy": self.accuracy,
+            "auroc": self.auroc,
+            "classes": self.classes.reset_index().to_dict("records"),
+            "confusion": self.confusion.to_numpy().tolist(),
+        }
+
+    def _repr_html_(self) -> str:
+        auroc = "" if self.auroc is None else f", AUROC {self.auroc:.3f}"
+        head = f"<p>accuracy {self.accuracy:.1%}{auroc}, {self.samples} samples</p>"
+        return head + self.classes.to_html(float_format="{:.3f}".format)
+
+
+def report_of(network: nn.Module, examples: Examples, classes: int) -> ModelReport:
+    """Measure a network on samples, on the CPU.
+
+    Raises TrainingError where there are none, or the network does not answer with n × `classes`.
+    """
+    labels = examples.labels.cpu().numpy()
+    if not len(labels):
+        raise TrainingError("there are no samples to evaluate the model on")
+    probabilities = _probabilities(network, examples, classes)
+    predicted = probabilities.argmax(axis=1)
+    every = list(range(classes))
+    precision, recall, f1, support = precision_recall_fscore_support(
+        labels,
+        predicted,
+        labels=every,
+        zero_division=0.0,  # pyright: ignore[reportArgumentType]  # inferred from its default
+    )
+    curves = [_auroc(labels == each, probabilities[:, each]) for each in every]
+    index = pd.RangeIndex(classes, name="class")
+    table = {"precision": precision, "recall": recall, "f1": f1, "auroc": curves}
+    defined = [each for each in curves if not np.isnan(each)]
+    counts = confusion_matrix(labels, predicted, labels=every)
+    return ModelReport(
+        samples=len(labels),
+        accuracy=float((predicted == labels).mean()),
+        auroc=float(np.mean(defined)) if defined else None,
+        classes=pd.DataFrame({**table, "samples": support}, index=index),
+        confusion=pd.DataFrame(
+            counts, index=index.rename("true"), columns=index.rename("predicted")
+        ),
+    )
+
+
+def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+    return float(roc_auc_score(positive, score)) if 0 < positive.sum() < len(positive) else np.nan
+
+
+def _probabilities(network: nn.Module, examples: Examples, classes: int) -> NDArray[np.float64]:
+    """Softmax of the network's answers, n × classes."""
+    import torch
+
+    found: list[NDArray[np.float64]] = []
+    network.cpu().eval()
+    with torch.inference_mode():
+        for start in range(0, len(examples), _BATCH):
+            end = min(start + _BATCH, len(examples))
+            logits = network(examples.inputs_at(torch.arange(start, end)))
+            if logits.shape != (end - start, classes):
+                raise TrainingError(
+                    f"the model answers with shape {tuple(logits.shape)}, expected "
+                    f"{(end - start, classes)}"
+                )
+            found.append(logits.double().softmax(dim=1).numpy())
+    return np.concatenate(found)

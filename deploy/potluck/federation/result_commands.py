@@ -1,0 +1,198 @@
+"""`potluck export` and `potluck evaluate`: what came of a run, as tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from potluck.common.errors import ConfigurationError, NotFoundError, StorageError
+from potluck.deploy.commands.connection import operator_command
+from potluck.deploy.commands.run_commands import AsJson, RunOrNewest, print_line, table_console
+from potluck.deploy.operator.model_download import download_model
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import RunView, observe
+from potluck.federation.frames import clients_frame, rounds_frame, selections_frame
+from potluck.federation.model_report import ModelReport
+from potluck.federation.rounds import Round, round_of
+from potluck.federation.session_plugins import SessionPlugins
+from potluck.federation.trained_model import evaluated_model
+from potluck.rpc.v1.operator_pb2 import RunStatus
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class What(StrEnum):
+    """Tables of a run."""
+
+    ROUNDS = "rounds"
+    SELECTIONS = "selections"
+    CLIENTS = "clients"
+
+
+async def _export(
+    client: OperatorClient,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write it; its suffix says how: .csv or .parquet.",
+            show_default=False,
+        ),
+    ],
+    run_id: RunOrNewest = None,
+    what: Annotated[
+        What,
+        typer.Option(
+            help="rounds: measures, seconds and bytes of each. selections: who was selected when, "
+            "why, and how it ended. clients: a row for each that was ever selected."
+        ),
+    ] = What.ROUNDS,
+) -> None:
+    """Write the rounds of a run as a table, CSV or Parquet.
+
+    Works while the run is under way, too.
+
+    ```console
+    potluck export -o rounds.csv
+    potluck export 3f9a --what selections -o selections.parquet
+    ```
+    """
+    write = _writer(output)
+    status = await _status(client, run_id)
+    rounds = await _rounds(client, status)
+    frames = {
+        What.ROUNDS: rounds_frame,
+        What.SELECTIONS: selections_frame,
+        What.CLIENTS: clients_frame,
+    }
+    frame = frames[what](rounds)
+    try:
+        write(frame if what is What.SELECTIONS else frame.reset_index())
+    except OSError as error:
+        raise StorageError(f"can't write {output}: {error.strerror}", path=output) from None
+    print_line(f"{output}: {len(frame)} rows of run {status.run_id} ({status.name})")
+
+
+async def _evaluate(
+    client: OperatorClient,
+    run_id: RunOrNewest = None,
+    round_number: Annotated[
+        int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
+    ] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FOLDER",
+            help="Where the task finds the samples to evaluate on, if it needs files.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's model here, class by class: precision, recall, AUROC, confusion.
+
+    The model is downloaded and evaluated on the evaluation data of its task, which has to be
+    installed on this machine.
+
+    ```console
+    potluck evaluate
+    potluck evaluate 3f9a --round 12 --data data --json
+    ```
+    """
+    status = await _status(client, run_id)
+    with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
+        path = Path(folder) / "model.safetensors"
+        found = await download_model(client, status.run_id, path, round_number=round_number)
+        report = evaluated_model(path, found.origin.run_file, SessionPlugins(), data)
+    if as_json:
+        named = {"run": status.run_id, "round": found.origin.round}
+        print_line(json.dumps(_without_nan({**named, **report.values()})))
+    else:
+        title = f"run {status.run_id} ({status.name}), round {found.origin.round}"
+        _show(report, title, tomllib.loads(found.origin.run_file)["task"]["name"])
+
+
+def _show(report: ModelReport, title: str, task: str) -> None:
+    auroc = "" if report.auroc is None else f", AUROC {report.auroc:.3f}"
+    print_line(f"{title}: accuracy {report.accuracy:.1%}{auroc} on {report.samples} of {task}")
+    console = table_console()
+    table = Table(title="by class", title_justify="left")
+    for name in ("class", *report.classes.columns):
+        table.add_column(str(name), justify="right")
+    for number, row in report.classes.iterrows():
+        *shares, samples = row.tolist()
+        shown = ["–" if math.isnan(share) else f"{share:.3f}" for share in shares]
+        table.add_row(str(number), *shown, f"{samples:.0f}")
+    console.print(table)
+    matrix = Table(title="true class by row, predicted class by column", title_justify="left")
+    for name in ("", *report.confusion.columns):
+        matrix.add_column(str(name), justify="right")
+    for number, row in report.confusion.iterrows():
+        matrix.add_row(str(number), *(str(count) for count in row.tolist()))
+    console.print(matrix)
+
+
+async def _status(client: OperatorClient, run_id: str | None) -> RunStatus:
+    if run_id is not None:
+        return await client.find_run(run_id)
+    newest = await client.newest_run()
+    if newest is None:
+        raise NotFoundError("there is no run yet; start one with `potluck run FILE`")
+    return newest
+
+
+async def _rounds(client: OperatorClient, status: RunStatus) -> list[Round]:
+    """The rounds of a run that are committed by now, in order."""
+    view = RunView()
+    if status.committed_rounds:
+        async with aclosing(client.watch_run(status.run_id)) as events:
+            async for event in events:
+                view = observe(view, event)
+                if len(view.committed) >= status.committed_rounds:
+                    break
+    return [round_of(committed) for committed in view.rounds]
+
+
+def _writer(output: Path) -> Callable[[pd.DataFrame], None]:
+    """A function that writes a table as the file's name says. Raises ConfigurationError."""
+    writers = {
+        ".csv": lambda frame: frame.to_csv(output, index=False),
+        ".parquet": lambda frame: frame.to_parquet(output, index=False),
+    }
+    writer = writers.get(output.suffix.lower())
+    if writer is None:
+        raise ConfigurationError(
+            f"{output}: a table is written as .csv or .parquet; name it "
+            f"{output.with_suffix('.csv')}",
+            path=output,
+        )
+    return writer
+
+
+def _without_nan(value: object) -> object:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return value
+
+
+export = operator_command(_export)
+evaluate = operator_command(_evaluate)
