@@ -25,6 +25,7 @@ from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -126,6 +127,7 @@ class Agent:
             states=KeptStates(self._state.kept),
             own_files=OwnFiles(self._state.trainers),
             worker=worker,
+            groups=TrainingGroups(worker, instruction_log),
             discloser=discloser,
             outgoing=OutgoingLog(
                 self._state.outgoing,

@@ -89,18 +89,22 @@ class Task:
 
     Points: `train-CLIENT` on hosts, `evaluate` on the coordinator, `forward` where the model is
     evaluated. parameters: of the ballast. central: whether the coordinator evaluates, or else the
-    clients. unequal: each client has four times the samples of the one before.
+    clients. unequal: each client has four times the samples of the one before. layered: whether the
+    model is layers in a row, so that clients can be trained in one batched step.
     """
 
     parameters: int = 1000
     central: bool = True
     unequal: bool = False
+    layered: bool = False
 
     classes = 3
     groups = 0
 
     def model(self) -> nn.Module:
-        """The classifier with its ballast."""
+        """The classifier with its ballast; without, where it is layered."""
+        if self.layered:
+            return nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 3))
         extra = int(os.environ.get("POTLUCK_EXTRA_PARAMETERS", "0"))  # of another release of it
         return _Network(self.parameters + extra)
 

@@ -16,6 +16,7 @@ from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
+from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
@@ -50,6 +51,7 @@ class HandlerContext:
     states: KeptStates
     own_files: OwnFiles
     worker: Worker[TrainingDevice]
+    groups: TrainingGroups
     discloser: Discloser
     outgoing: OutgoingLog
     sums: SumSessions

@@ -126,6 +126,11 @@ class InstructionLog:
         """The entry of an instruction; None where it has not come, or is forgotten."""
         return self._entries.get(instruction_id)
 
+    def is_over(self, instruction_id: str) -> bool:
+        """True for an instruction that has arrived and on which nothing more will be done."""
+        entry = self._entries.get(instruction_id)
+        return entry is not None and entry.stage.over
+
     def move(self, instruction_id: str, stage: InstructionStage) -> bool:
         """Note how far an instruction has come; false if it has been dropped meanwhile."""
         entry = self._entries.get(instruction_id)

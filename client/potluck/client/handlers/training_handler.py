@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
     from potluck.client.training.device import TrainingDevice
     from potluck.client.training.local_update import Trained
+    from potluck.client.training.task_training import TrainingFiles
 
 
 async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
@@ -124,32 +125,20 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         kept = _begin_keeping(context, instruction)
         auxiliaries = await _auxiliaries(context, active, stack, kept.get(CORRECTION))
 
-        def compute(device: TrainingDevice) -> Trained:
-            from potluck.client.training.task_training import TrainingFiles
+        from potluck.client.training.task_training import TrainingFiles
 
-            files = TrainingFiles(
-                model=model,
-                kept=kept,
-                update=context.updates.path(instruction.id),
-                keep_at=partial(context.states.path, instruction.id),
-                auxiliaries=auxiliaries,
-                spare=context.updates.spare.take,
-                own=context.own_files.folder(instruction.run_id, instruction.client_id),
-            )
-            cancelled = active.cancelled.is_set
-            try:
-                trained = device.train(
-                    instruction, files, progress=active.progress, cancelled=cancelled
-                )
-            except BaseException:
-                context.states.discard(instruction.id)
-                raise
-            if cancelled():  # no record will name these files
-                files.update.unlink(missing_ok=True)
-                context.states.discard(instruction.id)
-            return trained
-
-        trained = await context.compute(active, work.task, compute)
+        files = TrainingFiles(
+            model=model,
+            kept=kept,
+            update=context.updates.path(instruction.id),
+            keep_at=partial(context.states.path, instruction.id),
+            auxiliaries=auxiliaries,
+            spare=context.updates.spare.take,
+            own=context.own_files.folder(instruction.run_id, instruction.client_id),
+        )
+        trained = await _train_together(context, active, files)
+        if trained is None:
+            trained = await _train_alone(context, active, files)
     outcome = trained.outcome
     if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
@@ -166,6 +155,42 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             _note(context, instruction, update)
     context.updates.keep(update)
     return update
+
+
+async def _train_together(
+    context: HandlerContext, active: ActiveInstruction, files: TrainingFiles
+) -> Trained | None:
+    """Train the client in one batched step with its companions; None where that can't be done."""
+    from potluck.client.training.task_training import UnfitForLanesError
+
+    if not context.groups.wanted(active.instruction):
+        return None
+    try:
+        return await context.groups.train(active, files)
+    except UnfitForLanesError:
+        return None
+
+
+async def _train_alone(
+    context: HandlerContext, active: ActiveInstruction, files: TrainingFiles
+) -> Trained:
+    instruction = active.instruction
+
+    def compute(device: TrainingDevice) -> Trained:
+        cancelled = active.cancelled.is_set
+        try:
+            trained = device.train(
+                instruction, files, progress=active.progress, cancelled=cancelled
+            )
+        except BaseException:
+            context.states.discard(instruction.id)
+            raise
+        if cancelled():  # no record will name these files
+            files.update.unlink(missing_ok=True)
+            context.states.discard(instruction.id)
+        return trained
+
+    return await context.compute(active, instruction.train.task, compute)
 
 
 def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate) -> None:

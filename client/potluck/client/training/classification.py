@@ -12,66 +12,65 @@ from typing import Any
 
 import torch
 
-from potluck.client.correction import LocalCorrection
-from potluck.client.objective import Objective
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
-from potluck.client.training.objective_sum import composed
-from potluck.client.training.personal.ditto import Ditto, halves
-from potluck.client.training.plugin_options import created, json_object
+from potluck.client.training.lanes.group_training import (
+    LaneOutcome,
+    Trainee,
+    check_members,
+    check_rules,
+    network_for_lanes,
+    train_trainees,
+)
+from potluck.client.training.lanes.lane_steps import LaneRules
+from potluck.client.training.personal.ditto import halves
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import positions_within
 from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.client.training.samples.validation import validation_split
 from potluck.client.training.steps.in_turn import train_in_turn
-from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult, train
+from potluck.client.training.steps.loop import (
+    Corrected,
+    TrainingContext,
+    TrainingResult,
+    no_samples,
+    train,
+)
 from potluck.client.training.steps.optimizers import LocalOptimizer, make_optimizer
 from potluck.client.training.steps.smaller_batches import within_memory
-from potluck.client.training.steps.squared_losses import UTILITY, utility
 from potluck.client.training.task_training import (
     ClientFiles,
+    GroupMember,
     LoadedTask,
     Outcome,
     TaskTraining,
+    TrainedMember,
     TrainingFiles,
 )
+from potluck.client.training.training_plan import FinishedTraining, TrainingPlan, plan_training
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
     LocalPrivacy,
     estimate_matrix,
     released_triplet,
 )
-from potluck.common.disclosure import Parameters, Weighting
-from potluck.common.errors import ConfigurationError, ProtocolVersionError, TrainingError
+from potluck.common.disclosure import Parameters
+from potluck.common.errors import (
+    ConfigurationError,
+    PotluckError,
+    TrainingError,
+)
 from potluck.common.learning.evaluation import evaluate
-from potluck.common.learning.local_steps import normalizer
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_client_data, check_finite
-from potluck.common.learning.training import training_for
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
-from potluck.common.task import ClientData, Examples, Task
+from potluck.common.task import ClientData, Examples
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.common.updates.kept_states import CORRECTION
-from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """An instruction to train as it was read, with its plug-ins made.
-
-    measures_utility: whether the coordinator wants that number reported. ditto: where the client
-    has a model of its own.
-    """
-
-    objective: Objective
-    settings: LocalTraining
-    correction: LocalCorrection | None
-    measures_utility: bool
-    ditto: Ditto | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +157,7 @@ class Classification(TaskTraining):
         finally:
             _use_part(loaded.model, None)
         kept, sent = _auxiliaries(result, work, files, loaded)
-        done = _Done(
+        done = FinishedTraining(
             result=result, settings=settings, mu=plan.objective.proximal, round=instruction.round
         )
         return Outcome(
@@ -171,6 +170,90 @@ class Classification(TaskTraining):
             kept=kept or plan.ditto is not None,
             sent=sent,
         )
+
+    def train_together(
+        self, members: Sequence[GroupMember], companions: Sequence[ClientId]
+    ) -> Sequence[TrainedMember | TrainingError]:
+        """Train several clients in one batched step, each from a seed of its own."""
+        first, loaded = members[0].instruction, self.loaded
+        check_members(members, loaded)
+        plan = plan_training(first.train, loaded.task)
+        check_rules(plan.settings, plan.objective, self._device)
+        network = network_for_lanes(loaded, self._device)
+        rules = LaneRules(settings=plan.settings, mu=plan.objective.proximal, round=first.round)
+        steps = [self._planned_steps(client, plan.settings) for client in companions]
+        trainees: list[Trainee] = []
+        troubles: dict[int, TrainingError] = {}
+        for member in members:
+            try:
+                trainees.append(self._trainee(member, plan.settings.validation_share))
+            except TrainingError as error:
+                troubles[member.lane] = error
+        loaded.set_weights(members[0].files)
+        outcomes = (
+            train_trainees(trainees, steps, loaded, network, rules, device=self._device)
+            if trainees
+            else []
+        )
+        found = {each.member.lane: each for each in trainees}
+        trained = dict(zip(found, outcomes, strict=True))
+        return [
+            troubles.get(member.lane) or self._member_trained(found[member.lane], trained, rules)
+            for member in members
+        ]
+
+    def _trainee(self, member: GroupMember, share: float) -> Trainee:
+        """A member with its samples. Raises TrainingError, of which it alone suffers."""
+        instruction = member.instruction
+        client_id = ClientId(instruction.client_id)
+        data = self._samples(client_id, instruction.train, share).training
+        if len(data) == 0:
+            raise no_samples()
+        member.progress(0.0)
+        return Trainee(member=member, data=data)
+
+    def _planned_steps(self, client_id: ClientId, settings: LocalTraining) -> int:
+        """Steps that a companion takes, whether it is trained now or not; 0 where it can't be."""
+        try:
+            samples = len(self._samples(client_id, rpc.Train(), settings.validation_share).training)
+        except PotluckError:
+            return 0
+        return settings.planned_steps(samples) if samples else 0
+
+    def _member_trained(
+        self,
+        trainee: Trainee,
+        trained: Mapping[int, LaneOutcome | TrainingError],
+        rules: LaneRules,
+    ) -> TrainedMember | TrainingError:
+        outcome = trained[trainee.member.lane]
+        client_id = ClientId(trainee.member.instruction.client_id)
+        data = self._client_data(client_id).train
+        if isinstance(outcome, TrainingError):
+            try:  # no learning rate is to blame for NaN in data
+                check_finite(data, f"client '{client_id}'")
+            except TrainingError as error:
+                return error
+            return outcome
+        result, settings = outcome.result, rules.settings
+        done = FinishedTraining(result=result, settings=settings, mu=rules.mu, round=rules.round)
+        return TrainedMember(
+            outcome=Outcome(
+                samples=result.samples,
+                seen=result.steps * settings.batch_size,
+                seconds=result.seconds,
+                loss=result.loss,
+                paced_samples=len(data),
+                report=done.report,
+            ),
+            load=partial(self._load, outcome.weights),
+        )
+
+    def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Give the loaded model the weights of a lane."""
+        with torch.no_grad():
+            for name, tensor in self.loaded.model.named_parameters():
+                tensor.copy_(weights[name])
 
     def _client_data(self, client_id: ClientId) -> ClientData:
         name = self.loaded.name
@@ -298,61 +381,6 @@ class Classification(TaskTraining):
         return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
 
 
-def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
-    """Read an instruction. Raises PluginError, ConfigurationError, ProtocolError where this host
-    can't do what it asks for."""
-    settings = json_object(work.training_json, "training_json")
-    correction: LocalCorrection | None = None
-    if work.HasField("auxiliary"):
-        correction = created(LocalCorrection, work.auxiliary.correction)
-    return TrainingPlan(
-        objective=composed(
-            [created(Objective, each) for each in (work.objective, *work.further_objectives)]
-        ),
-        settings=training_for(task, settings, source="training"),
-        correction=correction,
-        measures_utility=_wants_utility(work.reports),
-        ditto=Ditto.read(work, task),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Done:
-    """A training that is over. mu: weight of the objective's proximal term."""
-
-    result: TrainingResult
-    settings: LocalTraining
-    mu: float
-    round: int
-
-    def report(self, weighting: Weighting) -> UpdateReport:
-        """The report of the training. Steps are those that as many samples as are told would
-        take."""
-        samples = weighting.disclosed(self.result.samples)
-        steps = self.settings.planned_steps(samples)
-        disclosed = {
-            "samples": samples,
-            "steps": steps,
-            "normalizer": self._normalizer(steps),
-            "reports": self._reports(samples, steps),
-        }
-        return UpdateReport(**(self.result.values() | disclosed))
-
-    def _reports(self, samples: int, steps: int) -> dict[str, float]:
-        """The numbers asked for, of so many samples and steps as are told."""
-        loss = self.result.root_mean_square_loss
-        if loss is None or not math.isfinite(loss):
-            return {}
-        met = min(samples, steps * self.settings.batch_size)
-        return {UTILITY: utility(met, loss)}
-
-    def _normalizer(self, steps: int) -> float:
-        """The normalizer of so many steps of this training."""
-        if steps == self.result.steps:
-            return self.result.normalizer
-        return normalizer(self.settings, steps, round_number=self.round, mu=self.mu)
-
-
 def _use_part(network: Any, part: int | None) -> None:
     """Let a network that has several parts train one of them, or go back to all. Raises
     ConfigurationError where it has none."""
@@ -390,14 +418,3 @@ def _auxiliaries(
     if outcome.keep is not None:
         write_kept(outcome.keep, files.keep_at(CORRECTION))
     return outcome.keep is not None, sendable(outcome.send, work.auxiliary.names, loaded.layout)
-
-
-def _wants_utility(reports: Sequence[str]) -> bool:
-    """Raises ProtocolVersionError for a number that this host does not know."""
-    unknown = sorted(set(reports) - {UTILITY})
-    if unknown:
-        raise ProtocolVersionError(
-            f"this host's software can't report '{unknown[0][:80]}' with an update; update it",
-            report=unknown[0][:80],
-        )
-    return UTILITY in reports

@@ -21,10 +21,11 @@ from potluck.client.training.local_update import (
     check_training,
     make_question,
     train_update,
+    train_updates,
 )
-from potluck.client.training.task_training import ClientFiles, TrainingFiles
+from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
 from potluck.common.disclosure import Parameters
-from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.errors import ConfigurationError, PotluckError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
@@ -78,6 +79,13 @@ class TrainingDevice:
         """Train a client and write its update; see `train_update`."""
         training = self._tasks.of(instruction.train.task)
         return train_update(training, instruction, files, progress=progress, cancelled=cancelled)
+
+    def train_together(
+        self, members: Sequence[GroupMember], companions: Sequence[ClientId]
+    ) -> Sequence[Trained | PotluckError]:
+        """Train clients in one batched step and write their updates; see `train_updates`."""
+        training = self._tasks.of(members[0].instruction.train.task)
+        return train_updates(training, members, companions)
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
         """Check that such a training could begin, on a model with that file header (if not empty).

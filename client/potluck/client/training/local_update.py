@@ -16,6 +16,7 @@ from potluck.client.question import Question
 from potluck.client.training.lane_updates import SUM, lane_terms, write_lane_update
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.task_training import (
+    GroupMember,
     LoadedTask,
     Outcome,
     TaskTraining,
@@ -23,7 +24,8 @@ from potluck.client.training.task_training import (
 )
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import NotFiniteError, ProtocolError, TrainingError
+from potluck.common.errors import NotFiniteError, PotluckError, ProtocolError, TrainingError
+from potluck.common.names import ClientId
 from potluck.common.settings import plugins
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.layout import quoted
@@ -90,9 +92,50 @@ def train_update(
     Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
     TrainingError, StorageError, and RoundClosedError when cancelled.
     """
+    outcome = training.train(instruction, files, TrainingProgress(progress, cancelled))
+    return _finished(training, instruction, files, outcome, cancelled)
+
+
+def train_updates(
+    training: TaskTraining, members: Sequence[GroupMember], companions: Sequence[ClientId]
+) -> list[Trained | PotluckError]:
+    """The same for several clients at once, in their order; what fails one does not hurt the
+    others. companions: see `TaskTraining.train_together`.
+
+    Raises UnfitForLanesError where they must be trained one by one, and what `train_update` does
+    where it concerns all.
+    """
+    updates: list[Trained | PotluckError] = []
+    for member, trained in zip(members, training.train_together(members, companions), strict=True):
+        if isinstance(trained, PotluckError):
+            updates.append(trained)
+            continue
+        try:
+            trained.load()
+            update = _finished(
+                training,
+                member.instruction,
+                member.files,
+                trained.outcome,
+                member.progress.is_cancelled,
+            )
+        except PotluckError as error:
+            updates.append(error)
+        else:
+            updates.append(update)
+    return updates
+
+
+def _finished(
+    training: TaskTraining,
+    instruction: rpc.Instruction,
+    files: TrainingFiles,
+    outcome: Outcome,
+    cancelled: Callable[[], bool],
+) -> Trained:
+    """Write what a training has made of the loaded model."""
     work, loaded = instruction.train, training.loaded
     masked = work.encoding == MASKED
-    outcome = training.train(instruction, files, TrainingProgress(progress, cancelled))
     if loaded.kept:
         _write_kept(files.keep_at(MODEL), loaded.kept_weights())
         outcome = replace(outcome, kept=True)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,28 @@ class Outcome:
     report: Callable[[Weighting], UpdateReport]
     kept: bool = False
     sent: Mapping[str, Mapping[str, NDArray[np.float32]]] | None = field(default=None)
+
+
+class UnfitForLanesError(Exception):
+    """Clients can't be trained in one batched step; the text says why, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMember:
+    """A client that is trained together with others. lane: its place among its companions."""
+
+    instruction: rpc.Instruction
+    files: TrainingFiles
+    progress: TrainingProgress
+    lane: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedMember:
+    """What came of a member's training. load: gives the loaded model the member's weights."""
+
+    outcome: Outcome
+    load: Callable[[], None]
 
 
 class LoadedTask:
@@ -200,6 +222,18 @@ class TaskTraining(ABC):
         self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
     ) -> Outcome:
         """Train the loaded model from the one in the file."""
+
+    def train_together(
+        self,
+        members: Sequence[GroupMember],  # noqa: ARG002 - for those that can
+        companions: Sequence[ClientId],  # noqa: ARG002 - likewise
+    ) -> Sequence[TrainedMember | TrainingError]:
+        """Train several clients in one batched step. What comes of each, in their order.
+
+        companions: all that might be trained together, by their lanes. What comes of a member
+        depends on who they are, and not on who of them is there. Raises UnfitForLanesError.
+        """
+        raise UnfitForLanesError("the task has a trainer of its own")
 
     def evaluate(
         self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress

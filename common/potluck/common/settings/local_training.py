@@ -100,11 +100,22 @@ class LocalTraining(Settings):
         description="Share of its samples that each client keeps back from training, for the\n"
         "questions of selectors that validate (flash).",
     )
+    batched: bool = Field(
+        default=False,
+        description="Clients of a round that are on the same host may be trained in one batched\n"
+        "step: much faster where models are small. Updates then differ from those of clients that\n"
+        "are trained one by one by the rounding of floats.",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="bfloat16: where the device is a GPU, products are computed in bfloat16\n"
         "(torch's autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
     )
+
+    def as_json(self) -> str:
+        """As it travels. `batched` is left out where it is not asked for: hosts with older software
+        don't know it."""
+        return self.model_dump_json(exclude=None if self.batched else {"batched"})
 
     @property
     def adaptive(self) -> bool:

@@ -8,17 +8,19 @@ LARGEST_GROUP = 64
 """Each instruction names its whole group, so what is sent grows with the square of its size."""
 
 
-def companions(hosts: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
+def companions(
+    members: Iterable[tuple[str, str, int | None]],
+) -> Mapping[str, tuple[str, ...]]:
     """The group of each client that has company, itself included.
 
-    `hosts`: clients and their hosts, in the order in which they are to be named; a client whose
-    host is "" has none. The clients of a host form groups of at most `LARGEST_GROUP`, in that
-    order.
+    `members`: clients, their hosts and the passes they are to make, in the order in which they are
+    to be named; a client whose host is "" has none. Those of a host that make as many passes form
+    groups of at most `LARGEST_GROUP`, in that order.
     """
-    of_host: dict[str, list[str]] = {}
-    for client, host in hosts:
+    of_host: dict[tuple[str, int | None], list[str]] = {}
+    for client, host, passes in members:
         if host:
-            of_host.setdefault(host, []).append(client)
+            of_host.setdefault((host, passes), []).append(client)
     groups = (
         tuple(clients[start : start + LARGEST_GROUP])
         for clients in of_host.values()

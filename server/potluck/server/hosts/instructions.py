@@ -232,7 +232,7 @@ def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_
     return coordinator_pb2.Train(
         objective=plugin(run_file.objective[0]),
         further_objectives=[plugin(table) for table in run_file.objective[1:]],
-        training_json=plan.training.model_dump_json(),
+        training_json=plan.training.as_json(),
         seed=client_seed(run_file.seed, round_number, client),
         run_seed=run_file.seed,
     )
@@ -249,7 +249,7 @@ def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
 def _training_json(plan: RunPlan, epochs: int | None) -> str:
     """The run's local training, for so many epochs where these are given."""
     changes = {} if epochs is None else {"epochs": epochs, "steps": None}
-    return plan.training.model_copy(update=changes).model_dump_json()
+    return plan.training.model_copy(update=changes).as_json()
 
 
 def _instruction(

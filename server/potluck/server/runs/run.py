@@ -236,7 +236,9 @@ class Run:
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
         """The attempt under way has a cohort, in the order chosen, and what was answered before."""
         in_order = sorted(cohort, key=self.roster.row)
-        together = companions((client, cohort[client].host) for client in in_order)
+        together = companions(
+            (client, cohort[client].host, cohort[client].work.epochs) for client in in_order
+        )
         self.attempt = replace(self.attempt, cohort=cohort, answers=answers, companions=together)
 
     @property

@@ -16,6 +16,7 @@ from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
@@ -44,6 +45,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         states=states,
         own_files=create_autospec(OwnFiles, instance=True),
         worker=create_autospec(Worker, instance=True),
+        groups=create_autospec(TrainingGroups, instance=True),
         discloser=create_autospec(Discloser, instance=True),
         outgoing=create_autospec(OutgoingLog, instance=True),
         sums=create_autospec(SumSessions, instance=True),

@@ -9,17 +9,23 @@ from potluck.server.cohorts.companions import LARGEST_GROUP, companions
 
 
 def test_clients_of_one_host_are_companions_in_the_order_given() -> None:
-    found = companions([("c", "north"), ("a", "south"), ("b", "north"), ("d", "east")])
+    where = {"c": "north", "a": "south", "b": "north", "d": "east"}
+    found = companions((client, host, None) for client, host in where.items())
     assert found == {"c": ("c", "b"), "b": ("c", "b")}
 
 
 def test_clients_whose_host_is_not_known_are_alone() -> None:
-    assert companions([("a", ""), ("b", "")]) == {}
+    assert companions([("a", "", None), ("b", "", None)]) == {}
+
+
+def test_clients_that_make_other_passes_are_no_companions() -> None:
+    found = companions([("a", "north", None), ("b", "north", 3), ("c", "north", 3)])
+    assert found == {"b": ("b", "c"), "c": ("b", "c")}
 
 
 def test_many_clients_of_a_host_form_several_groups() -> None:
     clients = [f"client-{number}" for number in range(LARGEST_GROUP + 3)]
-    found = companions((client, "host") for client in clients)
+    found = companions((client, "host", None) for client in clients)
     assert found[clients[0]] == tuple(clients[:LARGEST_GROUP])
     assert found[clients[-1]] == tuple(clients[LARGEST_GROUP:])
 
@@ -27,7 +33,7 @@ def test_many_clients_of_a_host_form_several_groups() -> None:
 @given(st.lists(st.integers(0, 3), max_size=300))
 def test_groups_are_shared_by_their_members(hosts: list[int]) -> None:
     where = {f"client-{number}": f"host-{host}" for number, host in enumerate(hosts)}
-    found = companions(where.items())
+    found = companions((client, host, None) for client, host in where.items())
     for client, group in found.items():
         assert client in group
         assert 1 < len(group) <= LARGEST_GROUP

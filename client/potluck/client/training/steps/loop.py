@@ -95,7 +95,7 @@ def train(
     RoundClosedError if cancelled.
     """
     if len(data) == 0:
-        raise DataError("the client has no training samples; remove it from this federation")
+        raise no_samples()
     started, device, number = time.monotonic(), context.device, context.round
     losses = SquaredLosses(device) if measures_losses else None
     with _explained(device, settings), _seeded(device, context.seed):
@@ -122,6 +122,11 @@ def train(
         correction=outcome,
         root_mean_square_loss=None if losses is None else losses.root_mean_square(),
     )
+
+
+def no_samples() -> DataError:
+    """There is nothing to train on."""
+    return DataError("the client has no training samples; remove it from this federation")
 
 
 @contextmanager

@@ -1,0 +1,238 @@
+"""Trainings of one attempt that are brought together, to be carried out in one batched step.
+
+The coordinator says which instructions belong together (`Train.companions`). A group begins when
+all of them are there that can be, or a moment later without the others: what comes of each does not
+depend on who is there. Lives on the event loop; the training itself runs in a worker's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from potluck.client.base.worker import Worker
+from potluck.client.handlers.active_instruction import ActiveInstruction
+from potluck.client.handlers.instruction_log import REMEMBERED, InstructionLog
+from potluck.client.masking.masked_updates import MASKED
+from potluck.client.training.plugin_options import json_object
+from potluck.client.training.task_training import GroupMember, TrainingFiles, UnfitForLanesError
+from potluck.common.errors import ProtocolError, RoundClosedError
+from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.names import ClientId
+from potluck.common.trainer import TrainingProgress
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.training.device import TrainingDevice
+    from potluck.client.training.local_update import Trained
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 1.0
+"""How long a group waits for those of whom nothing is heard."""
+LARGEST_GROUP = 1024
+_LOOK_SECONDS = 0.02
+_KINDS_REMEMBERED = 64
+
+
+@dataclass(kw_only=True, eq=False)
+class _Waiting:
+    """A member that waits for its group."""
+
+    active: ActiveInstruction
+    files: TrainingFiles
+    trained: asyncio.Future[Trained]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Gathering:
+    """Trainings that belong together, by their ids."""
+
+    companions: Sequence[str]
+    members: dict[str, _Waiting] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TrainingGroups:
+    """The groups of this host that have not begun yet."""
+
+    def __init__(self, worker: Worker[TrainingDevice], instructions: InstructionLog) -> None:
+        self._worker, self._log = worker, instructions
+        self._groups: dict[tuple[str, ...], _Gathering] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unfit: OrderedDict[tuple[bytes, str], str] = OrderedDict()
+        self._alone: OrderedDict[str, str] = OrderedDict()
+
+    def wanted(self, instruction: rpc.Instruction) -> bool:
+        """Return whether a training is to be carried out with others, as far as is known."""
+        work = instruction.train
+        if not work.companions or _kind(work) in self._unfit:
+            return False
+        if json_object(work.training_json, "training_json").get("batched") is not True:
+            return False
+        reason = reason_alone(work)
+        if reason:
+            self._alone[instruction.id] = reason
+            while len(self._alone) > REMEMBERED:
+                self._alone.popitem(last=False)
+            log.info("a client is trained alone", id=instruction.id, reason=reason)
+        return not reason
+
+    async def train(self, active: ActiveInstruction, files: TrainingFiles) -> Trained:
+        """Train a client together with its companions.
+
+        Raises UnfitForLanesError where that can't be done, ProtocolError for companions that make
+        no sense, and what `TrainingDevice.train` raises.
+        """
+        work, mine = active.instruction.train, active.instruction.id
+        companions = tuple(work.companions)
+        check_companions(active.instruction)
+        group = self._groups.get(companions)
+        if group is None:
+            group = self._groups[companions] = _Gathering(companions=companions)
+            task = asyncio.create_task(self._carry_out(group))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        waiting = _Waiting(
+            active=active, files=files, trained=asyncio.get_running_loop().create_future()
+        )
+        group.members[mine] = waiting
+        group.arrived.set()
+        try:
+            return await waiting.trained
+        except UnfitForLanesError as error:
+            self._note_unfit(work, str(error))
+            raise
+
+    def _note_unfit(self, work: rpc.Train, reason: str) -> None:
+        """Such trainings are carried out one by one from now on."""
+        kind = _kind(work)
+        if kind not in self._unfit:
+            log.info("clients are trained one by one", task=work.task.name, reason=reason)
+        self._unfit[kind] = reason
+        while len(self._unfit) > _KINDS_REMEMBERED:
+            self._unfit.popitem(last=False)
+
+    async def _carry_out(self, group: _Gathering) -> None:
+        """Train all that come in time, and tell each what came of it."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not self._complete(group):
+                    group.arrived.clear()
+                    try:
+                        await asyncio.wait_for(group.arrived.wait(), _LOOK_SECONDS)
+                    except TimeoutError:
+                        continue
+        except TimeoutError:
+            log.debug("a group begins without some of its members", members=len(group.members))
+        finally:
+            del self._groups[tuple(group.companions)]
+        waiting = [each for each in group.members.values() if not each.trained.done()]
+        if not waiting:
+            return
+        try:
+            results = await self._worker.run(lambda device: _train(device, group, waiting))
+        except Exception as error:
+            results = {each.active.instruction.id: error for each in waiting}
+        for each in waiting:
+            result = results[each.active.instruction.id]
+            if each.trained.done():
+                _forget(each, result)
+            elif isinstance(result, Exception):
+                each.trained.set_exception(result)
+            else:
+                each.trained.set_result(result)
+
+    def _complete(self, group: _Gathering) -> bool:
+        """True if nobody is waited for any more."""
+        return all(
+            name in group.members or name in self._alone or self._log.is_over(name)
+            for name in group.companions
+        )
+
+
+def _train(
+    device: TrainingDevice, group: _Gathering, waiting: Sequence[_Waiting]
+) -> dict[str, Trained | Exception]:
+    """In a worker's thread: what came of each member, by the ids of the instructions."""
+    results: dict[str, Trained | Exception] = {}
+    members: list[GroupMember] = []
+    for each in waiting:
+        instruction = each.active.instruction
+        try:
+            each.active.started()
+        except RoundClosedError as error:
+            results[instruction.id] = error
+            continue
+        progress = TrainingProgress(each.active.progress, each.active.cancelled.is_set)
+        lane = list(group.companions).index(instruction.id)
+        members.append(
+            GroupMember(instruction=instruction, files=each.files, progress=progress, lane=lane)
+        )
+    if not members:
+        return results
+    first = members[0].instruction
+    with blamed_on_task(first.train.task.name, f"client '{first.client_id}' and its companions"):
+        trained = device.train_together(members, clients_of(first))
+    names = [member.instruction.id for member in members]
+    log.info("trained in one batched step", round=first.round, clients=len(members))
+    return results | dict(zip(names, trained, strict=True))
+
+
+def _forget(waiting: _Waiting, result: Trained | Exception) -> None:
+    """Nobody waits for what came of a member: no record will name its file."""
+    if not isinstance(result, Exception):
+        waiting.files.update.unlink(missing_ok=True)
+
+
+def reason_alone(work: rpc.Train) -> str:
+    """Why a client is trained by itself, whatever the network is; empty where nothing says so.
+
+    It follows from its own instruction, so that it is the same whoever else is there.
+    """
+    reasons = {
+        "its update is masked": work.encoding == MASKED,
+        "the strategy corrects its steps": work.HasField("auxiliary"),
+        "the number of its samples is limited": bool(work.quotas),
+        "it has a model of its own": work.HasField("personal"),
+        "a part of the network is trained": work.HasField("part"),
+        "more is measured of its training": bool(work.reports),
+    }
+    return next((reason for reason, so in reasons.items() if so), "")
+
+
+def check_companions(instruction: rpc.Instruction) -> None:
+    """Raise ProtocolError unless the companions are different trainings of one attempt, this one
+    among them."""
+    companions, client = instruction.train.companions, instruction.client_id
+    attempt = instruction.id.removesuffix(client)
+    sound = (
+        len(companions) <= LARGEST_GROUP
+        and len(set(companions)) == len(companions)
+        and instruction.id in companions
+        and instruction.id.endswith(client)
+        and all(each.startswith(attempt) for each in companions)
+    )
+    if not sound:
+        raise ProtocolError(
+            "the companions of a training are not different trainings of its attempt with this one "
+            "among them; see that coordinator and host run the same version"
+        )
+
+
+def clients_of(instruction: rpc.Instruction) -> list[ClientId]:
+    """The clients of the companions of a training, in their order."""
+    attempt = instruction.id.removesuffix(instruction.client_id)
+    return [ClientId(each.removeprefix(attempt)) for each in instruction.train.companions]
+
+
+def _kind(work: rpc.Train) -> tuple[bytes, str]:
+    """What decides whether clients can be trained together."""
+    objectives = (work.objective, *work.further_objectives)
+    content = b"".join(each.SerializeToString(deterministic=True) for each in objectives)
+    return work.task.SerializeToString(deterministic=True) + content, work.training_json

@@ -1,0 +1,84 @@
+"""Hosts that train their clients in one batched step, killed in the middle of it.
+
+All tests share the processes; every run has the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BATCHED = ("task.layered=true", "training.batched=true")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("batched")
+    async with crash_federation(folder, clients=6, hosts=2, count=5, rounds=2) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(federation: Federation) -> str:
+    """The digest of the last model where nothing happens."""
+    return await federation.finished(await federation.start_run(*BATCHED))
+
+
+def said(federation: Federation, what: str) -> int:
+    """How often a host's log says so."""
+    return sum(federation.files.log(f"host-{n}").read_text().count(what) for n in range(2))
+
+
+async def test_a_round_takes_one_batched_step_a_host(
+    federation: Federation, undisturbed: str
+) -> None:
+    before = said(federation, "trained in one batched step")
+    assert before >= 4
+    assert await federation.finished(await federation.start_run(*BATCHED)) == undisturbed
+    assert said(federation, "trained in one batched step") == before + 4
+
+
+async def test_a_host_killed_before_any_update_is_there(
+    federation: Federation, undisturbed: str
+) -> None:
+    federation.points.kill("train-client-1")
+    run_id = await federation.start_run(*BATCHED)
+    assert await federation.processes.hosts[0].ended() == 137
+    await federation.processes.start_host(0)
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_host_killed_when_some_of_its_updates_are_there(
+    federation: Federation, undisturbed: str
+) -> None:
+    federation.points.hold("train-client-3")
+    run_id = await federation.start_run(*BATCHED)
+    await until(lambda: any("client-0" in path.name for path in federation.spooled()))
+    await federation.kill_host(0)
+    federation.points.release("train-client-3")
+    await federation.processes.start_host(0)
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_the_coordinator_killed_while_a_group_trains(
+    federation: Federation, undisturbed: str
+) -> None:
+    federation.points.hold("train-client-4")
+    run_id = await federation.start_run(*BATCHED)
+    await until(lambda: federation.points.reached("train-client-4"))
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    federation.points.release("train-client-4")
+    assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_network_that_lanes_do_not_know_is_trained_client_by_client(
+    federation: Federation,
+) -> None:
+    alone = await federation.finished(await federation.start_run())
+    assert await federation.finished(await federation.start_run("training.batched=true")) == alone
+    assert said(federation, "the network is a _Network, not layers in a row") == 2

@@ -1,0 +1,81 @@
+"""Which trainings are brought together, and what a coordinator may say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from potluck.client.base.worker import Worker
+from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.handlers.training_groups import (
+    TrainingGroups,
+    check_companions,
+    clients_of,
+    reason_alone,
+)
+from potluck.client.masking.masked_updates import MASKED
+from potluck.common.errors import ProtocolError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+BATCHED = '{"batched": true}'
+
+
+def instruction(*companions: str, client: str = "a", **work: Any) -> rpc.Instruction:
+    work = {"training_json": BATCHED, **work}
+    return rpc.Instruction(
+        id=f"run/1.1/{client}",
+        client_id=client,
+        train=rpc.Train(companions=[f"run/1.1/{each}" for each in companions], **work),
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        ({}, ""),
+        ({"encoding": MASKED}, "masked"),
+        ({"auxiliary": rpc.Auxiliary()}, "corrects"),
+        ({"quotas": [1.0]}, "limited"),
+        ({"personal": rpc.PersonalTraining()}, "own"),
+        ({"part": 0}, "part"),
+        ({"reports": ["utility"]}, "measured"),
+    ],
+)
+async def test_what_is_asked_of_a_client_may_keep_it_from_its_companions(
+    work: dict[str, Any], reason: str
+) -> None:
+    groups = TrainingGroups(Worker(), InstructionLog())
+    told = instruction("a", "b", **work)
+    assert reason in reason_alone(told.train)
+    assert groups.wanted(told) is not bool(reason)
+
+
+async def test_nothing_is_brought_together_where_it_is_not_asked_for() -> None:
+    groups = TrainingGroups(Worker(), InstructionLog())
+    assert not groups.wanted(instruction())
+    assert not groups.wanted(instruction("a", "b", training_json='{"batched": false}'))
+    assert not groups.wanted(instruction("a", "b", training_json="{}"))
+
+
+def test_companions_are_clients_of_the_attempt() -> None:
+    told = instruction("c", "a", "b")
+    check_companions(told)
+    assert clients_of(told) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "companions",
+    [
+        ["run/1.1/b", "run/1.1/c"],
+        ["run/1.1/a", "run/1.1/a"],
+        ["run/1.1/a", "run/1.2/b"],
+        ["run/1.1/a", *(f"run/1.1/{number}" for number in range(5000))],
+    ],
+    ids=["not itself", "twice", "another attempt", "too many"],
+)
+def test_companions_that_make_no_sense_are_refused(companions: list[str]) -> None:
+    told = instruction()
+    told.train.companions.extend(companions)
+    with pytest.raises(ProtocolError, match="companions"):
+        check_companions(told)

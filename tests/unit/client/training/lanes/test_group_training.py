@@ -1,0 +1,248 @@
+"""Clients trained in one batched step: the same as one by one, up to rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from potluck.client.training.classification import Classification
+from potluck.client.training.task_training import (
+    GroupMember,
+    LoadedTask,
+    TrainedMember,
+    TrainingFiles,
+    UnfitForLanesError,
+)
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import TrainingError
+from potluck.common.models.lenet import lenet5
+from potluck.common.names import ClientId
+from potluck.common.task import ClientData, Examples, Task
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.common.trainer import TrainingProgress
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clouds(Task):
+    """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: whose are huge."""
+
+    sizes: Sequence[int]
+    network: nn.Module
+    shape: Sequence[int] = (4,)
+    spoilt: int = -1
+
+    classes = 3
+
+    def model(self) -> nn.Module:
+        return self.network
+
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData:
+        number = int(client.rpartition("-")[2])
+        generator = torch.Generator().manual_seed(number)
+        labels = torch.arange(self.sizes[number]) % 3
+        inputs = torch.randn(len(labels), *self.shape, generator=generator)
+        if number == self.spoilt:
+            inputs = inputs * 1e30
+        return ClientData(train=Examples(inputs=inputs, labels=labels))
+
+    def evaluation_data(self, data: Path | None) -> Examples | None:
+        return None
+
+
+def mlp(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(4, 8),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh()),
+        nn.Linear(5, 3),
+    )
+
+
+class Scene:
+    """A loaded task, and the trainings of an attempt by which all its clients are selected."""
+
+    def __init__(
+        self, folder: Path, task: Clouds, *, objectives: Sequence[rpc.Plugin] = (), **training: Any
+    ) -> None:
+        self.training = Classification(LoadedTask("clouds", task, "cpu", None))
+        self.model = folder / "model"
+        write_tensors(self.model, state_arrays(task.network))
+        self.clients = [ClientId(f"client-{number}") for number in range(len(task.sizes))]
+        self._objectives = list(objectives) or [rpc.Plugin(name="cross-entropy")]
+        self._settings = json.dumps({"batched": True, **training})
+        self._folder = folder
+
+    def member(self, client: ClientId) -> GroupMember:
+        instruction = rpc.Instruction(
+            id=f"run/1.1/{client}",
+            client_id=client,
+            run_id="run",
+            round=2,
+            train=rpc.Train(
+                objective=self._objectives[0],
+                further_objectives=self._objectives[1:],
+                training_json=self._settings,
+                seed=100 + int(client.rpartition("-")[2]),
+                companions=[f"run/1.1/{each}" for each in self.clients],
+            ),
+        )
+        files = TrainingFiles(
+            model=self.model, update=self._folder / client, keep_at=self._folder.joinpath
+        )
+        return GroupMember(
+            instruction=instruction,
+            files=files,
+            progress=TrainingProgress(),
+            lane=self.clients.index(client),
+        )
+
+    def alone(self, client: ClientId) -> tuple[dict[str, torch.Tensor], Any]:
+        member = self.member(client)
+        outcome = self.training.train(member.instruction, member.files, member.progress)
+        return self.weights(), outcome.report(Weighting.EXACT)
+
+    def together(
+        self, clients: Sequence[ClientId]
+    ) -> list[tuple[dict[str, torch.Tensor], Any] | TrainingError]:
+        found: list[Any] = []
+        members = [self.member(client) for client in clients]
+        for each in self.training.train_together(members, self.clients):
+            if isinstance(each, TrainedMember):
+                each.load()
+                found.append((self.weights(), each.outcome.report(Weighting.EXACT)))
+            else:
+                found.append(each)
+        return found
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        state = self.training.loaded.model.state_dict()
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def check_alike(scene: Scene, *, tolerance: float = 1e-4) -> None:
+    """Together comes out what comes out one by one."""
+    for client, found in zip(scene.clients, scene.together(scene.clients), strict=True):
+        assert not isinstance(found, TrainingError)
+        weights, report = found
+        expected, told = scene.alone(client)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(weights[name], tensor, rtol=tolerance, atol=tolerance)
+        assert (report.samples, report.steps) == (told.samples, told.steps)
+        assert report.normalizer == told.normalizer
+        assert report.loss == pytest.approx(told.loss, rel=1e-3, abs=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    batch_size=st.integers(1, 9),
+    amount=st.one_of(
+        st.fixed_dictionaries({"epochs": st.integers(1, 3)}),
+        st.fixed_dictionaries({"steps": st.integers(1, 7)}),
+    ),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 0.01]),
+    gradient_clip=st.sampled_from([None, 0.5]),
+    dropout=st.sampled_from([0.0, 0.3]),
+    mu=st.sampled_from([0.0, 0.5]),
+)
+def test_clients_come_out_as_if_trained_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    amount: dict[str, int],
+    dropout: float,
+    mu: float,
+    **training: Any,
+) -> None:
+    proximal = rpc.Plugin(name="fedprox", options_json=json.dumps({"mu": mu}))
+    scene = Scene(
+        tmp_path_factory.mktemp("scene"),
+        Clouds(sizes=sizes, network=mlp(dropout)),
+        objectives=[proximal] if mu else [],
+        learning_rate=0.05,
+        **amount,
+        **training,
+    )
+    check_alike(scene)
+
+
+def test_convolutions_go_lane_by_lane(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    task = Clouds(sizes=[5, 7, 3], network=lenet5(classes=3), shape=(3, 32, 32))
+    check_alike(Scene(tmp_path, task, batch_size=4, momentum=0.5))
+
+
+def test_what_comes_of_a_member_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
+    """Not by a bit: after a kill only those are trained whose update is not here yet."""
+    for network, shape in ((mlp(0.2), (4,)), (lenet5(classes=3), (3, 32, 32))):
+        task = Clouds(sizes=[9, 17, 4, 8], network=network, shape=shape)
+        scene = Scene(tmp_path, task, batch_size=4, momentum=0.9)
+        everybody = scene.together(scene.clients)
+        for chosen in ((3,), (1, 2), (2, 0, 1)):
+            some = scene.together([scene.clients[number] for number in chosen])
+            for number, found in zip(chosen, some, strict=True):
+                wanted = everybody[number]
+                assert not isinstance(found, TrainingError)
+                assert not isinstance(wanted, TrainingError)
+                (weights, report), (expected, told) = found, wanted
+                assert report.loss == told.loss
+                assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_a_member_that_diverges_hurts_no_other(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    sizes = [8, 8, 8]
+    sound = Scene(tmp_path, Clouds(sizes=sizes, network=network()), batch_size=4)
+    expected = sound.together(sound.clients)
+    scene = Scene(tmp_path, Clouds(sizes=sizes, network=network(), spoilt=1), batch_size=4)
+    first, second, third = scene.together(scene.clients)
+    assert isinstance(second, TrainingError)
+    assert "diverged" in second.message
+    for found, wanted in ((first, expected[0]), (third, expected[2])):
+        assert not isinstance(found, TrainingError)
+        assert not isinstance(wanted, TrainingError)
+        assert all(torch.equal(found[0][name], wanted[0][name]) for name in found[0])
+
+
+def test_a_member_without_samples_hurts_no_other(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, Clouds(sizes=[8, 0, 4], network=mlp()), steps=3)
+    first, second, third = scene.together(scene.clients)
+    assert isinstance(second, TrainingError)
+    assert "no training samples" in second.message
+    assert not isinstance(first, TrainingError)
+    assert not isinstance(third, TrainingError)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"network": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d"),
+        ({"network": nn.Bilinear(4, 4, 3)}, "a Bilinear"),
+        ({"optimizer": "adam"}, "adam"),
+        ({"smallest_batch_size": 2}, "batches"),
+        ({"objectives": [rpc.Plugin(name="focal")]}, "objective"),
+    ],
+)
+def test_what_lanes_can_not_do_is_said(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    network = change.pop("network", None) or mlp()
+    scene = Scene(tmp_path, Clouds(sizes=[4, 4], network=network), **change)
+    members = [scene.member(client) for client in scene.clients]
+    with pytest.raises(UnfitForLanesError, match=reason):
+        scene.training.train_together(members, scene.clients)
