@@ -20,6 +20,7 @@ from potluck.server.selection import (
     Floats,
     Population,
     RoundOutcome,
+    Rows,
     Selection,
     SelectionContext,
     Selector,
@@ -42,14 +43,21 @@ class Feel(Selector):
 
     n: samples, g: the gradient of the client's mean loss at the model, asked of all in every round;
     T: the seconds of its last training. λ makes the probabilities add up to 1. rho: ρ in (0, 1], 1
-    for gradients alone.
+    for gradients alone. unbiased: the draws are with replacement, and an update counts with its
+    draws · n_k / (n · count · p_k) in place of its samples, so that the sum over the draws is on
+    average that over all clients; cohorts may have fewer than `count` clients. Strategies divide
+    by the sum of what updates count with, which is 1 on average only.
 
-    Who gives no gradient comes last. O(K).
+    Who gives no gradient comes last, and is not drawn with `unbiased` as long as others do. O(K).
     """
 
     rho: Annotated[float, Field(gt=0, le=1)] = 0.5
+    unbiased: bool = False
 
     asks = frozenset({_KIND})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weighs", self.unbiased)  # it is frozen
 
     def init(self, population: Population) -> State:
         """No duration is known."""
@@ -68,7 +76,13 @@ class Feel(Selector):
         known, norms = available[told], norms[told]
         seconds = known_or_mean(self._seconds(state, clients, [answers]))[known]
         sizes = samples_or_mean(context.population, known)
-        chances = probabilities(sizes / sizes.sum() * norms, seconds, self.rho)
+        shares = sizes / sizes.sum()
+        chances = probabilities(shares * norms, seconds, self.rho)
+        if self.unbiased:
+            if not len(known):
+                known, shares = available, np.full(len(available), 1 / len(available))
+                chances = shares
+            return with_repeats(known, shares, chances, cohort.size, generator)
         drawn = draw_weighted(chances, min(cohort.size, len(known)), generator)
         cohort.extend(
             known[drawn].tolist(),
@@ -96,6 +110,26 @@ class Feel(Selector):
         for answers in heard:
             seconds = estimated(seconds, column(answers, "seconds", len(seconds)))
         return seconds
+
+
+def with_repeats(
+    rows: Rows, shares: Floats, chances: Floats, draws: int, generator: np.random.Generator
+) -> Selection:
+    """So many draws with replacement; each client once, with what its update counts with.
+
+    shares: n_k / n, above 0. chances: p_k; both sum to 1.
+    """
+    drawn = generator.choice(len(rows), size=draws, p=chances)
+    places, times = np.unique(drawn, return_counts=True)
+    counted = times * shares[places] / (draws * chances[places])
+    return Selection(
+        rows=rows[places],
+        reasons=[
+            f"drawn {time} times of {draws} with probability {chance:.3g}"
+            for time, chance in zip(times.tolist(), chances[places].tolist(), strict=True)
+        ],
+        weights=counted,
+    )
 
 
 def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:

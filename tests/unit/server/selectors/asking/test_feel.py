@@ -119,3 +119,35 @@ def test_who_gives_no_gradient_comes_last(nonsense: float) -> None:
 def test_options_are_checked(rho: object) -> None:
     with pytest.raises(ConfigurationError, match="'rho'"):
         create(Selector, "feel", {"rho": rho})
+
+
+def test_draws_with_replacement_are_unbiased() -> None:
+    """The mean over rounds of what is counted is that of all clients by samples."""
+    clients, draws = federation([100, 100, 200, 50]), 3
+    values = np.array([1.0, -4.0, 2.0, 10.0])
+    answers = answering([1.0, 5.0, 0.3, 2.0], [1.0, 9.0, 2.0, 0.5])
+    sums, sizes = [], set[int]()
+    feel = Feel(unbiased=True)
+    assert feel.weighs
+    assert not Feel().weighs
+    state = feel.init(clients)
+    for number in range(1, 3001):
+        selection = select(feel, state, context(clients, draws, number=number), answers)
+        assert selection.weights is not None
+        sums.append(float((selection.weights * values[selection.rows]).sum()))
+        sizes.add(len(selection.rows))
+    expected = float((clients.samples / clients.samples.sum() * values).sum())
+    deviation = np.std(sums) / np.sqrt(len(sums))
+    assert abs(np.mean(sums) - expected) < 4 * deviation
+    assert sizes == {1, 2, 3}
+
+
+def test_where_nobody_tells_draws_with_replacement_are_uniform() -> None:
+    clients = federation([100, 200, 300])
+    nobody = answering([np.nan] * 3, [np.nan] * 3)
+    feel = Feel(unbiased=True)
+    selection = select(feel, feel.init(clients), context(clients, 200), nobody)
+    assert selection.weights is not None
+    assert selection.rows.tolist() == [0, 1, 2]
+    assert selection.weights.sum() == pytest.approx(1.0)
+    assert "with probability 0.333" in selection.reasons[0]
