@@ -115,6 +115,21 @@ async def test_a_selector_with_every_strategy_and_another_objective(
     assert len(models) >= len(combinations) * 2 // 3, "strategies or objectives make no difference"
 
 
+@pytest.mark.parametrize("selector", built_in(SELECTORS))
+async def test_a_selector_where_groups_of_clients_train_parts(
+    federation: Federation, selector: str
+) -> None:
+    """FedConcat, by clusters of label counts: a round of encoders, then one of the head."""
+    perceptron = 'name="perceptron", inputs=768, hidden=[8], classes=2'
+    run_id = await federation.start_run(
+        f'selector.name="{selector}"',
+        'strategy={name="fedconcat", groups=2, rounds=1}',
+        f'model={{name="concatenation", groups=2, of={{{perceptron}}}}}',
+        *OPTIONS.get(selector, []),
+    )
+    await federation.finished(run_id)
+
+
 async def test_objectives_add_up(federation: Federation) -> None:
     """One table is a list of one, and a term alone adds to cross-entropy."""
     both = '[{name = "noise-robust"}, {name = "fedprox", mu = 0.5}]'
