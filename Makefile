@@ -21,6 +21,7 @@ help:
 	@echo "  make test        run the tests of code and files, in 3 minutes; some: make test ARGS='-k wheel'"
 	@echo "  make test-federation"
 	@echo "                   run those with real processes, gRPC and faults, in a quarter of an hour"
+	@echo "  make test-gpu    run what needs a GPU; skipped where there is none"
 	@echo "  make test-slow   run those with containers, databases, Slurm, matrices and many kills"
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      generate the stubs in $(STUBS) anew, after editing protos/"
@@ -62,7 +63,12 @@ test: $(INSTALLED)
 
 .PHONY: test-federation
 test-federation: $(INSTALLED)
-	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(ARGS)
+
+# Their bodies run on a processor too, in test-federation.
+.PHONY: test-gpu
+test-gpu: $(INSTALLED)
+	$(VENV)/bin/pytest tests -m gpu $(ARGS)
 
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
@@ -14,3 +16,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the round machine answers now into tests/testdata/rounds",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more GPUs than there are: `@pytest.mark.gpu`, or `gpu(count=2)`."""
+    wanted = max((mark.kwargs.get("count", 1) for mark in item.iter_markers("gpu")), default=0)
+    if wanted and wanted > _gpus():
+        pytest.skip(f"GPUs that torch can use (CUDA): {wanted} wanted, {_gpus()} here")
+
+
+@cache
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,22 @@
+"""What each test runs on: the processor always, and a GPU where there is one."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
+TWO_GPUS = pytest.param(("cuda:0", "cuda:1"), marks=pytest.mark.gpu(count=2))
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request: pytest.FixtureRequest) -> str:
+    """A device as a host's settings name it."""
+    return cast(str, request.param)
+
+
+@pytest.fixture(params=[("cpu", "cpu"), TWO_GPUS])
+def devices(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Two devices of a host."""
+    return cast(tuple[str, str], request.param)
