@@ -46,6 +46,32 @@ class Ballast:
         return None
 
 
+class _Shifted(nn.Module):
+    """A tiny classifier beside a parameter all of which moves by noise in each step."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        size = max(1, parameters - 6)
+        self.ballast = nn.Parameter(torch.rand(size) * 0.1)
+        self.classifier = nn.Linear(2, 2)
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 0.2
+        self.register_buffer("noise", noise, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.classifier(inputs)
+        shift = torch.dot(self.ballast, self.get_buffer("noise"))
+        return outputs + torch.stack([shift, torch.zeros_like(shift)])
+
+
+class Shifted(Ballast):
+    """As `Ballast`, and a step of SGD with a learning rate of 0.1 changes every parameter, by 0.01
+    or so: nothing of an update is zero."""
+
+    def model(self) -> nn.Module:
+        """The network."""
+        return _Shifted(self.parameters)
+
+
 class _Deep(nn.Module):
     """A tiny classifier beside many equal parameters, each of which gets a gradient."""
 

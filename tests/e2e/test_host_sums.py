@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.federation import Federation, crash_federation
+from support.federation import Federation, crash_federation, until
 
+from potluck.rpc.v1 import operator_pb2
+
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 SUMS = ("host_sums.enabled=true", 'selector.name="uniform"')
 STRATEGIES = {
     "fedavg": ('strategy.name="fedavg"',),
@@ -46,3 +49,36 @@ async def test_any_grouping_gives_the_same_model(tmp_path: Path) -> None:
                 assert 5 * await bytes_up(federation, *SUMS) < await bytes_up(federation)
     assert found[0] == found[1]
     assert len(set(found[0].values())) == len(STRATEGIES)
+
+
+@pytest.mark.slow
+async def test_processes_killed_between_sums_lose_nothing(tmp_path: Path) -> None:
+    """A host between its clients' updates, a coordinator that has some of the sums."""
+    run = (*SUMS, *STRATEGIES["fedavg"])
+    async with crash_federation(tmp_path, clients=6, hosts=2, count=6, rounds=2) as federation:
+        undisturbed = await federation.finished(await federation.start_run(*run))
+        mine = await clients_of(federation, "host-0")
+        points, last = federation.points, f"train-{mine[-1]}"
+
+        points.hold(last)
+        run_id = await federation.start_run(*run)
+        await until(lambda: points.reached(last), "the last training of a host")
+        await until(lambda: len(federation.spooled()) == 1, "the other host's sum")
+        await federation.kill_host(0)  # it keeps the updates of its other clients
+        await federation.kill_coordinator()
+        points.release()
+        await federation.restart_coordinator()
+        await federation.processes.start_host(0)
+        assert await federation.finished(run_id) == undisturbed
+        # With over-selection a round has all members of the sums that made it.
+        run_id = await federation.start_run(*run, "count=4", "round.over_selection=2")
+        await federation.finished(run_id)
+        for committed in await federation.history(run_id):
+            included = [m for m in committed.members if m.state == INCLUDED]
+            assert len(included) == 6  # a sum of three is too few, and two are here whole
+
+
+async def clients_of(federation: Federation, host: str) -> list[str]:
+    """The clients of a host, in the order of their names."""
+    clients = await federation.operator.list_clients()
+    return sorted(each.client_id for each in clients if each.host_id == host)

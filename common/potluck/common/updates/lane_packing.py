@@ -22,6 +22,8 @@ BLOCK_LANES: Final = 4096
 """Lanes that share a width."""
 MOST_BYTES: Final = 8
 """Of one lane."""
+_WHOLE: Final = (1, 2, 4, 8)
+"""Widths of numbers that processors have."""
 _READ_LANES: Final = 64 * BLOCK_LANES
 
 Bytes = NDArray[np.uint8]
@@ -55,11 +57,19 @@ def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
             width = width_of(block)
             widths[(first + begin) // BLOCK_LANES] = width
             if width:
-                narrow = block.astype("<i8", copy=False).view(np.uint8).reshape(-1, MOST_BYTES)
                 size = block.size * width
-                packed[end : end + size].reshape(-1, width)[...] = narrow[:, :width]
+                _narrow(block, width, packed[end : end + size])
                 end += size
     return widths, packed[:end]
+
+
+def _narrow(block: Lanes, width: int, out: Bytes) -> None:
+    """Write the lower bytes of each lane."""
+    if width in _WHOLE:
+        np.copyto(out.view(f"<i{width}"), block, casting="unsafe")
+        return
+    wide = block.astype("<i8", copy=False).view(np.uint8).reshape(-1, MOST_BYTES)
+    out.reshape(-1, width)[...] = wide[:, :width]
 
 
 class PackedLanes:
@@ -119,7 +129,7 @@ class PackedLanes:
             out.fill(0)
             return
         narrow = self._packed[begin : begin + out.size * width]
-        if width in (1, 2, 4, 8):
+        if width in _WHOLE:
             np.copyto(out, narrow.view(f"<i{width}"))
             return
         wide = np.zeros((out.size, MOST_BYTES), np.uint8)

@@ -1,0 +1,172 @@
+"""Bytes and seconds of rounds in which hosts add up their clients' updates, beside rounds without.
+
+A coordinator and H host processes on this machine with N clients between them, all of them in every
+round; a model of M megabytes (10^6 bytes) of float32, every parameter of which changes by 0.01 or
+so. Runs with and without sums alternate on the same processes. Then the same run with sums on other
+numbers of hosts: its last model must be the same, bit for bit.
+
+    python benchmarks/host_sums.py --clients 100 --hosts 10 --megabytes 9 --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_overrides import override
+
+PLUGIN = Path(__file__).parent / "plugin"
+SUMS = ("host_sums.enabled=true", "host_sums.weight_unit=2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run. seconds: of each round but the first. bytes_up: of a round. digest: its model's."""
+
+    seconds: Sequence[float]
+    bytes_up: float
+    digest: str
+
+
+async def one_run(client: OperatorClient, files: DemoFiles, *assignments: str) -> Measured:
+    run_id = await client.start_run(override(files.run_file, assignments, source="benchmark"))
+    commits: list[float] = []
+    moved: list[int] = []
+    digest = ""
+    async for event in client.watch_run(run_id):
+        if event.WhichOneof("event") == "committed":
+            commits.append(time.perf_counter())
+            moved.append(event.committed.bytes_up)
+        elif event.status.reason:
+            raise RuntimeError(event.status.reason)
+        digest = event.status.model_blake3 or digest
+    return Measured(
+        seconds=[b - a for a, b in itertools.pairwise(commits)],
+        bytes_up=statistics.median(moved),
+        digest=digest,
+    )
+
+
+async def federation(
+    folder: Path, port: int, options: argparse.Namespace, hosts: int, kinds: Sequence[Sequence[str]]
+) -> list[Measured]:
+    """These kinds of runs, one after another on the same processes."""
+    demo = DemoOptions(
+        task="shifted",
+        clients=options.clients,
+        hosts=hosts,
+        count=options.clients,
+        rounds=options.rounds + 1,
+        selector="uniform",
+        strategy="fedavg",
+        seed=1,
+        device="cpu",
+        assignments=[
+            f"task.parameters={int(options.megabytes * 1e6) // 4}",
+            "evaluation.every=0",
+            "training.steps=1",
+            "training.learning_rate=0.1",
+        ],
+    )
+    files = write_demo_files(folder, demo, port)
+    async with LocalFederation(files) as processes:
+        await processes.start()
+        await processes.until_ready()
+        async with processes.operator() as client:
+            while True:
+                attending = [c for c in await client.list_clients() if c.attending]
+                if len({c.host_id for c in attending}) == hosts:
+                    break
+                await asyncio.sleep(0.02)
+            return [await one_run(client, files, *kind) for kind in kinds]
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    sys.path.insert(0, str(PLUGIN))
+
+    def on(hosts: int, kinds: Sequence[Sequence[str]]) -> list[Measured]:
+        with tempfile.TemporaryDirectory(prefix="potluck-sums-") as name, reserved_port() as port:
+            return asyncio.run(federation(Path(name) / "f", port, options, hosts, kinds))
+
+    both = on(options.hosts, [(), SUMS] * options.repeats)
+    without, with_sums = both[::2], both[1::2]
+    others = {hosts: on(hosts, [SUMS])[0] for hosts in options.other_hosts}
+    digests = {each.digest for each in (*with_sums, *others.values())}
+
+    def seconds(runs: Sequence[Measured]) -> float:
+        return statistics.median(itertools.chain.from_iterable(run.seconds for run in runs))
+
+    return {
+        "clients": options.clients,
+        "hosts": options.hosts,
+        "megabytes": options.megabytes,
+        "bytes_up": without[0].bytes_up,
+        "bytes_up_with_sums": with_sums[0].bytes_up,
+        "bytes_ratio": with_sums[0].bytes_up / without[0].bytes_up,
+        "bytes_up_of_other_hosts": {hosts: each.bytes_up for hosts, each in others.items()},
+        "seconds": seconds(without),
+        "seconds_with_sums": seconds(with_sums),
+        "seconds_ratio": seconds(with_sums) / seconds(without),
+        "same_model": len(digests) == 1 and "" not in digests,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--hosts", type=int, default=10)
+    parser.add_argument("--megabytes", type=float, default=9.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each kind, alternating")
+    parser.add_argument(
+        "--other-hosts",
+        type=int,
+        nargs="*",
+        default=[4],
+        metavar="H",
+        help="numbers of hosts to compare the model with",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = measure(options)
+    if options.json:
+        print(json.dumps(result))
+        return
+    title = f"{options.clients} clients on {options.hosts} hosts, {options.megabytes:g} MB"
+    table = Table("what", "without", "with sums", "ratio", title=title)
+    up, summed = result["bytes_up"] / 1e6, result["bytes_up_with_sums"] / 1e6
+    table.add_row("MB up per round", f"{up:.1f}", f"{summed:.1f}", f"{result['bytes_ratio']:.3f}")
+    table.add_row(
+        "seconds per round",
+        f"{result['seconds']:.2f}",
+        f"{result['seconds_with_sums']:.2f}",
+        f"{result['seconds_ratio']:.2f}",
+    )
+    table.add_row("same model on other hosts", "", "yes" if result["same_model"] else "NO", "")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
