@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation, until
+from support.federation import Federation, Points, crash_federation, until
 from support.relays import Relay, relays_of
+
+from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.local_federation import LocalFederation
+from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 SUMS = ("host_sums.enabled=true", 'selector.name="uniform"', 'strategy.name="fedavg"')
 LARGE = ("task.parameters=4000000", "rounds=2")  # 16 MB, so that a transfer takes a while
 
@@ -109,3 +115,47 @@ async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
         federation.points.release()
         assert await federation.finished(run_id) == flat["sums"]
         await until(lambda: not a.held())
+
+
+async def test_masked_rounds_go_through_a_relay_and_its_hosts_still_count(tmp_path: Path) -> None:
+    """Half of the hosts are behind it. Clients count hosts by what the federation root has signed,
+    and a relay holds no keys, so the sum is over six hosts as it would be without one."""
+    options = DemoOptions(
+        task="digits",
+        selector="uniform",
+        strategy="fedavg",
+        clients=12,
+        hosts=6,
+        count=12,
+        rounds=1,
+        seed=5,
+        device="cpu",
+        root=True,
+    )
+    with reserved_port() as port:
+        files = write_demo_files(tmp_path / "federation", options, port)
+        async with LocalFederation(files) as processes, processes.operator() as operator:
+            federation = Federation(
+                files=files,
+                processes=processes,
+                operator=operator,
+                points=Points(tmp_path),
+                options=options,
+            )
+            await processes.start_coordinator()
+            await processes.until_ready()
+            async with relays_of(federation, {"mask": [0, 1, 2]}) as relays:
+                await federation.start_hosts()
+                await federation.until_attending()
+                run_id = await federation.start_run("secure_aggregation=true")
+                await federation.finished(run_id)
+                [only] = await federation.history(run_id)
+                assert [member.state for member in only.members] == [INCLUDED] * 12
+                found = await operator.audit_disclosures(run_id)
+                [summed] = [each for part in found for each in part.sums]
+                hosts = len(set(summed.hosts.values()))
+                assert (len(summed.hosts), hosts, summed.quorum) == (12, 6, 8)
+                delivered = relays["mask"].metric(
+                    "potluck_relay_deliveries_total", outcome="delivered"
+                )
+                assert delivered == 6
