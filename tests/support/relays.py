@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-from support.federation import Federation, set_values, until
+from support.federation import Federation, until
 
-from potluck.common.net.identity import Role
 from potluck.deploy.local.demo_files import LOOPBACK, program, reserved_port
 from potluck.deploy.local.local_federation import kill
 from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_all
-from potluck.deploy.pki import authority as pki
+from potluck.deploy.local.relay_files import write_relay
 
 
 @dataclass(kw_only=True)
@@ -84,36 +82,30 @@ async def relays_of(
 ) -> AsyncIterator[dict[str, Relay]]:
     """Relays by name, under way, with the numbers of the hosts behind each, whose files now name
     it. `claims`: of their certificates where they are not those of the hosts."""
-    folder = federation.files.folder
     made: dict[str, Relay] = {}
     before = {number: federation.files.hosts[number].read_text() for number in _all(behind)}
     with contextlib.ExitStack() as ports:
         for name, numbers in behind.items():
-            address = f"{LOOPBACK}:{ports.enter_context(reserved_port())}"
             metrics = f"{LOOPBACK}:{ports.enter_context(reserved_port())}"
-            held = [clients_of(federation.files.hosts[number]) for number in numbers]
-            mine = (claims or {}).get(name) or [each for one in held for each in one]
-            issued = pki.issue(folder / "pki", Role.RELAY, name, clients=mine, hosts=[LOOPBACK])
-            config = folder / f"{name}.toml"
-            values = {
-                "coordinator": federation.files.operator.coordinator,
-                "listen": address,
-                "state_directory": name,
-                "metrics_address": metrics,
-                "reconnect_maximum_seconds": 0.3,
-                **(settings or {}),
-                "tls": {
-                    "certificate": str(issued.certificate),
-                    "key": str(issued.key),
-                    "authority": str(issued.authority),
+            files = write_relay(
+                federation.files,
+                name,
+                numbers,
+                ports.enter_context(reserved_port()),
+                clients=(claims or {}).get(name),
+                settings={
+                    "metrics_address": metrics,
+                    "reconnect_maximum_seconds": 0.3,
+                    **(settings or {}),
                 },
-            }
-            config.write_text(tomlkit.dumps(values))
-            made[name] = Relay(
-                name=name, folder=folder, config=config, address=address, metrics=metrics
             )
-            for number in numbers:
-                set_values(federation.files.hosts[number], {"coordinator": address})
+            made[name] = Relay(
+                name=name,
+                folder=federation.files.folder,
+                config=files.config,
+                address=files.address,
+                metrics=metrics,
+            )
         try:
             for relay in made.values():
                 await relay.start()
@@ -126,8 +118,3 @@ async def relays_of(
 
 def _all(behind: Mapping[str, Sequence[int]]) -> list[int]:
     return [number for numbers in behind.values() for number in numbers]
-
-
-def clients_of(config: Path) -> list[str]:
-    """The clients in a host's configuration, as it names them."""
-    return [str(each) for each in tomlkit.parse(config.read_text())["clients"]]
