@@ -11,6 +11,7 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -97,10 +98,14 @@ class TensorDraft:
         return own is not None and all(arrays.get(name) is array for name, array in own.items())
 
     def finish(self, *, sync: bool = False) -> FileDigest:
-        """Digest and length of the file; it is still at `path`. Raises StorageError."""
+        """Digest and length of the file; it is still at `path`. Raises StorageError.
+
+        `sync`: return only when the file is on disk. The disk writes while the file is hashed.
+        """
         digest, check = hasher(), interruption()
         size = self.layout.file_bytes
-        with self._disk():
+        with self._disk(), ThreadPoolExecutor(1, thread_name_prefix="sync") as pool:
+            synced = pool.submit(os.fsync, self._file.fileno()) if sync else None
             with (
                 mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) as mapping,
                 memoryview(mapping) as whole,
@@ -109,8 +114,8 @@ class TensorDraft:
                     check()
                     with whole[begin : begin + _PIECE_BYTES] as piece:
                         digest.update(piece)
-            if sync:
-                os.fsync(self._file.fileno())
+            if synced is not None:
+                synced.result()
         return FileDigest(blake3=digest.hexdigest(), size=size)
 
     def close(self) -> None:

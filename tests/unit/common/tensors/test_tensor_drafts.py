@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,26 @@ def test_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StorageError, match=r"can't write tensor file .*: No such file"):
         TensorDraft(tmp_path / "missing" / "draft", layout)
+
+
+def test_a_file_is_on_disk_before_it_is_done_and_a_disk_that_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {"w": np.arange(5, dtype=np.float32)}
+    synced: list[int] = []
+
+    def refuse(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        if len(synced) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    layout = Layout.of(arrays)
+    with drafted(tmp_path / "draft", layout) as draft:
+        draft.put("w", 0, arrays["w"])
+        plain = draft.finish()
+        assert synced == []
+        assert draft.finish(sync=True) == plain
+        assert synced == [layout.file_bytes]
+        with pytest.raises(StorageError, match="Input/output error"):
+            draft.finish(sync=True)
