@@ -3,7 +3,8 @@
 A coordinator and H host processes on this machine with N clients between them, all of them in every
 round; a model of M megabytes (10^6 bytes) of float32, every parameter of which changes by 0.01 or
 so. Runs with and without sums alternate on the same processes. Then the same run with sums on other
-numbers of hosts: its last model must be the same, bit for bit.
+numbers of hosts, and with all hosts behind some relays: its last model must be the same, bit for
+bit.
 
     python benchmarks/host_sums.py --clients 100 --hosts 10 --megabytes 9 --rounds 3
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
+from potluck.deploy.local.demo_files import (
+    DemoFiles,
+    DemoOptions,
+    program,
+    reserved_port,
+    write_demo_files,
+)
 from potluck.deploy.local.local_federation import LocalFederation
+from potluck.deploy.local.processes import TetheredProcess, stop_all
+from potluck.deploy.local.relay_files import write_relay
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
 
@@ -64,8 +74,31 @@ async def one_run(client: OperatorClient, files: DemoFiles, *assignments: str) -
     )
 
 
+@contextlib.asynccontextmanager
+async def relays(files: DemoFiles, count: int) -> AsyncIterator[None]:
+    """So many relays, each before a part of the hosts; none for 0."""
+    running: list[TetheredProcess] = []
+    with contextlib.ExitStack() as ports:
+        try:
+            for number in range(count):
+                behind = range(number, len(files.hosts), count)
+                port = ports.enter_context(reserved_port())
+                made = write_relay(files, f"relay-{number}", behind, port)
+                command = [program("potluck-relay"), "--config", str(made.config)]
+                log = files.log(made.name)
+                running.append(await TetheredProcess.start(made.name, command, log=log))
+            yield
+        finally:
+            await stop_all(running)
+
+
 async def federation(
-    folder: Path, port: int, options: argparse.Namespace, hosts: int, kinds: Sequence[Sequence[str]]
+    folder: Path,
+    port: int,
+    options: argparse.Namespace,
+    hosts: int,
+    kinds: Sequence[Sequence[str]],
+    relay_count: int = 0,
 ) -> list[Measured]:
     """These kinds of runs, one after another on the same processes."""
     demo = DemoOptions(
@@ -86,7 +119,7 @@ async def federation(
         ],
     )
     files = write_demo_files(folder, demo, port)
-    async with LocalFederation(files) as processes:
+    async with relays(files, relay_count), LocalFederation(files) as processes:
         await processes.start()
         await processes.until_ready()
         async with processes.operator() as client:
@@ -104,14 +137,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     sys.path.insert(0, str(PLUGIN))
 
-    def on(hosts: int, kinds: Sequence[Sequence[str]]) -> list[Measured]:
+    def on(hosts: int, kinds: Sequence[Sequence[str]], relay_count: int = 0) -> list[Measured]:
         with tempfile.TemporaryDirectory(prefix="potluck-sums-") as name, reserved_port() as port:
-            return asyncio.run(federation(Path(name) / "f", port, options, hosts, kinds))
+            folder = Path(name) / "f"
+            return asyncio.run(federation(folder, port, options, hosts, kinds, relay_count))
 
     both = on(options.hosts, [(), SUMS] * options.repeats)
     without, with_sums = both[::2], both[1::2]
     others = {hosts: on(hosts, [SUMS])[0] for hosts in options.other_hosts}
-    digests = {each.digest for each in (*with_sums, *others.values())}
+    relayed = {count: on(options.hosts, [SUMS], count)[0] for count in options.relays}
+    digests = {each.digest for each in (*with_sums, *others.values(), *relayed.values())}
 
     def seconds(runs: Sequence[Measured]) -> float:
         return statistics.median(itertools.chain.from_iterable(run.seconds for run in runs))
@@ -124,6 +159,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "bytes_up_with_sums": with_sums[0].bytes_up,
         "bytes_ratio": with_sums[0].bytes_up / without[0].bytes_up,
         "bytes_up_of_other_hosts": {hosts: each.bytes_up for hosts, each in others.items()},
+        "bytes_up_through_relays": {count: each.bytes_up for count, each in relayed.items()},
+        "bytes_ratio_through_relays": {
+            count: each.bytes_up / without[0].bytes_up for count, each in relayed.items()
+        },
         "seconds": seconds(without),
         "seconds_with_sums": seconds(with_sums),
         "seconds_ratio": seconds(with_sums) / seconds(without),
@@ -148,6 +187,14 @@ def main() -> None:
         metavar="H",
         help="numbers of hosts to compare the model with",
     )
+    parser.add_argument(
+        "--relays",
+        type=int,
+        nargs="*",
+        default=[2],
+        metavar="R",
+        help="numbers of relays to put before the hosts",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     result = measure(options)
@@ -164,7 +211,19 @@ def main() -> None:
         f"{result['seconds_with_sums']:.2f}",
         f"{result['seconds_ratio']:.2f}",
     )
-    table.add_row("same model on other hosts", "", "yes" if result["same_model"] else "NO", "")
+    for count, bytes_up in result["bytes_up_through_relays"].items():
+        table.add_row(
+            f"MB up per round, through {count} relays",
+            f"{up:.1f}",
+            f"{bytes_up / 1e6:.1f}",
+            f"{result['bytes_ratio_through_relays'][count]:.3f}",
+        )
+    table.add_row(
+        "same model on other hosts and through relays",
+        "",
+        "yes" if result["same_model"] else "NO",
+        "",
+    )
     Console().print(table)
 
 
