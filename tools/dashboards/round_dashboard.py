@@ -117,6 +117,15 @@ ROUND = Dashboard(
                     unit="bytes",
                 ),
                 Panel(
+                    title="Sums at the host",
+                    queries=[
+                        Query(increase("potluck_sums_received_total", "job"), "sums"),
+                        Query(increase("potluck_summed_updates_total", "job"), "updates in them"),
+                    ],
+                    about="Sums of updates that came, and how many updates they held; without data "
+                    "where no run uses them.",
+                ),
+                Panel(
                     title="Secure aggregation",
                     queries=[
                         *quantiles("potluck_secure_aggregation_phase_seconds", "phase"),

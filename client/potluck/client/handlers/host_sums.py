@@ -144,7 +144,7 @@ class HostSums:
         """Send one sum; without those that are not waited for; each by itself if it is refused."""
         while members:
             try:
-                await self._send_sum(members)
+                sent = await self._send_sum(members)
             except RoundClosedError as error:
                 gone = error.metadata.get("clients", "").split(",")
                 left = [each for each in members if each.update.client_id in gone]
@@ -158,26 +158,30 @@ class HostSums:
                     await self._send([each])
             else:
                 for each in members:
-                    if not each.delivered.done():
+                    if sent and not each.delivered.done():
                         each.delivered.set_result(None)
             members = [each for each in members if not each.delivered.done()]
 
-    async def _send_sum(self, members: Sequence[_WaitingUpdate]) -> None:
+    async def _send_sum(self, members: Sequence[_WaitingUpdate]) -> bool:
+        """False where a member has left before the sum was made: its file may be written over."""
         updates = [each.update for each in members]
         fresh = all(each.fresh for each in members)
         first, path = updates[0], self._updates.path(updates[0].update_id)
         if len(updates) == 1:
             await deliver(self._link, first, path, fresh=fresh, members=updates)
-            return
+            return True
         ids = [update.update_id for update in updates]
         path = self._updates.path(f"sum of {members_digest(ids).hex()}")
         try:
             written = await asyncio.to_thread(
                 add_files, path, [self._updates.path(each) for each in ids], members_digest(ids)
             )
+            if any(each.delivered.done() for each in members):
+                return False
             changes = {"blake3": written.blake3, "size": written.size}
             whole = first.model_copy(update=changes)
             await deliver(self._link, whole, path, fresh=fresh, members=updates)
+            return True
         finally:
             self._discard(path)
 

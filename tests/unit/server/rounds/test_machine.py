@@ -41,6 +41,7 @@ EVENTS: dict[str, Any] = {
     "outdated": lambda *words: rounds.Outdated(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
+    "sum": lambda *clients: rounds.SumArrived(tuple((client, 0.0) for client in clients)),
     "offered": lambda client: rounds.Offered(client),
     "decided": lambda attempt, *spared: rounds.UploadsDecided(
         1, int(attempt), tuple((client, "not needed") for client in spared)
