@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.common.errors import ConfigurationError
@@ -12,21 +13,31 @@ INSTALL_SECONDS = 900.0
 """How long making an environment may take."""
 
 
-async def environment(folder: Path, distribution: str, version: str) -> Path:
-    """The `bin` folder of an environment that holds that version of that distribution.
+async def environment(
+    folder: Path,
+    distribution: str,
+    version: str,
+    *,
+    extra: str = "",
+    others: Sequence[str] = ("numpy",),
+) -> Path:
+    """The `bin` folder of an environment that holds that version of that distribution, with one of
+    its extras, and others.
 
     Raises ConfigurationError if it can't be made.
     """
-    home = folder / f"{distribution}-{version}"
+    home = folder / "-".join(filter(None, (distribution, version, extra)))
     complete = home / "complete"
     if not complete.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
-        requirement = f"{distribution}=={version}"
+        requirement = (
+            f"{distribution}[{extra}]=={version}" if extra else f"{distribution}=={version}"
+        )
         try:
             async with asyncio.timeout(INSTALL_SECONDS):
                 await _succeed(sys.executable, "-m", "venv", "--clear", str(home))
                 pip = str(home / "bin" / "pip")
-                await _succeed(pip, "install", "--quiet", requirement, "numpy")
+                await _succeed(pip, "install", "--quiet", requirement, *others)
         except TimeoutError:
             raise ConfigurationError(
                 f"{requirement} is not installed after {INSTALL_SECONDS:.0f} s; "

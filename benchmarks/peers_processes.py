@@ -63,8 +63,21 @@ class Programs:
                     return
                 await asyncio.sleep(LOOK_SECONDS)
 
+    def pids(self) -> list[int]:
+        """All processes that run now."""
+        return self._marked()
+
     def _marked(self) -> list[int]:
         return [pid for pid in pids() if self._mark.encode() in read(pid, "environ")]
+
+
+def processor_seconds(processes: Iterable[int]) -> float:
+    """Processor time that processes have taken so far, with that of children that have ended."""
+    ticks = 0
+    for pid in processes:
+        fields = read(pid, "stat").rpartition(b")")[2].split()
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,275 @@
+"""Simulated rounds on Potluck, bare PyTorch loops, pfl-research and Flower's simulation.
+
+The same networks, clients, cohorts' sizes and local steps; FedAvg; nothing is evaluated. Systems
+take turns on this machine. Peers lie in virtual environments of their own, which the first run
+makes.
+
+    python benchmarks/simulation.py
+    python benchmarks/simulation.py --case lenet5 --only potluck --only bare_per_core --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers_environments import environment
+from peers_processes import Programs, processor_seconds, programs_in, until
+from peers_work import Notes
+from rich.console import Console
+from rich.table import Table
+from simulation_cases import CASES, cores
+
+from potluck.common.errors import PotluckError
+from potluck.deploy.local.demo_files import LOOPBACK, reserved_port
+
+HERE = Path(__file__).parent
+PFL, FLOWER, TORCH = "0.6.0", "1.34.0", "2.13.0"
+SYSTEMS = (
+    "potluck",
+    "bare_one_process",
+    "bare_per_core",
+    "pfl_one_process",
+    "pfl_per_core",
+    "flower",
+)
+LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a system took for the rounds of one turn but the first. processor: of all its
+    processes, for each round."""
+
+    seconds: Sequence[float]
+    processor: float
+
+
+@dataclass
+class Processor:
+    """Processor time of a system's processes over time."""
+
+    programs: Programs
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    async def sample(self) -> None:
+        """Until cancelled."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            self.samples.append((now, processor_seconds(self.programs.pids())))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def at(self, moment: float) -> float:
+        """At some time, between two samples in proportion."""
+        for (before, less), (after, more) in itertools.pairwise(self.samples):
+            if before <= moment <= after:
+                return less + (more - less) * (moment - before) / (after - before)
+        return self.samples[-1][1]
+
+
+async def commands(
+    system: str, case: str, rounds: int, notes: Path, options: argparse.Namespace
+) -> list[tuple[list[str], list[str]]]:
+    """The processes of a system: command and environment. Raises PotluckError."""
+    processes = 1 if system.endswith("one_process") else options.processes
+    told = [case, str(processes), str(rounds), str(notes)]
+    scripts = HERE / "peers" / "simulation"
+    if system == "potluck":
+        return [([sys.executable, str(HERE / "simulation_potluck.py"), *told, *options.set], [])]
+    found = [f"PYTHONPATH={HERE}"]
+    if system.startswith("bare"):
+        return [([sys.executable, str(scripts / "bare.py"), *told], found)]
+    torch = (f"torch=={TORCH}", "numpy")
+    if system == "flower":
+        binaries = await environment(
+            options.environments, "flwr", FLOWER, extra="simulation", others=torch
+        )
+        quiet = ["FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1"]
+        ray = ["RAY_USAGE_STATS_ENABLED=0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0"]
+        home = [f"FLWR_HOME={notes.parent / 'flower'}"]
+        command = [str(binaries / "python"), str(scripts / "flower.py"), *told]
+        return [(command, [*found, *quiet, *ray, *home])]
+    binaries = await environment(options.environments, "pfl", PFL, others=torch)
+    command = [str(binaries / "python"), str(scripts / "pfl_research.py"), *told]
+    if processes == 1:
+        return [(command, found)]
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(processes)]
+    addresses = ",".join(f"{LOOPBACK}:{port}" for port in ports)
+    return [
+        (command, [*found, f"PFL_WORKER_ADDRESSES={addresses}", f"PFL_WORKER_RANK={rank}"])
+        for rank in range(processes)
+    ]
+
+
+async def take_turn(system: str, case: str, options: argparse.Namespace, folder: Path) -> Turn:
+    """Some rounds of a case on a system. Raises PotluckError."""
+    rounds = options.rounds + 1
+    async with programs_in(folder) as programs:
+        notes = Notes(folder / "notes")
+        started = [
+            await programs.start(f"{system}-{number}", command, settings)
+            for number, (command, settings) in enumerate(
+                await commands(system, case, rounds, notes.path, options)
+            )
+        ]
+        processor = Processor(programs)
+        sampling = asyncio.create_task(processor.sample())
+        try:
+            await until(
+                lambda: len(notes.commits()) >= rounds,
+                what=f"{rounds} rounds of {case} on {system}",
+                patience=options.timeout,
+                passing=started,
+            )
+            await asyncio.sleep(LOOK_SECONDS)  # for one more sample
+        finally:
+            sampling.cancel()
+    commits = notes.commits()
+    spent = processor.at(commits[-1]) - processor.at(commits[0])
+    return Turn(
+        seconds=[after - before for before, after in itertools.pairwise(commits)],
+        processor=spent / (len(commits) - 1),
+    )
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure all systems on all cases; a failing one is told of and left out."""
+    folder = Path(tempfile.mkdtemp(prefix="potluck-simulation-"))
+    turns: dict[tuple[str, str], list[Turn]] = {}
+    failures: dict[str, str] = {}
+    loads: list[float] = []
+    try:
+        for case, number in itertools.product(options.case or CASES, range(options.turns)):
+            for system in options.only or SYSTEMS:
+                what = f"{case}-{system}"
+                if what in failures:
+                    continue
+                loads.append(os.getloadavg()[0])
+                try:
+                    turn = await take_turn(system, case, options, folder / f"{what}-{number}")
+                except PotluckError as error:
+                    failures[what] = str(error)
+                    print(f"{what}: {error}; its logs are in {folder}", file=sys.stderr)
+                    continue
+                turns.setdefault((case, system), []).append(turn)
+                shutil.rmtree(folder / f"{what}-{number}", ignore_errors=True)
+                if not options.json:
+                    median = statistics.median(turn.seconds)
+                    print(f"{what}: {median:.3f} s a round", file=sys.stderr)
+    finally:
+        if not failures:
+            shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+        "cores": cores(),
+        "rounds": options.rounds,
+        "turns": options.turns,
+        "load_before": [min(loads), max(loads)] if loads else [],
+        "cases": {case: figures(case, turns) for case in options.case or CASES},
+        "failures": failures,
+    }
+
+
+def figures(case: str, turns: Mapping[tuple[str, str], Sequence[Turn]]) -> dict[str, Any]:
+    """Samples per second of each system, processor seconds of a round, and Potluck's ratios."""
+    samples = CASES[case].samples_per_round
+    speeds: dict[str, float] = {}
+    processor: dict[str, float] = {}
+    for system in SYSTEMS:
+        found = turns.get((case, system), [])
+        if found:
+            seconds = statistics.median(each for turn in found for each in turn.seconds)
+            speeds[system] = samples / seconds
+            processor[system] = statistics.median(turn.processor for turn in found)
+    others = [speed for system, speed in speeds.items() if system not in ("potluck", "flower")]
+    ours = speeds.get("potluck")
+    return {
+        **speeds,
+        "processor_seconds_per_round": processor,
+        "samples_per_round": samples,
+        "ratio_to_best": ours / max(others) if ours and others else None,
+        "ratio_to_flower": ours / speeds["flower"] if ours and "flower" in speeds else None,
+    }
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print a table: a row for each case and system."""
+    table = Table(title=f"{result['rounds']} rounds in each of {result['turns']} turns")
+    for column in ("case", "system", "samples/s", "processor s / round", "potluck / this"):
+        table.add_column(column, justify="left" if column in ("case", "system") else "right")
+    for case, found in result["cases"].items():
+        for system in SYSTEMS:
+            if system in found:
+                spent = found["processor_seconds_per_round"][system]
+                ratio = f"{found['potluck'] / found[system]:.2f}" if "potluck" in found else ""
+                table.add_row(case, system, f"{found[system]:,.0f}", f"{spent:.2f}", ratio)
+    Console().print(table)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", action="append", choices=list(CASES), help="some cases alone")
+    parser.add_argument("--only", action="append", choices=SYSTEMS, help="some systems alone")
+    parser.add_argument("--rounds", type=int, default=5, help="of a turn, after the first")
+    parser.add_argument("--turns", type=int, default=2, help="of each system")
+    parser.add_argument(
+        "--processes", type=int, default=cores(), help="hosts, workers (default: one per core)"
+    )
+    parser.add_argument(
+        "-o", "--set", action="append", default=[], metavar="KEY=VALUE", help="of Potluck's run"
+    )
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=Path("~/.cache/potluck-peers"),
+        help="folder of the peers' virtual environments (default: %(default)s)",
+    )
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds of a turn at most")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    options.environments = options.environments.expanduser().absolute()
+    if min(options.rounds, options.turns, options.processes) < 1:
+        parser.error("--rounds, --turns and --processes must be positive")
+    return options
+
+
+async def until_interrupted(options: argparse.Namespace) -> dict[str, Any]:
+    """`run`, ending all it started on SIGTERM too, as on Ctrl-C."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(options)
+
+
+def main() -> int:
+    options = arguments()
+    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+        result = asyncio.run(until_interrupted(options))
+        if options.json:
+            print(json.dumps(result))
+        else:
+            show(result)
+        return 1 if result["failures"] else 0
+    print("interrupted; all processes have been ended", file=sys.stderr)
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A case of `simulation.py` on Potluck: CASE HOSTS ROUNDS NOTES [KEY=VALUE …].
+
+A federation of real processes with mutual TLS, as `potluck demo` starts it: a coordinator, and so
+many hosts with a thread each that share the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from scale import install_plugin
+from simulation_cases import CASES, Case, RoundNotes
+
+from potluck.deploy.local.demo_files import (
+    DemoFiles,
+    DemoOptions,
+    reserved_port,
+    write_demo_files,
+)
+from potluck.deploy.local.local_federation import LocalFederation
+
+LOOK_SECONDS = 0.02
+
+
+def options(
+    name: str, case: Case, hosts: int, rounds: int, assignments: Sequence[str]
+) -> DemoOptions:
+    """The run of a case."""
+    return DemoOptions(
+        task="simulated",
+        selector="uniform",
+        strategy="fedavg",
+        clients=case.clients,
+        hosts=hosts,
+        count=case.count,
+        rounds=rounds,
+        seed=1,
+        device="cpu",
+        assignments=[
+            f"task.case={name}",
+            f"training.batch_size={case.batch_size}",
+            f"training.epochs={case.epochs}",
+            f"training.learning_rate={case.learning_rate}",
+            "training.batched=true",
+            "evaluation.every=0",
+            "round.deadline_seconds=3600",
+            *assignments,
+        ],
+    )
+
+
+async def run(files: DemoFiles, clients: int, notes: RoundNotes) -> None:
+    """Run it to its end. Raises RuntimeError where it fails."""
+    async with LocalFederation(files) as federation:
+        await federation.start()
+        async with federation.operator() as client:
+            while True:
+                if sum(each.attending for each in await client.list_clients()) == clients:
+                    break
+                await asyncio.sleep(LOOK_SECONDS)
+            run_id = await client.start_run(files.run_file)
+            async for event in client.watch_run(run_id):
+                if event.WhichOneof("event") == "committed":
+                    notes.committed()
+                elif event.status.reason:
+                    raise RuntimeError(event.status.reason)
+
+
+def main() -> None:
+    name, hosts, rounds, path, *assignments = sys.argv[1:]
+    install_plugin()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    case = CASES[name]
+    made = options(name, case, int(hosts), int(rounds), assignments)
+    with tempfile.TemporaryDirectory(prefix="potluck-") as folder, reserved_port() as port:
+        files = write_demo_files(Path(folder) / "f", made, port)
+        asyncio.run(run(files, case.clients, RoundNotes(path)))
+
+
+if __name__ == "__main__":
+    main()
