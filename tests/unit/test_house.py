@@ -41,7 +41,7 @@ ROOMS = {
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
     "server": (
-        "clock config state store.sql store selection strategy selectors.parts strategies "
+        "clock config state store.sql store objects selection strategy selectors.parts strategies "
         "selectors.asking selectors.bandits selectors rounds cohorts aggregation training hosts "
         "profiles sums eligibility watching runs service cli __main__"
     ),
@@ -332,12 +332,12 @@ def required_name(text: str) -> str:
 
 
 EXTRAS = {
-    "client": ("gpu",),
+    "client": ("gpu", "s3"),
     "common": ("lightning", "lora", "monai", "transformers"),
     "deploy": ("operator",),
     "experiments": ("experiments",),
     "federation": ("notebook",),
-    "server": ("postgresql", "server"),
+    "server": ("postgresql", "s3", "server"),
 }
 """Of each package the extras that bring what only its machines import."""
 

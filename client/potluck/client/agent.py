@@ -31,6 +31,7 @@ from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
+from potluck.client.transfer.object_stores import ObjectStores
 from potluck.client.transfer.own_files import OwnFiles
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
@@ -103,6 +104,9 @@ class Agent:
             maximum_seconds=config.reconnect_maximum_seconds,
             concurrent=config.concurrent_transfers,
             metrics=self._metrics,
+            stores=ObjectStores(
+                config.object_stores, authority=config.object_store_authority, metrics=self._metrics
+            ),
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = self._device.split(",")

@@ -99,6 +99,16 @@ class ClientConfig(Settings):
         le=256,
         description="Models and updates on their way at once; the others wait.",
     )
+    object_stores: tuple[str, ...] = Field(
+        default=(),
+        description="Object stores that this host may fetch models from and put updates to where\n"
+        "the coordinator names one: https://HOST or https://HOST:PORT; http:// is not encrypted.\n"
+        "Files go straight from and to the coordinator where there are none.",
+    )
+    object_store_authority: Path | None = Field(
+        default=None,
+        description="The certificate of the authority of these, where that is not public.",
+    )
     cached_models: int = Field(
         default=2,
         ge=1,
@@ -156,7 +166,15 @@ class ClientConfig(Settings):
     )
     tls: TlsFiles = Field(description="Who this host is; files made by `potluck pki issue`.")
 
-    @field_validator("clients", "model_modules", mode="before")
+    @field_validator("object_stores")
+    @classmethod
+    def _origins(cls, stores: tuple[str, ...]) -> tuple[str, ...]:
+        for store in stores:
+            if re.fullmatch(r"https?://[A-Za-z0-9.:\[\]_-]+", store) is None:
+                raise ValueError("must be https://HOST or https://HOST:PORT each")
+        return stores
+
+    @field_validator("clients", "model_modules", "object_stores", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
         """From a flag or the environment they come as one text with commas."""

@@ -26,7 +26,8 @@
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
-        └── OverloadedError       it has too much to do for us
+        ├── OverloadedError       it has too much to do for us
+        └── ObjectStoreError      the object store, or what it should have, is not there
 
 Each class owns its gRPC status code, its reason, and whether it is permanent. Only the services and
 the agents translate: `to_status` on the way out, `from_rpc_error` on the way in. Peers branch on
@@ -267,6 +268,12 @@ class OverloadedError(UnreachableError):
 
     reason = "OVERLOADED"
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class ObjectStoreError(UnreachableError):
+    """The object store does not answer, refuses, or lacks what it should have."""
+
+    reason = "OBJECT_STORE_FAILED"
 
 
 def _tree(cls: type[PotluckError]) -> list[type[PotluckError]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,71 @@ from potluck.common.settings.configuration_errors import COORDINATOR
 from potluck.common.settings.plugins import MODEL_MODULES
 
 _LAST_PORT = 65_535
+_STORE = re.compile(
+    r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<prefix>(/(?!\.)[\w.-]+)*)/?", re.ASCII
+)
+
+
+class FilesSettings(Settings):
+    """How models and updates move between coordinator and hosts."""
+
+    store: str = Field(
+        default="",
+        description="An object store that they go through, s3://BUCKET or s3://BUCKET/PREFIX;\n"
+        "empty: straight from one to the other. No two coordinators may have the same.",
+    )
+    endpoint: str = Field(
+        default="",
+        description="Its address as coordinator and hosts reach it, such as\n"
+        "https://minio.example.org:9000; empty: AWS_ENDPOINT_URL, or Amazon's of the region.",
+    )
+    region: str = Field(default="", description="Its region; empty: AWS_REGION, or else us-east-1.")
+    credentials: Path | None = Field(
+        default=None,
+        description="A file with aws_access_key_id and aws_secret_access_key under [default],\n"
+        "read whenever they are needed; without it they come from the environment.",
+    )
+    authority: Path | None = Field(
+        default=None,
+        description="The certificate of the authority of its address, where that is not public.",
+    )
+    fallback: bool = Field(
+        default=True,
+        description="Whether files go straight to and from hosts that can't use the store, and\n"
+        "while it can't be used. If not, rounds wait for it, and other hosts are left out.",
+    )
+    url_seconds: int = Field(
+        default=900,
+        ge=10,
+        le=604_800,
+        description="How long a URL given to a host is good; a transfer that has begun may go on.",
+    )
+
+    @field_validator("store")
+    @classmethod
+    def _a_store(cls, store: str) -> str:
+        if store and _STORE.fullmatch(store) is None:
+            raise ValueError("must be s3://BUCKET or s3://BUCKET/PREFIX")
+        return store
+
+    @field_validator("endpoint")
+    @classmethod
+    def _an_endpoint(cls, endpoint: str) -> str:
+        if endpoint and re.fullmatch(r"https?://[^/?#@]+/?", endpoint) is None:
+            raise ValueError("must be https://HOST or https://HOST:PORT")
+        return endpoint.rstrip("/")
+
+    @property
+    def bucket(self) -> str:
+        """The name of the bucket; empty without a store."""
+        found = _STORE.fullmatch(self.store)
+        return found["bucket"] if found else ""
+
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with, with a slash behind; empty for nothing."""
+        found = _STORE.fullmatch(self.store)
+        return f"{found['prefix'].strip('/')}/" if found and found["prefix"] else ""
 
 
 class CoordinatorConfig(Settings):
@@ -123,6 +189,9 @@ class CoordinatorConfig(Settings):
         description="The authority's revocation list, revoked.pem of `potluck pki revoke`. It is\n"
         "watched: who is revoked is cut off without a restart. Lists that an operator sends with\n"
         "`potluck pki push` are kept in the state directory and need no setting.",
+    )
+    files: FilesSettings = Field(
+        default=FilesSettings(), description="How models and updates move."
     )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 

@@ -119,6 +119,10 @@ class HostMetrics:
         """Bytes of a model or an update moved."""
         self.instruments.count(metrics.HOST_BYTES, size, direction=direction)
 
+    def moved_through_store(self, direction: Direction, size: int) -> None:
+        """Bytes of them that moved through an object store."""
+        self.instruments.count(metrics.HOST_STORE_BYTES, size, direction=direction)
+
     def retried(self, direction: Direction) -> None:
         """A transfer is begun again."""
         self.instruments.count(metrics.HOST_RETRIES, direction=direction)

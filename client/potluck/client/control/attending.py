@@ -202,6 +202,7 @@ class Attending:
             restarted=instructions.log.coordinator_id not in ("", welcome.coordinator_id),
             clients=len(self._hello.client_ids),
         )
+        link.stores.offered = welcome.object_store
         if self._welcomed:
             link.renew()
         if instructions.log.coordinator_id != welcome.coordinator_id:

@@ -15,6 +15,7 @@ from potluck.client.base.state_directory import storage_error
 from potluck.client.training.update_encoding import decode_model
 from potluck.client.transfer.link import Link, calling
 from potluck.client.transfer.model_cache import ModelCache
+from potluck.client.transfer.object_stores import FileRoute
 from potluck.common.errors import (
     DigestMismatchError,
     NotFoundError,
@@ -165,21 +166,22 @@ class Downloads:
 
     async def _fetch_file(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
         """Fetch a file whole, however often it takes."""
-        backoff = self._link.backoff()
+        backoff, route = self._link.backoff(), FileRoute(self._link.stores)
         mismatches = 0
         while True:
             begun = held_bytes(path)
             try:
                 async with self._link.transfers:
                     with calling():
-                        await self._stream(rendition, path)
+                        await self._stream(rendition, path, route)
                         return
             except (UnreachableError, TruncatedError) as error:
+                route.failed(error)
                 log.info("download interrupted", file=rendition.blake3, error=error.message)
                 if held_bytes(path) > begun:
                     backoff.reset()
-            except DigestMismatchError:
-                mismatches += 1
+            except DigestMismatchError as error:
+                mismatches = 0 if route.failed(error) else mismatches + 1
                 if mismatches == _ATTEMPTS:
                     raise
             except OSError as error:
@@ -188,18 +190,51 @@ class Downloads:
             await self._link.pause(backoff.next_seconds())
             self._link.metrics.retried(Direction.DOWN)
 
-    async def _stream(self, rendition: transfer_pb2.Rendition, path: Path) -> None:
+    async def _stream(
+        self, rendition: transfer_pb2.Rendition, path: Path, route: FileRoute
+    ) -> None:
         """One attempt, from where the last one broke off."""
+        place = await self._stream_or_place(rendition, path, route)
+        if place is not None:
+            await self._from_store(rendition, path, route, route.url(place))
+
+    async def _from_store(
+        self, rendition: transfer_pb2.Rendition, path: Path, route: FileRoute, url: str
+    ) -> None:
+        """One attempt through an object store."""
+        header = transfer_pb2.FileHeader(blake3=rendition.blake3, size=rendition.size)
+
+        def begin(offset: int) -> FileReceiver:
+            header.offset = offset
+            return self._receiver(path, header)
+
+        held = held_bytes(path)
+        offset = held if held < rendition.size else 0  # there is nothing to ask for at the end
+        await self._link.stores.fetch(url, begin, offset=offset)
+        route.worked()
+
+    async def _stream_or_place(
+        self, rendition: transfer_pb2.Rendition, path: Path, route: FileRoute
+    ) -> transfer_pb2.StoredFile | None:
+        """One attempt straight from the coordinator, or where else it says that the file is."""
         offset = min(held_bytes(path), rendition.size)
         chunks = self._link.chunks[Direction.DOWN]
         request = rpc.CoordinatorServiceFetchModelRequest(
-            blake3=rendition.blake3, offset=offset, chunk_bytes=chunks.bytes
+            blake3=rendition.blake3,
+            offset=offset,
+            chunk_bytes=chunks.bytes,
+            from_store=route.through_store,
+            distrust=route.distrust,
         )
         call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
         begun, arrived = 0, False
         try:
             async for response in call:
+                if receiver is None and request.from_store:
+                    place = _place(require(response, "a header").frame)
+                    if place is not None:
+                        return place
                 if receiver is None:
                     header = _checked_header(require(response, "a header").frame, rendition)
                     receiver, begun = self._receiver(path, header), header.offset
@@ -213,7 +248,7 @@ class Downloads:
                         raise ProtocolError(f"a {part or 'empty'} frame amid a model file")
                     arrived = True
                     await verified(receiver, frame.trailer.blake3)
-                    return
+                    return None
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
         finally:
             call.cancel()
@@ -233,6 +268,11 @@ class Downloads:
             maximum=self._maximum,
             over=None if header.offset else self.cache.spare.take(),
         )
+
+
+def _place(frame: transfer_pb2.ModelFrame) -> transfer_pb2.StoredFile | None:
+    """Where else the file is; None for a frame of the file itself."""
+    return frame.elsewhere if frame.HasField("elsewhere") else None
 
 
 def _checked_header(

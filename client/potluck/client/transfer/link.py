@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from potluck.client.base.backoff import Backoff
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.transfer.chunk_size import ChunkSize
+from potluck.client.transfer.object_stores import ObjectStores
 from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import FrameDecoder, encode_frame
@@ -66,8 +67,10 @@ class Link:
         concurrent: int,
         grace_seconds: float = 60.0,
         metrics: LinkMetrics | None = None,
+        stores: ObjectStores | None = None,
     ) -> None:
-        """`grace_seconds`: how long transfers may go on over a connection that was renewed."""
+        """`grace_seconds`: how long transfers may go on over a connection that was renewed.
+        `stores`: those that files may go through."""
         self._make_channel = make_channel
         self._generator = generator
         self._maximum_seconds = maximum_seconds
@@ -77,6 +80,7 @@ class Link:
         self._renewed = asyncio.Event()
         self.stub = self._make_stub()
         self.metrics: LinkMetrics = metrics or HostMetrics()
+        self.stores = stores or ObjectStores()
         self.transfers = asyncio.Semaphore(concurrent)
         """Held while a file is on its way."""
         self.chunks = {direction: ChunkSize() for direction in Direction}

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from potluck.client.transfer.link import Link, calling
 from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.client.transfer.stored_upload import StoredUpload
 from potluck.common.errors import (
     DigestMismatchError,
     NotFoundError,
@@ -68,6 +69,7 @@ async def deliver_file(
     """
     _require(path)
     backoff, chunks = link.backoff(), link.chunks[Direction.UP]
+    stored = StoredUpload(link, path, fresh=fresh)
     mismatches = 0
     offset: int | None = 0 if fresh else None
     begun: int | None = None  # where the attempt that broke had begun
@@ -75,6 +77,10 @@ async def deliver_file(
         try:
             async with link.transfers:
                 with calling():
+                    if stored.through_store:
+                        offset = await stored.attempt(header)
+                        if offset is None:
+                            return
                     if offset is None:
                         located = await link.stub.LocateUpload(location_of(header))
                         if located.complete:
@@ -91,7 +97,9 @@ async def deliver_file(
         except PotluckError as error:
             failure = error
         offset = None
-        if isinstance(failure, DigestMismatchError):
+        if stored.failed(failure):
+            begun, mismatches = None, 0
+        elif isinstance(failure, DigestMismatchError):
             offset, begun, mismatches = 0, None, mismatches + 1
         if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
             raise failure
@@ -122,6 +130,7 @@ async def _frames(
     opening = transfer_pb2.UpdateHeader()
     opening.CopyFrom(header)
     opening.offset = offset
+    opening.stored = False
     yield _request(transfer_pb2.UpdateFrame(header=opening))
     chunk_bytes = link.chunks[Direction.UP].bytes
     for message in file_messages(path, offset, chunk_bytes=chunk_bytes):

@@ -218,6 +218,19 @@ TRANSFERS_IN_FLIGHT = _gauge(
 TRANSFERS = _counter(
     "potluck_transfers_total", "Attempts to move a file.", DIRECTION, outcome(TransferOutcome)
 )
+STORE_UP = _gauge(
+    "potluck_object_store_up",
+    "Whether the object store answered when it was last asked.",
+    condition="where `[files] store` is set",
+)
+STORE_FAILURES = _counter(
+    "potluck_object_store_failures_total", "Requests of the coordinator that the store failed."
+)
+STORE_BYTES = _counter(
+    "potluck_object_store_bytes_total",
+    "Bytes that the coordinator put into the object store (down) and fetched from it (up).",
+    DIRECTION,
+)
 TRANSFERS_RESUMED = _counter(
     "potluck_transfers_resumed_total", "Attempts that went on where another broke off.", DIRECTION
 )
@@ -386,6 +399,11 @@ TRAINING_LOSS = _gauge(
 )
 HOST_BYTES = _counter(
     "potluck_host_transfer_bytes_total", "Bytes of models (down) and updates (up) moved.", DIRECTION
+)
+HOST_STORE_BYTES = _counter(
+    "potluck_host_object_store_bytes_total",
+    "Those of them that went through an object store.",
+    DIRECTION,
 )
 HOST_RETRIES = _counter("potluck_host_transfers_retried_total", "Transfers begun again.", DIRECTION)
 GPU_USED = _gauge(

@@ -41,6 +41,17 @@ def check_digest(text: str) -> str:
     return text
 
 
+def check_size(size: int, maximum: int) -> None:
+    """Raise TooLargeError for an announced size above `maximum`."""
+    if size > maximum:
+        raise TooLargeError(
+            f"a file of {size} bytes is announced, at most {maximum} are accepted; "
+            "see maximum_model_bytes",
+            size=size,
+            maximum=maximum,
+        )
+
+
 class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
@@ -66,13 +77,7 @@ class FileReceiver:
         Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is
         no part that reaches to `offset`.
         """
-        if size > maximum:
-            raise TooLargeError(
-                f"a file of {size} bytes is announced, at most {maximum} are accepted; "
-                "see maximum_model_bytes",
-                size=size,
-                maximum=maximum,
-            )
+        check_size(size, maximum)
         if offset > size:
             raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes")
         self._path = path
@@ -105,6 +110,16 @@ class FileReceiver:
                 held=held,
             )
         self._file.truncate(offset)
+
+    @property
+    def blake3(self) -> str:
+        """The announced digest."""
+        return self._blake3
+
+    @property
+    def size(self) -> int:
+        """The announced length in bytes."""
+        return self._size
 
     @property
     def received(self) -> int:

@@ -16,7 +16,11 @@ def update_header(first: Any) -> transfer_pb2.UpdateHeader:
     request = require(first, "an upload's header")
     if request.frame.WhichOneof("part") != "header":
         raise ProtocolError("the first frame of an upload must be its header")
-    header: transfer_pb2.UpdateHeader = request.frame.header
+    return checked_header(request.frame.header)
+
+
+def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHeader:
+    """A header, if its framing is ours and its digest may be one. Raises ProtocolError."""
     if header.version != FRAMING_VERSION:
         raise ProtocolVersionError(
             f"the upload is framed in version {header.version}, this side reads {FRAMING_VERSION}",

@@ -18,11 +18,14 @@ _EXTRAS: Final = {
 }
 """Extra of each package of the product, for what it needs beside the common parts."""
 
-_ADAPTERS: Final = {
+_MODULES: Final = {
+    "potluck.client.transfer.store_requests": "potluck[s3]",
+    "potluck.server.objects.object_store": "potluck[s3]",
+} | {
     f"potluck.common.adapters.{name}": f"potluck[{name}]"
     for name in ("lightning", "lora", "monai", "transformers")
 }
-"""Extra of each module that brings what only some tasks train with."""
+"""Extra of each module that needs what only some machines or some tasks do."""
 
 
 def missing_library(error: BaseException | None) -> str | None:
@@ -36,7 +39,7 @@ def missing_library(error: BaseException | None) -> str | None:
     importer = module.split(".")
     if importer[0] != "potluck" or error.name.startswith("potluck."):
         return None
-    wanted = _ADAPTERS.get(module) or _EXTRAS.get(importer[1], "potluck")
+    wanted = _MODULES.get(module) or _EXTRAS.get(importer[1], "potluck")
     library = error.name.partition(".")[0]
     return f"{library} is not installed; pip install '{wanted}'"
 

@@ -280,8 +280,11 @@ class Welcome(_message.Message):
     COORDINATOR_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    OBJECT_STORE_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
     """Identifies the coordinator process; another value after a reconnect means it was restarted."""
+    object_store: _builtins.bool
+    """Whether files may go through an object store."""
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """How often the host should send a heartbeat."""
@@ -296,10 +299,11 @@ class Welcome(_message.Message):
         coordinator_id: _builtins.str = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        object_store: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "object_store", b"object_store", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1501,6 +1505,8 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
     BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    FROM_STORE_FIELD_NUMBER: _builtins.int
+    DISTRUST_FIELD_NUMBER: _builtins.int
     blake3: _builtins.str
     """BLAKE3 digest of the file, 64 lower-case hexadecimal digits."""
     offset: _builtins.int
@@ -1509,16 +1515,22 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
     """The most bytes of a chunk: smaller ones for a link that breaks before a large one is through. 0:
     as the coordinator likes.
     """
+    from_store: _builtins.bool
+    """Whether the host would rather fetch the file from an object store."""
+    distrust: _builtins.bool
+    """What the object store had was not the file: it is to be put there anew."""
     def __init__(
         self,
         *,
         blake3: _builtins.str = ...,
         offset: _builtins.int = ...,
         chunk_bytes: _builtins.int = ...,
+        from_store: _builtins.bool = ...,
+        distrust: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "chunk_bytes", b"chunk_bytes", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "chunk_bytes", b"chunk_bytes", "distrust", b"distrust", "from_store", b"from_store", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1604,6 +1616,8 @@ class LocateUploadRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     BLAKE3_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     update_id: _builtins.str
     """The update."""
     client_id: _builtins.str
@@ -1612,6 +1626,12 @@ class LocateUploadRequest(_message.Message):
     """BLAKE3 digest of the whole file; bytes of another file don't count."""
     run_id: _builtins.str
     """The run it is for."""
+    sha256: _builtins.str
+    """SHA-256 digest of the file, 64 lower-case hexadecimal digits: the store takes no other."""
+    @_builtins.property
+    def header(self) -> _transfer_pb2.UpdateHeader:
+        """The announced update, where the host would rather put it into an object store."""
+
     def __init__(
         self,
         *,
@@ -1619,10 +1639,12 @@ class LocateUploadRequest(_message.Message):
         client_id: _builtins.str = ...,
         blake3: _builtins.str = ...,
         run_id: _builtins.str = ...,
+        header: _transfer_pb2.UpdateHeader | None = ...,
+        sha256: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "run_id", b"run_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "header", b"header", "run_id", b"run_id", "sha256", b"sha256", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1636,19 +1658,31 @@ class LocateUploadResponse(_message.Message):
 
     OFFSET_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Bytes the coordinator holds; a resumed upload begins here."""
     complete: _builtins.bool
     """Whether the update is complete and verified: nothing more to send."""
+    stored: _builtins.bool
+    """Whether a file of that size lies there already."""
+    @_builtins.property
+    def place(self) -> _transfer_pb2.StoredFile:
+        """Where the host may put the file, to submit then a header that says so; absent where it is to
+        send it here.
+        """
+
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         complete: _builtins.bool = ...,
+        place: _transfer_pb2.StoredFile | None = ...,
+        stored: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "offset", b"offset", "place", b"place", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1480,6 +1480,8 @@ class DescribeCoordinatorResponse(_message.Message):
     RUNS_UNDER_WAY_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    OBJECT_STORE_FIELD_NUMBER: _builtins.int
+    OBJECT_STORE_TROUBLE_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     """Its release."""
     protocol_version: _builtins.int
@@ -1494,6 +1496,10 @@ class DescribeCoordinatorResponse(_message.Message):
     """Their clients."""
     runs_under_way: _builtins.int
     """Runs that are waiting or running."""
+    object_store: _builtins.str
+    """The object store that files go through; empty for none."""
+    object_store_trouble: _builtins.str
+    """Why that one can't be used just now; empty where it can."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Its clock."""
@@ -1524,10 +1530,12 @@ class DescribeCoordinatorResponse(_message.Message):
         runs_under_way: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
+        object_store: _builtins.str = ...,
+        object_store_trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "protocol_version", b"protocol_version", "runs", b"runs", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "clients_attending", b"clients_attending", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "hosts_attending", b"hosts_attending", "object_store", b"object_store", "object_store_trouble", b"object_store_trouble", "protocol_version", b"protocol_version", "runs", b"runs", "runs_under_way", b"runs_under_way", "software_version", b"software_version", "time", b"time", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from potluck.rpc.v1 import secure_aggregation_pb2 as potluck_dot_rpc_dot_v1_dot_secure__aggregation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpotluck/rpc/v1/transfer.proto\x12\x0epotluck.rpc.v1\x1a\'potluck/rpc/v1/secure_aggregation.proto\"~\n\tRendition\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12*\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\x13\n\x0b\x62\x61se_blake3\x18\x04 \x01(\t\x12\x12\n\ncompressed\x18\x05 \x01(\x08\"]\n\x0eModelReference\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12-\n\nrenditions\x18\x03 \x03(\x0b\x32\x19.potluck.rpc.v1.Rendition\"K\n\nFileHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x1d\n\x0b\x46ileTrailer\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\"\x83\x01\n\nModelFrame\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.potluck.rpc.v1.FileHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07trailer\x18\x03 \x01(\x0b\x32\x1b.potluck.rpc.v1.FileTrailerH\x00\x42\x06\n\x04part\"\xdf\x02\n\x0eTrainingReport\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x12\n\nnormalizer\x18\x05 \x01(\x01\x12<\n\x07reports\x18\x06 \x03(\x0b\x32+.potluck.rpc.v1.TrainingReport.ReportsEntry\x12>\n\x08measures\x18\x07 \x03(\x0b\x32,.potluck.rpc.v1.TrainingReport.MeasuresEntry\x1a.\n\x0cReportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1aL\n\rMeasuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.potluck.rpc.v1.MeasuredSum:\x02\x38\x01\")\n\x0bMeasuredSum\x12\x0b\n\x03sum\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"a\n\tSumMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12.\n\x06report\x18\x03 \x01(\x0b\x32\x1e.potluck.rpc.v1.TrainingReport\"\xe4\x02\n\x0cUpdateHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62lake3\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12*\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\r\n\x05\x64\x65lta\x18\x08 \x01(\x08\x12\x12\n\ncompressed\x18\t \x01(\x08\x12.\n\x06report\x18\n \x01(\x0b\x32\x1e.potluck.rpc.v1.TrainingReport\x12\x34\n\x0cmasked_input\x18\x0b \x01(\x0b\x32\x1e.potluck.rpc.v1.SecureEnvelope\x12\x0e\n\x06run_id\x18\x0c \x01(\t\x12*\n\x07members\x18\r \x03(\x0b\x32\x19.potluck.rpc.v1.SumMember\"\x86\x01\n\x0bUpdateFrame\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.potluck.rpc.v1.UpdateHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07trailer\x18\x03 \x01(\x0b\x32\x1b.potluck.rpc.v1.FileTrailerH\x00\x42\x06\n\x04part*\x92\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x02\x12\x11\n\rENCODING_INT8\x10\x03\x12\x1a\n\x16\x45NCODING_MASKED_UINT32\x10\x04\x12\x10\n\x0c\x45NCODING_SUM\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpotluck/rpc/v1/transfer.proto\x12\x0epotluck.rpc.v1\x1a\'potluck/rpc/v1/secure_aggregation.proto\"~\n\tRendition\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12*\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\x13\n\x0b\x62\x61se_blake3\x18\x04 \x01(\t\x12\x12\n\ncompressed\x18\x05 \x01(\x08\"]\n\x0eModelReference\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12-\n\nrenditions\x18\x03 \x03(\x0b\x32\x19.potluck.rpc.v1.Rendition\"K\n\nFileHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x1d\n\x0b\x46ileTrailer\x12\x0e\n\x06\x62lake3\x18\x01 \x01(\t\")\n\nStoredFile\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0e\n\x06\x64irect\x18\x02 \x01(\x08\"\xb4\x01\n\nModelFrame\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.potluck.rpc.v1.FileHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07trailer\x18\x03 \x01(\x0b\x32\x1b.potluck.rpc.v1.FileTrailerH\x00\x12/\n\telsewhere\x18\x04 \x01(\x0b\x32\x1a.potluck.rpc.v1.StoredFileH\x00\x42\x06\n\x04part\"\xdf\x02\n\x0eTrainingReport\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x12\n\nnormalizer\x18\x05 \x01(\x01\x12<\n\x07reports\x18\x06 \x03(\x0b\x32+.potluck.rpc.v1.TrainingReport.ReportsEntry\x12>\n\x08measures\x18\x07 \x03(\x0b\x32,.potluck.rpc.v1.TrainingReport.MeasuresEntry\x1a.\n\x0cReportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1aL\n\rMeasuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.potluck.rpc.v1.MeasuredSum:\x02\x38\x01\")\n\x0bMeasuredSum\x12\x0b\n\x03sum\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"a\n\tSumMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12.\n\x06report\x18\x03 \x01(\x0b\x32\x1e.potluck.rpc.v1.TrainingReport\"\xf4\x02\n\x0cUpdateHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62lake3\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12*\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x18.potluck.rpc.v1.Encoding\x12\r\n\x05\x64\x65lta\x18\x08 \x01(\x08\x12\x12\n\ncompressed\x18\t \x01(\x08\x12.\n\x06report\x18\n \x01(\x0b\x32\x1e.potluck.rpc.v1.TrainingReport\x12\x34\n\x0cmasked_input\x18\x0b \x01(\x0b\x32\x1e.potluck.rpc.v1.SecureEnvelope\x12\x0e\n\x06run_id\x18\x0c \x01(\t\x12*\n\x07members\x18\r \x03(\x0b\x32\x19.potluck.rpc.v1.SumMember\x12\x0e\n\x06stored\x18\x0e \x01(\x08\"\x86\x01\n\x0bUpdateFrame\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.potluck.rpc.v1.UpdateHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07trailer\x18\x03 \x01(\x0b\x32\x1b.potluck.rpc.v1.FileTrailerH\x00\x42\x06\n\x04part*\x92\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x02\x12\x11\n\rENCODING_INT8\x10\x03\x12\x1a\n\x16\x45NCODING_MASKED_UINT32\x10\x04\x12\x10\n\x0c\x45NCODING_SUM\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAININGREPORT_REPORTSENTRY']._serialized_options = b'8\001'
   _globals['_TRAININGREPORT_MEASURESENTRY']._loaded_options = None
   _globals['_TRAININGREPORT_MEASURESENTRY']._serialized_options = b'8\001'
-  _globals['_ENCODING']._serialized_start=1548
-  _globals['_ENCODING']._serialized_end=1694
+  _globals['_ENCODING']._serialized_start=1656
+  _globals['_ENCODING']._serialized_end=1802
   _globals['_RENDITION']._serialized_start=90
   _globals['_RENDITION']._serialized_end=216
   _globals['_MODELREFERENCE']._serialized_start=218
@@ -46,20 +46,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILEHEADER']._serialized_end=388
   _globals['_FILETRAILER']._serialized_start=390
   _globals['_FILETRAILER']._serialized_end=419
-  _globals['_MODELFRAME']._serialized_start=422
-  _globals['_MODELFRAME']._serialized_end=553
-  _globals['_TRAININGREPORT']._serialized_start=556
-  _globals['_TRAININGREPORT']._serialized_end=907
-  _globals['_TRAININGREPORT_REPORTSENTRY']._serialized_start=783
-  _globals['_TRAININGREPORT_REPORTSENTRY']._serialized_end=829
-  _globals['_TRAININGREPORT_MEASURESENTRY']._serialized_start=831
-  _globals['_TRAININGREPORT_MEASURESENTRY']._serialized_end=907
-  _globals['_MEASUREDSUM']._serialized_start=909
-  _globals['_MEASUREDSUM']._serialized_end=950
-  _globals['_SUMMEMBER']._serialized_start=952
-  _globals['_SUMMEMBER']._serialized_end=1049
-  _globals['_UPDATEHEADER']._serialized_start=1052
-  _globals['_UPDATEHEADER']._serialized_end=1408
-  _globals['_UPDATEFRAME']._serialized_start=1411
-  _globals['_UPDATEFRAME']._serialized_end=1545
+  _globals['_STOREDFILE']._serialized_start=421
+  _globals['_STOREDFILE']._serialized_end=462
+  _globals['_MODELFRAME']._serialized_start=465
+  _globals['_MODELFRAME']._serialized_end=645
+  _globals['_TRAININGREPORT']._serialized_start=648
+  _globals['_TRAININGREPORT']._serialized_end=999
+  _globals['_TRAININGREPORT_REPORTSENTRY']._serialized_start=875
+  _globals['_TRAININGREPORT_REPORTSENTRY']._serialized_end=921
+  _globals['_TRAININGREPORT_MEASURESENTRY']._serialized_start=923
+  _globals['_TRAININGREPORT_MEASURESENTRY']._serialized_end=999
+  _globals['_MEASUREDSUM']._serialized_start=1001
+  _globals['_MEASUREDSUM']._serialized_end=1042
+  _globals['_SUMMEMBER']._serialized_start=1044
+  _globals['_SUMMEMBER']._serialized_end=1141
+  _globals['_UPDATEHEADER']._serialized_start=1144
+  _globals['_UPDATEHEADER']._serialized_end=1516
+  _globals['_UPDATEFRAME']._serialized_start=1519
+  _globals['_UPDATEFRAME']._serialized_end=1653
 # @@protoc_insertion_point(module_scope)

@@ -183,14 +183,41 @@ class FileTrailer(_message.Message):
 Global___FileTrailer: _TypeAlias = FileTrailer  # noqa: Y015
 
 @_typing.final
+class StoredFile(_message.Message):
+    """Where a file lies in an object store, or is to be put. Whoever has the URL may do that, for a while."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """A presigned URL: to fetch the file, or to put one of the announced size and SHA-256 digest."""
+    direct: _builtins.bool
+    """Whether the coordinator also moves the file itself, where the store can't be used."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        direct: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredFile: _TypeAlias = StoredFile  # noqa: Y015
+
+@_typing.final
 class ModelFrame(_message.Message):
-    """A piece of a model file on its way down: one header, chunks, one trailer."""
+    """A piece of a model file on its way down: one header, chunks, one trailer; or where else it is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     TRAILER_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """Consecutive bytes of the file."""
     @_builtins.property
@@ -201,18 +228,23 @@ class ModelFrame(_message.Message):
     def trailer(self) -> Global___FileTrailer:
         """Last, once."""
 
+    @_builtins.property
+    def elsewhere(self) -> Global___StoredFile:
+        """Instead of all others: the file is to be fetched there."""
+
     def __init__(
         self,
         *,
         header: Global___FileHeader | None = ...,
         chunk: _builtins.bytes = ...,
         trailer: Global___FileTrailer | None = ...,
+        elsewhere: Global___StoredFile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "elsewhere", b"elsewhere", "header", b"header", "part", b"part", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "elsewhere", b"elsewhere", "header", b"header", "part", b"part", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "chunk", "trailer"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "chunk", "trailer", "elsewhere"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -390,6 +422,7 @@ class UpdateHeader(_message.Message):
     MASKED_INPUT_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the framing; 3."""
     update_id: _builtins.str
@@ -410,6 +443,10 @@ class UpdateHeader(_message.Message):
     """Whether the file is compressed with Zstandard."""
     run_id: _builtins.str
     """The run it is for."""
+    stored: _builtins.bool
+    """The file was put into the object store: no chunks and no trailer follow. When an upload is
+    located, whether it may have been.
+    """
     @_builtins.property
     def report(self) -> Global___TrainingReport:
         """What the client says of its training; nothing where the update is masked."""
@@ -438,10 +475,11 @@ class UpdateHeader(_message.Message):
         masked_input: _secure_aggregation_pb2.SecureEnvelope | None = ...,
         run_id: _builtins.str = ...,
         members: _abc.Iterable[Global___SumMember] | None = ...,
+        stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["masked_input", b"masked_input", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "members", b"members", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "members", b"members", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "stored", b"stored", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

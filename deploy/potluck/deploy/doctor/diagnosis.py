@@ -222,6 +222,8 @@ def federation(
     expires = described.certificate_expires_at.ToDatetime(tzinfo=now.tzinfo)
     yield _expiry("its certificate", f"until {expires:%Y-%m-%d}", expires, now)
     yield disk("its disk", described.disk_free_bytes, described.disk_size_bytes)
+    if described.object_store:
+        yield _object_store(described)
     found = (
         f"{described.hosts_attending} attending with {described.clients_attending} clients; "
         f"{described.runs_under_way} runs under way"
@@ -232,6 +234,14 @@ def federation(
         remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
         yield Finding("hosts", Verdict.DOUBTFUL, found, remedy)
     yield from _waiting_runs(described, now)
+
+
+def _object_store(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
+    trouble = described.object_store_trouble
+    if not trouble:
+        return Finding("object store", Verdict.GOOD, f"{described.object_store} answers")
+    remedy = "start it, or see its bucket, credentials and address in [files] of the coordinator"
+    return Finding("object store", Verdict.BAD, trouble, remedy)
 
 
 def _waiting_runs(

@@ -18,7 +18,7 @@ from potluck.common.errors import (
     is_permanent,
 )
 from potluck.common.monitoring.metric_labels import SUM
-from potluck.common.net.transfer import FileReceiver, held_bytes
+from potluck.common.net.transfer import FileReceiver, check_size, held_bytes
 from potluck.common.plain_text import plain
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -133,6 +133,10 @@ class UpdateInbox:
             maximum=min(run.work.largest_upload(), maximum),
             over=None if header.offset else run.spool.take_spare(),
         )
+
+    def check_size(self, header: transfer_pb2.UpdateHeader, maximum: int) -> None:
+        """Check the announced size, as `receiver` would. Raises TooLargeError."""
+        check_size(header.size, min(self._run.work.largest_upload(), maximum))
 
     def count_up(self, received: int) -> None:
         """Count bytes of an update that came in."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -36,6 +37,9 @@ from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import StoreThread
 
+if TYPE_CHECKING:  # imports obstore, which only coordinators with an object store need
+    from potluck.server.objects.stored_files import StoredFiles
+
 log = structlog.get_logger()
 
 
@@ -54,6 +58,7 @@ class Coordinator:
             self.attendance, instruments, store.call, heartbeat_seconds=config.heartbeat_seconds
         )
         self.files = ModelFiles(_folder(config.state_directory / "models"))
+        self.stored = self._make_stored(instruments)
         self.transfers = Transfers(config.concurrent_transfers)
         self.trust = load_trust(config)
         if self.trust.membership is not None:
@@ -90,6 +95,9 @@ class Coordinator:
                     await coordinator._resume_runs()
                     await coordinator._announce_ended()
                     background.append(asyncio.create_task(coordinator.runs.tidy_up(found)))
+                    if coordinator.stored is not None:
+                        sweeping = coordinator.stored.sweep_for_ever()
+                        background.append(asyncio.create_task(sweeping))
                     yield coordinator
                 finally:
                     for task in background:
@@ -97,7 +105,17 @@ class Coordinator:
                     store.give_up()
                     await coordinator.runs.close()
                     await asyncio.wait(background)
+                    if coordinator.stored is not None:
+                        await coordinator.stored.close()
                     await coordinator.hosts.close()
+
+    def _make_stored(self, instruments: Instruments) -> StoredFiles | None:
+        """The object store, where files go through one."""
+        if not self.config.files.store:
+            return None
+        from potluck.server.objects.stored_files import StoredFiles
+
+        return StoredFiles(self.config.files, self.files, instruments)
 
     def _spread(self, membership: MembershipInForce) -> None:
         """Have hosts get the membership in force, and every newer one."""

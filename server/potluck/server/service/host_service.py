@@ -16,7 +16,7 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
 from potluck.common.net.version_agreement import check_agreement
 from potluck.common.tags import check_tags
-from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
 from potluck.server.service.coordinator import Coordinator
@@ -57,7 +57,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def _welcome(self) -> coordinator_pb2.AttendResponse:
         """The answer to a host's hello."""
-        welcome = coordinator_pb2.Welcome(coordinator_id=self._coordinator.id, versions=VERSIONS)
+        welcome = coordinator_pb2.Welcome(
+            coordinator_id=self._coordinator.id,
+            versions=VERSIONS,
+            object_store=self._coordinator.stored is not None,
+        )
         seconds = self._coordinator.config.heartbeat_seconds
         welcome.heartbeat_interval.FromNanoseconds(int(seconds * 1e9))
         return coordinator_pb2.AttendResponse(welcome=welcome)
@@ -119,10 +123,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         blake3 = check_digest(request.blake3)
         peer = identity_of(context).name
         coordinator = self._coordinator
+        reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
+        place = await self._elsewhere(request, peer)
+        if place is not None:
+            yield reply(frame=transfer_pb2.ModelFrame(elsewhere=place))
+            return
         counted = coordinator.metrics.transfer(Direction.DOWN, peer, blake3, offset=request.offset)
         with coordinator.files.lent(blake3) as path, counted as transfer:
             async with coordinator.transfers.turn(transfer):
-                reply = coordinator_pb2.CoordinatorServiceFetchModelResponse
                 messages = send_file(
                     path, blake3, request.offset, reply, chunk_bytes=_chunk_bytes(request)
                 )
@@ -133,6 +141,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         transfer.complete()  # a host that has it may end the call at once
                     yield message
+
+    async def _elsewhere(
+        self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, peer: str
+    ) -> transfer_pb2.StoredFile | None:
+        """Where in the object store a file is to be had; None where it comes from here."""
+        stored = self._coordinator.stored
+        if stored is None:
+            return None
+        if not request.from_store:
+            stored.require_direct(peer)
+            return None
+        return await stored.model(request.blake3, distrust=request.distrust)
 
     # Updates up -------------------------------------------------------------------------------
 

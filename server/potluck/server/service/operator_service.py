@@ -213,6 +213,10 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         """Describe the coordinator and its state."""
         described = self._coordinator.metrics.description()
         described.runs.extend(self._status(row) for row in self._runs.rows())
+        stored = self._coordinator.stored
+        if stored is not None:
+            described.object_store = stored.store.address
+            described.object_store_trouble = await stored.store.probe()
         return described
 
     async def InstallRevocations(

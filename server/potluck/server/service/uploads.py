@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from potluck.common.errors import TruncatedError
+from potluck.common.errors import ObjectStoreError, ProtocolError, TruncatedError
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.identity import Identity
 from potluck.common.net.shielded import shielded
 from potluck.common.net.transfer import FileReceiver, check_digest
-from potluck.common.net.update_frames import update_header, update_trailer
+from potluck.common.net.update_frames import checked_header, update_header, update_trailer
 from potluck.common.tensors.finite_screen import FiniteScreen
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.runs.update_inbox import UpdateInbox, members_of
@@ -54,7 +54,31 @@ class Uploads:
         inbox.require(request.client_id, request.update_id)
         check_digest(request.blake3)
         held = inbox.held_bytes(request.client_id, request.blake3)
-        return coordinator_pb2.LocateUploadResponse(offset=held)
+        place, there = await self._place(request, inbox, identity)
+        return coordinator_pb2.LocateUploadResponse(offset=held, place=place, stored=there)
+
+    async def _place(
+        self,
+        request: coordinator_pb2.LocateUploadRequest,
+        inbox: UpdateInbox,
+        identity: Identity,
+    ) -> tuple[transfer_pb2.StoredFile | None, bool]:
+        """Where in the object store the announced update may be put, and whether it may be there.
+
+        None where it is to be sent here.
+        """
+        stored = self._coordinator.stored
+        if stored is None or not request.HasField("header"):
+            return None, False
+        header = checked_header(request.header)
+        same = ("update_id", "client_id", "blake3", "run_id")
+        if any(getattr(request, name) != getattr(header, name) for name in same):
+            raise ProtocolError("an upload is located with the header of another update")
+        for each in members_of(header):
+            check_client(each.client_id, identity)
+        inbox.announced(header)
+        inbox.check_size(header, self._coordinator.config.maximum_model_bytes)
+        return await stored.place(header, request.sha256)
 
     async def take(
         self, frames: AsyncIterator[Any], identity: Identity
@@ -69,6 +93,10 @@ class Uploads:
         if inbox.has(client, header.update_id, header.blake3):
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         inbox.announced(header)
+        if header.stored:
+            header.offset = inbox.held_bytes(client, header.blake3)
+        elif self._coordinator.stored is not None:
+            self._coordinator.stored.require_direct(identity.name)
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
@@ -78,8 +106,9 @@ class Uploads:
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
                 upload = _Upload(header, inbox, inbox.model, transfer)
+                receive = self._collect if header.stored else self._receive
                 with inbox.spooling(header):
-                    receiver, blake3 = await self._receive(upload, frames, stack)
+                    receiver, blake3 = await receive(upload, frames, stack)
                 # All of it is here: it counts even if its host goes away now.
                 await shielded(_finish(upload, receiver, blake3))
         return coordinator_pb2.SubmitUpdateResponse()
@@ -104,6 +133,29 @@ class Uploads:
             received=receiver.received,
             size=header.size,
         )
+
+    async def _collect(
+        self, upload: _Upload, _: AsyncIterator[Any], stack: contextlib.ExitStack
+    ) -> tuple[FileReceiver, str]:
+        """The same for a file that its host has put into the object store.
+
+        When `stack` ends, the object is deleted: verified, or good for nothing.
+        """
+        header, inbox, stored = upload.header, upload.inbox, self._coordinator.stored
+        if stored is None:
+            raise ObjectStoreError("this coordinator uses no object store (any more)")
+
+        def moved(size: int) -> None:
+            upload.transfer.moved += size
+            inbox.count_up(size)
+
+        async with self._coordinator.transfers.turn(upload.transfer):
+            header.offset = min(header.size, inbox.held_bytes(header.client_id, header.blake3))
+            receiver = inbox.receiver(header, self._coordinator.config.maximum_model_bytes)
+            stack.enter_context(contextlib.closing(receiver))
+            await stored.updates.collect(header, receiver, moved)
+            stack.callback(stored.updates.forget, header)
+            return receiver, header.blake3
 
 
 async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:

@@ -1,0 +1,176 @@
+"""The object stores that a host's owner allows, and which way each file goes.
+
+The coordinator says where a file is or is to be put; the owner decides which addresses this host
+talks to at all. Nothing that comes from there is used before its digest is verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.common.errors import (
+    ConfigurationError,
+    DigestMismatchError,
+    ObjectStoreError,
+    PotluckError,
+    TransferError,
+)
+from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.net.transfer import FileReceiver
+from potluck.rpc.v1 import transfer_pb2
+
+log = structlog.get_logger()
+
+_ATTEMPTS: Final = 3
+"""Times that a file is tried through a store before it goes straight."""
+_LONGEST_URL: Final = 8192
+
+
+class ObjectStores:
+    """What this host may fetch from and put to. Lives on the event loop."""
+
+    def __init__(
+        self,
+        origins: Sequence[str] = (),
+        *,
+        authority: Path | None = None,
+        metrics: HostMetrics | None = None,
+    ) -> None:
+        """See `object_stores` and `object_store_authority` in `config.py`.
+
+        Raises ConfigurationError; ModuleNotFoundError where the extra s3 is not installed.
+        """
+        self._origins = frozenset(origins)
+        self._metrics = metrics or HostMetrics()
+        self.offered = False
+        """Whether the coordinator has said that files may go through a store."""
+        self.doubtful = False
+        """Whether the last file that was to go through one had to go straight."""
+        if origins:
+            from potluck.client.transfer.store_requests import StoreRequests
+
+            self._requests = StoreRequests(authority)
+
+    @property
+    def usable(self) -> bool:
+        """Whether files may go through a store."""
+        return self.offered and bool(self._origins)
+
+    def allows(self, url: str) -> bool:
+        """Whether the owner allows what a URL addresses."""
+        if len(url) > _LONGEST_URL or not url.isascii() or not url.isprintable():
+            return False
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return False
+        return f"{parts.scheme}://{parts.netloc}" in self._origins
+
+    async def fetch(self, url: str, begin: Callable[[int], FileReceiver], *, offset: int) -> None:
+        """See `StoreRequests.fetch`."""
+
+        def fetched(check: Callable[[], None]) -> None:
+            moved = self._counting(Direction.DOWN, check)
+            self._requests.fetch(url, begin, offset=offset, moved=moved)
+
+        await _in_thread(fetched)
+
+    async def put(self, url: str, path: Path, *, size: int, sha256: str) -> None:
+        """See `StoreRequests.put`."""
+
+        def put(check: Callable[[], None]) -> None:
+            moved = self._counting(Direction.UP, check)
+            self._requests.put(url, path, size=size, sha256=sha256, moved=moved)
+
+        await _in_thread(put)
+
+    def _counting(self, direction: Direction, check: Callable[[], None]) -> Callable[[int], None]:
+        def moved(size: int) -> None:
+            check()
+            self._metrics.moved(direction, size)
+            self._metrics.moved_through_store(direction, size)
+
+        return moved
+
+
+class FileRoute:
+    """The way of one file: through a store while that works, then straight where it may."""
+
+    def __init__(self, stores: ObjectStores) -> None:
+        self._stores = stores
+        self._straight = False
+        self._may_be_straight = False
+        self._failures = 0
+        self.distrust = False
+        """Whether what a store had was not the file."""
+
+    @property
+    def through_store(self) -> bool:
+        """Whether the next attempt is to go through a store."""
+        return self._stores.usable and not self._straight
+
+    def url(self, place: transfer_pb2.StoredFile) -> str:
+        """The URL of a place that the coordinator names.
+
+        Where the owner does not allow it: ObjectStoreError if the file may go straight, and will;
+        ConfigurationError if it may not.
+        """
+        self._may_be_straight = place.direct
+        if self._stores.allows(place.url):
+            return place.url
+        origin = "/".join(place.url.split("/", 3)[:3])
+        remedy = "where it is to be used, add it to `object_stores` of this host"
+        if not place.direct:
+            raise ConfigurationError(
+                f"this host may not use the object store {origin[:200]!r}; {remedy}",
+                store=origin[:200],
+            )
+        self._straight = True
+        log.warning("object store not allowed", store=origin[:200], remedy=remedy)
+        raise ObjectStoreError(f"the object store {origin[:200]!r} is not allowed here")
+
+    def worked(self) -> None:
+        """The file is through."""
+        if self.through_store:
+            self._stores.doubtful = False
+
+    def failed(self, error: PotluckError) -> bool:
+        """An attempt failed; whether the file goes another way from now on."""
+        if not self.through_store or not isinstance(error, (ObjectStoreError, TransferError)):
+            return self._straight and isinstance(error, ObjectStoreError)
+        self._failures += 1
+        self.distrust = self.distrust or isinstance(error, DigestMismatchError)
+        most = 1 if self._stores.doubtful else _ATTEMPTS
+        if self._may_be_straight and self._failures >= most:
+            log.warning("file goes past the object store", cause=error.message)
+            self._straight = self._stores.doubtful = True
+        return self._straight
+
+
+async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:
+    """Do blocking work that asks now and then, by its argument, whether it is still wanted.
+
+    A cancellation waits until it is over: it may be writing to a file.
+    """
+    unwanted = threading.Event()
+
+    def check() -> None:
+        if unwanted.is_set():
+            raise ObjectStoreError("nobody waits for this file any more")
+
+    task = asyncio.ensure_future(asyncio.to_thread(work, check))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        unwanted.set()
+        await asyncio.wait([task])
+        task.exception()
+        raise

@@ -1,0 +1,143 @@
+"""Requests to object stores, by presigned URLs. Blocking; a store that stalls is given up soon.
+
+Whatever the store answers ends in a verified file or in an exception: bytes beyond those that were
+announced are left, redirections not followed, and texts not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from potluck.common.errors import (
+    ConfigurationError,
+    ObjectStoreError,
+)
+from potluck.common.net.protocol import CHUNK_BYTES
+from potluck.common.net.transfer import FileReceiver
+
+_CONNECT_SECONDS: Final = 10.0
+_STALL_SECONDS: Final = 15.0
+_OK: Final = 200
+_PARTIAL: Final = 206
+
+Begin = Callable[[int], FileReceiver]
+"""Makes the receiver of a file from an offset on."""
+
+Moved = Callable[[int], None]
+"""Told how many bytes moved. Raises an exception where nobody waits for the others any more."""
+
+
+class StoreRequests:
+    """Fetches and puts files. Thread-safe."""
+
+    def __init__(self, authority: Path | None) -> None:
+        """`authority`: whose certificates stores have, instead of those that the system trusts.
+
+        Raises ConfigurationError where it can't be used.
+        """
+        try:
+            context = ssl.create_default_context(cafile=authority)
+        except OSError as error:
+            cause = error.strerror or "no certificate in PEM form"
+            raise ConfigurationError(f"{authority} can't be used: {cause}") from error
+        self._pool = urllib3.PoolManager(
+            ssl_context=context,
+            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_STALL_SECONDS),
+            retries=False,
+            blocksize=CHUNK_BYTES,
+        )
+
+    def fetch(self, url: str, begin: Begin, *, offset: int, moved: Moved) -> None:
+        """Fetch a file from `offset` on, or whole where the store sends no parts, and verify it.
+
+        Raises ObjectStoreError for a store that does not answer, refuses or breaks off, and what
+        `FileReceiver.finish` does.
+        """
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        with _explained(url):
+            response = self._pool.request(
+                "GET",
+                url,
+                headers=headers,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+            with contextlib.closing(response):
+                receiver = begin(_start(response, offset, url))
+                with contextlib.closing(receiver):
+                    _take(response, receiver, moved)
+                    receiver.finish(receiver.blake3)
+
+    def put(self, url: str, path: Path, *, size: int, sha256: str, moved: Moved) -> None:
+        """Put a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
+        headers = {
+            "Content-Length": str(size),
+            "x-amz-checksum-sha256": b64encode(bytes.fromhex(sha256)).decode(),
+        }
+        with _explained(url):
+            response = self._pool.request(
+                "PUT",
+                url,
+                body=_pieces(path, moved),
+                headers=headers,
+                redirect=False,
+                preload_content=False,
+            )
+            with contextlib.closing(response):
+                if response.status != _OK:
+                    raise _refused(url, response.status)
+
+
+def _take(response: urllib3.BaseHTTPResponse, receiver: FileReceiver, moved: Moved) -> None:
+    """Write what comes, up to the announced end; if that is too little, verification says so."""
+    for chunk in response.stream(CHUNK_BYTES, decode_content=False):
+        receiver.write(chunk[: receiver.size - receiver.received])
+        moved(len(chunk))
+        if receiver.received == receiver.size:
+            return
+
+
+def _start(response: urllib3.BaseHTTPResponse, offset: int, url: str) -> int:
+    """Where in the file an answer begins. Raises ObjectStoreError for one that is no file."""
+    if response.status == _OK:
+        return 0
+    if response.status == _PARTIAL:
+        if response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+            return offset
+        raise ObjectStoreError(f"{_host(url)} sent another part of the file than from {offset} on")
+    raise _refused(url, response.status)
+
+
+def _refused(url: str, status: int) -> ObjectStoreError:
+    return ObjectStoreError(f"the object store {_host(url)} answered with status {status}")
+
+
+def _pieces(path: Path, moved: Moved) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+            moved(len(piece))
+
+
+def _host(url: str) -> str:
+    """What of a URL may be told to others: its query is as good as a key."""
+    return "/".join(url.split("/", 3)[:3])[:200]
+
+
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Turn what urllib3 raises in the block into ObjectStoreError."""
+    try:
+        yield
+    except HTTPError as error:  # its text holds the URL, which is as good as a key
+        cause = type(error).__name__
+        raise ObjectStoreError(f"the object store {_host(url)} failed: {cause}") from None

@@ -1,0 +1,226 @@
+"""An S3 bucket, as the coordinator asks it.
+
+A store that fails is not asked again for a while, so that nobody waits for it in vain: until then
+everything asked of it fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import obstore
+import structlog
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from potluck.common.errors import ConfigurationError, ObjectStoreError
+from potluck.common.monitoring import definitions as metrics
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import Direction
+from potluck.server.clock import now, utc
+from potluck.server.config import FilesSettings
+from potluck.server.objects.credential_source import read_credentials
+from potluck.server.objects.presigning import presigned_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Credential
+
+log = structlog.get_logger()
+
+PART_BYTES: Final = 8 << 20
+"""Larger files are put in parts of this size."""
+LARGEST_PUT_BYTES: Final = 5 << 30
+"""S3 takes no larger object in one piece."""
+
+_CONNECT_SECONDS: Final = 5
+_REQUEST_SECONDS: Final = 30
+_PROBE_SECONDS: Final = 10
+_RENEWED_SECONDS: Final = 60
+"""Credentials are read anew after so long."""
+_LEAST_PAUSE_SECONDS: Final = 0.25
+_MOST_PAUSE_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class ListedObject:
+    """One object. key: without the store's prefix."""
+
+    key: str
+    modified: datetime
+
+
+class ObjectStore:
+    """The objects under the prefix of `[files] store`. Lives on the event loop.
+
+    What can't be done raises ObjectStoreError, which names the cause.
+    """
+
+    def __init__(self, settings: FilesSettings, instruments: Instruments) -> None:
+        """Raises ConfigurationError where there are no credentials."""
+        self._settings = settings
+        self._instruments = instruments
+        self._region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+        endpoint = settings.endpoint or os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
+        self._base = (
+            f"{endpoint}/{settings.bucket}"
+            if endpoint
+            else f"https://{settings.bucket}.s3.{self._region}.amazonaws.com"
+        )
+        read_credentials(settings.credentials)
+        self._store = S3Store(
+            settings.bucket,
+            prefix=settings.prefix or None,
+            endpoint=self._base,
+            virtual_hosted_style_request=True,  # the bucket is in the endpoint
+            region=self._region,
+            credential_provider=self._provide,
+            client_options=self._client_options(),
+            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=_REQUEST_SECONDS)},
+        )
+        self._failures = 0
+        self._again = 0.0
+        self.trouble = ""
+        """Why it failed when it was last asked; empty where it did not."""
+
+    def _client_options(self) -> ClientConfig:
+        options: ClientConfig = {
+            "allow_http": self._base.startswith("http://"),
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        }
+        if self._settings.authority is not None:
+            try:
+                options["root_certificate"] = self._settings.authority.read_bytes()
+            except OSError as error:
+                path = self._settings.authority
+                raise ConfigurationError(
+                    f"{path} can't be read: {error.strerror}", path=path
+                ) from error
+        return options
+
+    def _provide(self) -> S3Credential:
+        found = read_credentials(self._settings.credentials)
+        return {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.session_token or None,
+            "expires_at": utc() + timedelta(seconds=_RENEWED_SECONDS),
+        }
+
+    @property
+    def address(self) -> str:
+        """Where it is, for people."""
+        return f"{self._base}/{self._settings.prefix}".rstrip("/")
+
+    # Objects ----------------------------------------------------------------------------------
+
+    async def size_of(self, key: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        with self._asking():
+            try:
+                return (await obstore.head_async(self._store, key))["size"]
+            except FileNotFoundError:
+                return None
+
+    async def put(self, key: str, path: Path, *, size: int) -> None:
+        """Put a file of this size there."""
+        with self._asking():
+            await obstore.put_async(self._store, key, path, chunk_size=PART_BYTES)
+        self._instruments.count(metrics.STORE_BYTES, size, direction=Direction.DOWN)
+
+    async def read(self, key: str, begin: int, length: int) -> memoryview:
+        """So many bytes of an object; fewer where it ends."""
+        with self._asking():
+            found = await obstore.get_range_async(self._store, key, start=begin, length=length)
+        view = memoryview(found)[:length]
+        self._instruments.count(metrics.STORE_BYTES, len(view), direction=Direction.UP)
+        return view
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there are none."""
+        if keys:
+            with self._asking():
+                await obstore.delete_async(self._store, list(keys))
+
+    async def listed(self) -> list[ListedObject]:
+        """All objects."""
+        found: list[ListedObject] = []
+        with self._asking():
+            async for batch in obstore.list(self._store):
+                found += [ListedObject(each["path"], each["last_modified"]) for each in batch]
+        return found
+
+    # URLs -------------------------------------------------------------------------------------
+
+    def url_to_fetch(self, key: str) -> str:
+        """A URL by which an object can be read for a while."""
+        return self._signed("GET", key, {})
+
+    def url_to_put(self, key: str, *, size: int, sha256: str) -> str:
+        """A URL by which one content, and no other, can be put there for a while.
+
+        sha256: 64 hexadecimal digits.
+        """
+        checksum = b64encode(bytes.fromhex(sha256)).decode()
+        bound = {"content-length": str(size), "x-amz-checksum-sha256": checksum}
+        return self._signed("PUT", key, bound)
+
+    def _signed(self, method: str, key: str, headers: dict[str, str]) -> str:
+        try:
+            credentials = read_credentials(self._settings.credentials)
+        except ConfigurationError as error:
+            raise ObjectStoreError(error.message) from error
+        return presigned_url(
+            method,
+            f"{self._base}/{self._settings.prefix}{key}",
+            credentials=credentials,
+            region=self._region,
+            at=utc(),
+            seconds=self._settings.url_seconds,
+            headers=headers,
+        )
+
+    # Whether it works -------------------------------------------------------------------------
+
+    async def probe(self) -> str:
+        """Why it can't be used just now; empty where it can."""
+        self._again = 0.0
+        with contextlib.suppress(ObjectStoreError), self._asking():
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await obstore.list_with_delimiter_async(self._store)
+        return self.trouble
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        if now() < self._again:
+            raise ObjectStoreError(f"{self.trouble}; it is asked again soon")
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            self._failed(error)
+            raise ObjectStoreError(self.trouble) from None
+        if self.trouble:
+            log.info("object store answers again", store=self.address)
+        self._failures, self._again, self.trouble = 0, 0.0, ""
+        self._instruments.set(metrics.STORE_UP, 1)
+
+    def _failed(self, error: Exception) -> None:
+        pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        self._again = now() + pause
+        # The rest of the text is what the server said, which may name the key.
+        cause = str(error).partition("\n")[0].partition(": <")[0][:300] or type(error).__name__
+        trouble = f"the object store {self.address} failed: {cause}"
+        if not self.trouble:
+            log.warning("object store failed", store=self.address, cause=cause)
+        self.trouble = trouble
+        self._instruments.count(metrics.STORE_FAILURES)
+        self._instruments.set(metrics.STORE_UP, 0)

@@ -1,0 +1,118 @@
+"""Updates in the object store: put there by hosts, fetched, verified and deleted by us."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from potluck.common.errors import DigestMismatchError, ObjectStoreError, ProtocolError
+from potluck.common.net.transfer import FileReceiver
+from potluck.rpc.v1 import transfer_pb2
+from potluck.server.objects.object_store import LARGEST_PUT_BYTES, ObjectStore
+
+FOLDER: Final = "updates/"
+
+_PIECE_BYTES: Final = 4 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def update_key(header: transfer_pb2.UpdateHeader) -> str:
+    """The key of an announced update: another one for each instruction and each content."""
+    instruction = hashlib.sha256(f"{header.run_id}\n{header.update_id}".encode()).hexdigest()
+    return f"{FOLDER}{instruction[:32]}.{header.blake3}"
+
+
+class StoredUpdates:
+    """Updates on their way through the store. Lives on the event loop."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._deleting: set[asyncio.Task[None]] = set()
+
+    def url(self, header: transfer_pb2.UpdateHeader, sha256: str) -> str:
+        """Where an announced update can be put. Raises ProtocolError, ObjectStoreError."""
+        if _SHA256.fullmatch(sha256) is None:
+            raise ProtocolError(
+                f"a SHA-256 digest is 64 lower-case hexadecimal digits, not {sha256[:80]!r}"
+            )
+        if header.size > LARGEST_PUT_BYTES:
+            raise ObjectStoreError(
+                f"an update of {header.size} bytes is too large for the object store, which takes "
+                f"{LARGEST_PUT_BYTES} at once",
+                size=header.size,
+            )
+        return self._store.url_to_put(update_key(header), size=header.size, sha256=sha256)
+
+    async def lies_there(self, header: transfer_pb2.UpdateHeader) -> bool:
+        """Whether something of the announced size has been put. Raises ObjectStoreError."""
+        return await self._store.size_of(update_key(header)) == header.size
+
+    async def collect(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        receiver: FileReceiver,
+        moved: Callable[[int], None],
+    ) -> None:
+        """Fetch what a receiver lacks of an update; `moved` is told how many bytes came.
+
+        Raises ObjectStoreError where it is not there, DigestMismatchError for another size.
+        """
+        key, size = update_key(header), header.size
+        held = await self._store.size_of(key)
+        if held is None:
+            raise ObjectStoreError(
+                f"update '{header.update_id[:200]}' is not in the object store (any more); put it "
+                "there anew",
+                update=header.update_id[:200],
+            )
+        if held != size:
+            self.forget(header)
+            raise DigestMismatchError(
+                f"the object has {held} bytes, the update was announced with {size}; put it anew",
+                held=held,
+                size=size,
+            )
+        begin = receiver.received
+        coming = self._begin(key, begin, size)
+        try:
+            while coming is not None:
+                piece = await coming
+                if not piece:
+                    raise ObjectStoreError(
+                        f"the object of update '{header.update_id[:200]}' ended at {begin} of "
+                        f"{size} bytes; put it anew"
+                    )
+                begin += len(piece)
+                coming = self._begin(key, begin, size)
+                receiver.write(piece)
+                moved(len(piece))
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    def _begin(self, key: str, begin: int, size: int) -> asyncio.Task[memoryview] | None:
+        """Fetch the next piece while the one before is written; None at the end."""
+        if begin >= size:
+            return None
+        piece = min(_PIECE_BYTES, size - begin)
+        return asyncio.create_task(self._store.read(key, begin, piece))
+
+    def forget(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Delete an update's object soon; what can't be deleted goes when the store is swept."""
+        task = asyncio.create_task(self._delete(update_key(header)))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+
+    async def _delete(self, key: str) -> None:
+        with suppress(ObjectStoreError):
+            await self._store.delete([key])
+
+    async def close(self) -> None:
+        """Give up what is being deleted."""
+        for task in self._deleting:
+            task.cancel()
+        await asyncio.gather(*self._deleting, return_exceptions=True)

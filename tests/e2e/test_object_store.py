@@ -1,0 +1,146 @@
+"""Models and updates through an object store that is killed, and of which hosts are killed.
+
+The store is a real S3 server whose objects are gone when it is killed. Files may go no other way
+but where a test says so, and every run must end with the model of one that has no store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, set_values, until
+from support.s3_server import ENVIRONMENT, SECRET, S3Server, s3_server
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def straight(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The models of a run whose files go straight from one to the other."""
+    async with crash_federation(tmp_path_factory.mktemp("straight"), rounds=2) as federation:
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        return [entry.model_blake3 for entry in await federation.history(run_id)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Server]:
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        async with s3_server(tmp_path_factory.mktemp("s3")) as server:
+            yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(
+    straight: list[str], server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Federation]:
+    async with crash_federation(
+        tmp_path_factory.mktemp("stored"),
+        rounds=2,
+        coordinator={"files": server.files()},
+        start_hosts=False,
+    ) as federation:
+        for path in federation.files.hosts:
+            set_values(path, {"object_stores": [server.origin], "cached_models": 1})
+        await federation.start_hosts()
+        await federation.until_attending()
+        yield federation
+
+
+async def same_models(federation: Federation, run_id: str, straight: list[str]) -> None:
+    """Wait for the end: no round is lost, no client left out, and nothing sent straight."""
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    assert [entry.model_blake3 for entry in history] == straight
+    assert {member.state for entry in history for member in entry.members} == {INCLUDED}
+    assert [entry.bytes_down for entry in history] == [0, 0]
+    assert all(entry.bytes_up for entry in history)
+
+
+async def test_models_and_updates_go_through_the_store(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    run_id = await federation.start_run()
+    await same_models(federation, run_id, straight)
+    fetched = server.requests("GET", "models")
+    assert f"{straight[0]}.safetensors" in fetched
+    assert len(server.requests("PUT", "models")) == 2, "each round's model is put once"
+    assert len(server.requests("PUT", "updates")) == 8, "two rounds of four clients"
+    await until(lambda: not server.names("updates"), "updates that were taken are deleted")
+    said = "".join(path.read_text() for path in federation.files.folder.rglob("*.log"))
+    assert "attending" in said
+    assert SECRET not in said
+    assert "X-Amz-Signature" not in said
+    kept = [path for path in federation.state.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+
+
+async def test_the_store_is_killed_while_clients_train(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    trainings = [f"train-client-{number}" for number in range(6)]
+    federation.points.hold(*trainings)
+    run_id = await federation.start_run()
+    cohort = [member.client_id for member in await federation.cohort(run_id)]
+    await until(lambda: any(federation.points.reached(f"train-{each}") for each in cohort))
+    server.kill()
+    federation.points.release()
+    logs = [federation.files.log(path.stem) for path in federation.files.hosts]
+    await until(
+        lambda: any("upload interrupted" in path.read_text() for path in logs), "hosts say so"
+    )
+    described = await federation.operator.describe_coordinator()
+    assert "failed" in described.object_store_trouble
+    await server.start()
+    assert not server.names("models")
+    await same_models(federation, run_id, straight)
+    assert f"{straight[0]}.safetensors" in server.names("models"), "it is put anew"
+    described = await federation.operator.describe_coordinator()
+    assert described.object_store_trouble == ""
+
+
+async def test_a_host_is_killed_when_its_update_is_in_the_store(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    put = len(server.requests("PUT", "updates"))
+    federation.points.hold("weigh")
+    run_id = await federation.start_run()
+    await until(lambda: len(server.requests("PUT", "updates")) > put, "an update is put")
+    await federation.kill_host(0)
+    await federation.processes.start_host(0)
+    federation.points.release()
+    await same_models(federation, run_id, straight)
+
+
+async def test_the_coordinator_is_killed_with_updates_in_the_store(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    put = len(server.requests("PUT", "updates"))
+    run_id = await federation.start_run()
+    await until(lambda: len(server.requests("PUT", "updates")) > put, "an update is put")
+    await federation.kill_coordinator()
+    await federation.restart_coordinator()
+    await same_models(federation, run_id, straight)
+
+
+async def test_where_it_may_files_go_straight_while_the_store_is_away(
+    federation: Federation, server: S3Server, straight: list[str], tmp_path: Path
+) -> None:
+    await federation.kill_coordinator()
+    set_values(federation.files.coordinator, {"files": server.files(fallback=True)})
+    await federation.restart_coordinator()
+    await federation.until_attending()
+    server.kill()
+    run_id = await federation.start_run()
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    assert [entry.model_blake3 for entry in history] == straight
+    assert all(entry.bytes_down for entry in history)

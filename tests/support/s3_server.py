@@ -1,0 +1,102 @@
+"""An S3 server in a process of its own: moto's. What it holds is gone when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from potluck.deploy.local.demo_files import reserved_port
+
+BUCKET = "federation"
+PREFIX = "one/files"
+SECRET = "not-to-be-told"  # noqa: S105  # looked for where it must not be
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": SECRET}
+
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
+_REQUEST = re.compile(r'"(?:\x1b\[\d+m)*([A-Z]+) (\S+) HTTP')
+
+
+@dataclass
+class S3Server:
+    """The server on a port; started and killed as a test wants."""
+
+    port: int
+    log: Path
+    _process: subprocess.Popen[bytes] | None = None
+    _pool: urllib3.PoolManager = field(default_factory=urllib3.PoolManager)
+
+    @property
+    def origin(self) -> str:
+        """What a host's owner allows."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def files(self, **changes: Any) -> dict[str, Any]:
+        """The table `files` of a coordinator."""
+        store = f"s3://{BUCKET}/{PREFIX}"
+        return {"store": store, "endpoint": self.origin, "fallback": False, **changes}
+
+    async def start(self) -> None:
+        """Start it, with an empty bucket."""
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        async with asyncio.timeout(_START_SECONDS):
+            while not await self._made():
+                assert self._process.poll() is None, self.log.read_text()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _made(self) -> bool:
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            answer = await asyncio.to_thread(
+                self._pool.request, "PUT", f"{self.origin}/{BUCKET}", retries=False
+            )
+            return answer.status == 200
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def requests(self, method: str, folder: str) -> list[str]:
+        """The names below a folder that were asked for so."""
+        start = f"/{BUCKET}/{PREFIX}/{folder}/"
+        found = _REQUEST.findall(self.log.read_text())
+        paths = [path.partition("?")[0] for asked, path in found if asked == method]
+        return [path.removeprefix(start) for path in paths if path.startswith(start)]
+
+    def put(self, folder: str, name: str, content: bytes) -> None:
+        """Put what nobody asked for."""
+        url = f"{self.origin}/{BUCKET}/{PREFIX}/{folder}/{name}"
+        assert self._pool.request("PUT", url, body=content).status == 200
+
+    def names(self, folder: str) -> list[str]:
+        """What lies there now."""
+        url = f"{self.origin}/{BUCKET}?list-type=2&prefix={PREFIX}/{folder}/"
+        text = self._pool.request("GET", url).data.decode()
+        keys = re.findall(r"<Key>([^<]+)</Key>", text)
+        return [key.removeprefix(f"{PREFIX}/{folder}/") for key in keys]
+
+
+@contextlib.asynccontextmanager
+async def s3_server(folder: Path) -> AsyncIterator[S3Server]:
+    """A server that runs."""
+    with reserved_port() as port:
+        server = S3Server(port, folder / "s3.log")
+        try:
+            await server.start()
+            yield server
+        finally:
+            server.kill()
