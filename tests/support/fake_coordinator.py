@@ -11,9 +11,16 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from grpc_status import rpc_status
+from support.fake_store import FakeStore
 from support.pki import server_credentials
 
-from potluck.common.errors import DigestMismatchError, NotFoundError, PotluckError, to_status
+from potluck.common.errors import (
+    DigestMismatchError,
+    NotFoundError,
+    ObjectStoreError,
+    PotluckError,
+    to_status,
+)
 from potluck.common.net.protocol import FRAMING_VERSION, PROTOCOL_VERSION, VERSIONS
 from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles
 from potluck.common.tensors.digest import digest_of
@@ -73,6 +80,14 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Downloads wait for it."""
     hold_uploads: asyncio.Event | None = None
     """Uploads wait for it."""
+    store: FakeStore | None = None
+    """Where files are to be fetched and put."""
+    direct: bool = True
+    """Whether they may go straight as well."""
+    named: str = ""
+    """Another address that hosts are told of instead."""
+    distrusted: int = 0
+    """Requests for models that say that the store had something else."""
     _outboxes: list[asyncio.Queue[rpc.Instruction | None]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -152,6 +167,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         outbox: asyncio.Queue[rpc.Instruction | None] = asyncio.Queue()
         self._outboxes.append(outbox)
         welcome = rpc.Welcome(coordinator_id=self.coordinator_id, versions=self.versions)
+        welcome.object_store = self.store is not None
         welcome.heartbeat_interval.FromMilliseconds(50)
         yield rpc.AttendResponse(welcome=welcome)
         self.hosts += 1
@@ -185,6 +201,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if request.blake3 not in self.files:
             await refuse(context, NotFoundError("there is no such file"))
         content = self.files[request.blake3]
+        if request.from_store and self.store is not None:
+            self.distrusted += request.distrust
+            self.store.objects.setdefault(f"/{request.blake3}", content)
+            yield _down(transfer_pb2.ModelFrame(elsewhere=self._place(request.blake3)))
+            return
         header = transfer_pb2.FileHeader(
             version=FRAMING_VERSION, blake3=request.blake3, size=len(content), offset=request.offset
         )
@@ -214,6 +235,13 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         refusal = self.refuse_update or self.judge(header)
         if refusal is not None:
             await refuse(context, refusal)
+        if header.stored and self.store is not None:
+            found = self.store.objects.get(f"/{header.blake3}")
+            if found is None:
+                await refuse(context, ObjectStoreError("there is no such object"))
+            self.uploads[header.update_id] = Upload(header, content=found or b"", complete=True)
+            await self._note()
+            return rpc.SubmitUpdateResponse()
         upload = self.uploads.get(header.update_id)
         if upload is None or not header.offset:
             upload = self.uploads[header.update_id] = Upload(header)
@@ -240,9 +268,18 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: rpc.LocateUploadRequest, context: Context
     ) -> rpc.LocateUploadResponse:
         upload = self.uploads.get(request.update_id)
+        if request.HasField("header") and self.store is not None and upload is None:
+            there = request.header.stored and f"/{request.blake3}" in self.store.objects
+            return rpc.LocateUploadResponse(place=self._place(request.blake3), stored=there)
         if upload is None or upload.header.blake3 != request.blake3:
             return rpc.LocateUploadResponse()
         return rpc.LocateUploadResponse(offset=len(upload.content), complete=upload.complete)
+
+    def _place(self, name: str) -> transfer_pb2.StoredFile:
+        assert self.store is not None
+        return transfer_pb2.StoredFile(
+            url=f"{self.named or self.store.origin}/{name}", direct=self.direct
+        )
 
 
 def _down(frame: transfer_pb2.ModelFrame) -> rpc.CoordinatorServiceFetchModelResponse:

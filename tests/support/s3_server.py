@@ -48,12 +48,15 @@ class S3Server:
     async def start(self) -> None:
         """Start it, with an empty bucket."""
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._process = await asyncio.to_thread(self._run, command)
         async with asyncio.timeout(_START_SECONDS):
             while not await self._made():
                 assert self._process.poll() is None, self.log.read_text()
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
 
     async def _made(self) -> bool:
         with contextlib.suppress(urllib3.exceptions.HTTPError):

@@ -1,0 +1,210 @@
+"""A host's files through an object store that sends what it should not, over real HTTP and mTLS."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.client_host import host_config, reference
+from support.fake_coordinator import FakeCoordinator, serving
+from support.fake_store import Change, FakeStore, fake_store
+from support.pki import TestFederation, make_federation
+
+from potluck.client.base.host_metrics import HostMetrics
+from potluck.client.transfer.download import Downloads
+from potluck.client.transfer.link import Link
+from potluck.client.transfer.model_cache import ModelCache
+from potluck.client.transfer.object_stores import ObjectStores
+from potluck.client.transfer.saved_updates import KeptUpdate
+from potluck.client.transfer.upload import deliver
+from potluck.common.errors import ConfigurationError, DigestMismatchError
+from potluck.common.net.tls import channel
+from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.layout import Layout
+from potluck.rpc.v1 import transfer_pb2
+
+CONTENT = random.Random(0).randbytes(3_000_000)
+UPDATE = random.Random(1).randbytes(2_500_000)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@dataclass
+class Scene:
+    """A host's link, a coordinator and a store, both fake."""
+
+    folder: Path
+    store: FakeStore
+    fake: FakeCoordinator
+    link: Link
+    downloads: Downloads
+
+    async def fetch(self) -> bytes:
+        model = reference(self.fake.offer(CONTENT), len(CONTENT))
+        path = await self.downloads.obtain(model, no_layout)
+        return path.read_bytes()
+
+    async def deliver(self, *, fresh: bool = True) -> bytes:
+        path = self.folder / "update"
+        path.write_bytes(UPDATE)
+        update = KeptUpdate(
+            update_id="run/1/1/client-0",
+            client_id="client-0",
+            run_id="run",
+            round=1,
+            blake3=digest_of(UPDATE),
+            size=len(UPDATE),
+            encoding=transfer_pb2.ENCODING_FLOAT32,
+            delta=False,
+            compressed=False,
+            expires=2e9,
+        )
+        await deliver(self.link, update, path, fresh=fresh)
+        return self.fake.uploads[update.update_id].content
+
+
+async def no_layout() -> Layout:
+    raise AssertionError("a float32 file needs none")
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Scene]:
+    with fake_store() as store:
+        fake = FakeCoordinator(store=store, direct=False)
+        async with serving(fake, federation.coordinator) as port:
+            config = host_config(tmp_path, federation.hosts["host-0"], port)
+            metrics = HostMetrics()
+            link = Link(
+                lambda: channel(config.coordinator, config.tls),
+                generator=random.Random(0),
+                maximum_seconds=0.01,
+                concurrent=4,
+                metrics=metrics,
+                stores=ObjectStores([store.origin], metrics=metrics),
+            )
+            link.stores.offered = True
+            for name in ("models", "fetched"):
+                (tmp_path / name).mkdir()
+            cache = ModelCache(tmp_path / "models", keep=2)
+            downloads = Downloads(link, cache, tmp_path / "fetched", maximum_bytes=1 << 30)
+            yield Scene(tmp_path, store, fake, link, downloads)
+            await link.close()
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def longer(content: bytes) -> bytes:
+    return content + bytes(100_000)
+
+
+def shorter(content: bytes) -> bytes:
+    return content[:-100_000]
+
+
+def other(content: bytes) -> bytes:
+    return bytes(len(content))
+
+
+async def test_a_model_comes_from_the_store_alone(scene: Scene) -> None:
+    assert await scene.fetch() == CONTENT
+    assert scene.store.methods() == ["GET"]
+    metrics = scene.link.metrics.instruments.exposition().decode()
+    assert 'potluck_host_object_store_bytes_total{direction="down"} 3e+06' in metrics
+
+
+@pytest.mark.parametrize("change", [flipped, longer, shorter, other])
+async def test_what_is_not_the_model_is_not_used(scene: Scene, change: Change) -> None:
+    scene.store.changes = [change]
+    assert await scene.fetch() == CONTENT
+    assert bool(scene.fake.distrusted) == (change in (flipped, other))
+
+
+async def test_a_store_that_never_has_the_model_is_given_up(scene: Scene) -> None:
+    scene.store.changes = [flipped] * 3
+    with pytest.raises(DigestMismatchError):
+        await scene.fetch()
+    assert not list((scene.folder / "models").iterdir())
+
+
+async def test_it_comes_straight_then_where_it_may(scene: Scene) -> None:
+    scene.fake.direct = True
+    scene.store.changes = [flipped] * 3
+    assert await scene.fetch() == CONTENT
+    assert len(scene.store.asked) == 3
+
+
+async def test_a_download_that_breaks_goes_on_where_it_was(scene: Scene) -> None:
+    scene.store.cuts = [1_500_000]
+    assert await scene.fetch() == CONTENT
+    [_, (_, _, headers)] = scene.store.asked
+    begin = int(headers["Range"].removeprefix("bytes=").rstrip("-"))
+    assert 0 < begin <= 1_500_000
+
+
+@pytest.mark.parametrize("status", [302, 403, 404, 500, 206])
+async def test_other_answers_are_followed_nowhere(scene: Scene, status: int) -> None:
+    scene.store.statuses = [status]
+    assert await scene.fetch() == CONTENT
+    assert {path for _, path, _ in scene.store.asked} == {f"/{digest_of(CONTENT)}"}
+
+
+async def test_a_store_that_its_owner_does_not_allow_is_not_asked(scene: Scene) -> None:
+    with fake_store() as forbidden:
+        scene.fake.named = forbidden.origin
+        with pytest.raises(ConfigurationError, match="object_stores"):
+            await scene.fetch()
+        with pytest.raises(ConfigurationError, match="object_stores"):
+            await scene.deliver()
+        scene.fake.direct = True
+        assert await scene.fetch() == CONTENT
+        assert await scene.deliver() == UPDATE
+        assert forbidden.asked == []
+    assert scene.store.asked == []
+
+
+async def test_an_update_is_put_and_announced(scene: Scene) -> None:
+    assert await scene.deliver() == UPDATE
+    [(method, _, headers)] = scene.store.asked
+    assert method == "PUT"
+    assert headers["Content-Length"] == str(len(UPDATE))
+    assert len(headers["x-amz-checksum-sha256"]) == 44
+    assert [header.stored for header in scene.fake.headers] == [True]
+
+
+async def test_an_update_that_is_there_already_is_not_put_again(scene: Scene) -> None:
+    scene.store.objects[f"/{digest_of(UPDATE)}"] = UPDATE
+    assert await scene.deliver(fresh=False) == UPDATE
+    assert scene.store.asked == []
+
+
+async def test_an_update_is_put_again_until_it_is_there(scene: Scene) -> None:
+    scene.store.statuses = [500, 403, 302, 503]
+    assert await scene.deliver() == UPDATE
+    assert scene.store.methods() == ["PUT"] * 5
+
+
+async def test_an_update_goes_straight_where_the_store_refuses_it(scene: Scene) -> None:
+    scene.fake.direct = True
+    scene.store.statuses = [500] * 10
+    assert await scene.deliver() == UPDATE
+    assert scene.store.methods() == ["PUT"] * 3
+
+
+async def test_nothing_waits_for_a_store_that_is_not_there(scene: Scene) -> None:
+    with fake_store() as gone:
+        pass
+    scene.link.stores = ObjectStores([gone.origin])
+    scene.link.stores.offered = True
+    scene.fake.named, scene.fake.direct = gone.origin, True
+    assert await scene.fetch() == CONTENT
+    assert await scene.deliver() == UPDATE
+    assert os.listdir(scene.folder / "fetched") == []  # noqa: PTH208  # names alone

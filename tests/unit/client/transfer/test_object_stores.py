@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from potluck.client.transfer.object_stores import FileRoute, ObjectStores
+from potluck.common.errors import (
+    ConfigurationError,
+    DigestMismatchError,
+    ObjectStoreError,
+    UnreachableError,
+)
+from potluck.rpc.v1 import transfer_pb2
+
+ORIGIN = "https://store.example.org:9000"
+GOOD = transfer_pb2.StoredFile(url=f"{ORIGIN}/bucket/x?y=z", direct=True)
+ALONE = transfer_pb2.StoredFile(url=f"{ORIGIN}/bucket/x?y=z")
+FAILURE = ObjectStoreError("it does not answer")
+
+
+def stores() -> ObjectStores:
+    made = ObjectStores([ORIGIN])
+    made.offered = True
+    return made
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://store.example.org/x",
+        "https://store.example.org:9001/x",
+        "http://store.example.org:9000/x",
+        "https://store.example.org:9000@elsewhere/x",
+        "https://me@store.example.org:9000/x",
+        "https://store.example.org:9000.elsewhere/x",
+        "https://store.example.org:9000\\@elsewhere/x",
+        "https://elsewhere/?https://store.example.org:9000/",
+        "https://169.254.169.254/latest/meta-data",
+        "file:///etc/passwd",
+        "https://store.example.org:9000/x\r\nHost: elsewhere",
+        "https://[store.example.org:9000/x",
+        f"{ORIGIN}/{'x' * 9000}",
+        "",
+    ],
+)
+def test_other_addresses_are_not_allowed(url: str) -> None:
+    assert not stores().allows(url)
+    with pytest.raises(ConfigurationError, match="object_stores"):
+        FileRoute(stores()).url(transfer_pb2.StoredFile(url=url))
+
+
+def test_the_owner_s_are() -> None:
+    assert stores().allows(GOOD.url)
+    assert FileRoute(stores()).url(ALONE) == ALONE.url
+
+
+def test_nothing_is_allowed_by_default() -> None:
+    made = ObjectStores()
+    made.offered = True
+    assert not made.usable
+    assert not made.allows(GOOD.url)
+
+
+def test_nothing_is_used_before_the_coordinator_offers_it() -> None:
+    assert not ObjectStores([ORIGIN]).usable
+
+
+def test_an_address_that_is_not_allowed_is_gone_past_where_that_may_be() -> None:
+    route = FileRoute(stores())
+    with pytest.raises(ObjectStoreError) as raised:
+        route.url(transfer_pb2.StoredFile(url="https://elsewhere/x", direct=True))
+    assert route.failed(raised.value)
+    assert not route.through_store
+
+
+def test_a_file_goes_straight_after_three_failures_and_the_next_after_one() -> None:
+    shared = stores()
+    first, second = FileRoute(shared), FileRoute(shared)
+    first.url(GOOD)
+    assert [first.failed(FAILURE) for _ in range(3)] == [False, False, True]
+    second.url(GOOD)
+    assert second.failed(FAILURE)
+    third = FileRoute(shared)
+    third.url(GOOD)
+    third.worked()
+    assert not third.failed(FAILURE)
+
+
+def test_a_file_that_may_not_go_straight_never_does() -> None:
+    route = FileRoute(stores())
+    route.url(ALONE)
+    assert not any(route.failed(FAILURE) for _ in range(10))
+    assert route.through_store
+
+
+def test_a_coordinator_that_is_away_says_nothing_of_the_store() -> None:
+    route = FileRoute(stores())
+    route.url(GOOD)
+    assert not any(route.failed(UnreachableError("away")) for _ in range(10))
+    assert route.through_store
+
+
+def test_what_was_not_the_file_is_distrusted() -> None:
+    route = FileRoute(stores())
+    route.url(GOOD)
+    assert not route.distrust
+    route.failed(DigestMismatchError("another"))
+    assert route.distrust

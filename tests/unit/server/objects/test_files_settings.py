@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from potluck.server.config import FilesSettings
+
+
+@pytest.mark.parametrize(
+    ("store", "bucket", "prefix"),
+    [
+        ("", "", ""),
+        ("s3://models", "models", ""),
+        ("s3://models/", "models", ""),
+        ("s3://a.b-c/one/two", "a.b-c", "one/two/"),
+        ("s3://models/one/", "models", "one/"),
+    ],
+)
+def test_bucket_and_prefix(store: str, bucket: str, prefix: str) -> None:
+    files = FilesSettings(store=store)
+    assert (files.bucket, files.prefix) == (bucket, prefix)
+
+
+@pytest.mark.parametrize(
+    "store", ["models", "s3://", "s3://AB", "s3://models/../x", "s3://me:secret@x", "gs://models"]
+)
+def test_what_is_no_store(store: str) -> None:
+    with pytest.raises(ValidationError):
+        FilesSettings(store=store)
+
+
+@pytest.mark.parametrize("endpoint", ["store:9000", "https://me@store", "https://store/bucket"])
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ValidationError):
+        FilesSettings(endpoint=endpoint)

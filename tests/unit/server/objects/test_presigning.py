@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from unittest import mock
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from botocore import auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as TheirCredentials
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.server.objects.presigning import Credentials, presigned_url
+
+AT = datetime(2013, 5, 24, tzinfo=UTC)
+CREDENTIALS = Credentials(
+    access_key="AKIAIOSFODNN7EXAMPLE",
+    secret_key="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",  # noqa: S106  # of the source's example
+)
+TEXT = st.text("abcXYZ019-_.~+ =@:", min_size=1, max_size=20)
+
+
+def signature(url: str) -> str:
+    [found] = parse_qs(urlsplit(url).query)["X-Amz-Signature"]
+    return found
+
+
+def test_the_example_of_the_source() -> None:
+    url = presigned_url(
+        "GET",
+        "https://examplebucket.s3.amazonaws.com/test.txt",
+        credentials=CREDENTIALS,
+        region="us-east-1",
+        at=AT,
+        seconds=86400,
+    )
+    expected = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    assert signature(url) == expected
+
+
+def theirs(method: str, url: str, headers: dict[str, str], token: str) -> str:
+    """The signature that botocore computes."""
+    keys = TheirCredentials(CREDENTIALS.access_key, CREDENTIALS.secret_key, token or None)
+    request = AWSRequest(method=method, url=url, headers=headers)
+    with mock.patch.object(auth, "get_current_datetime", return_value=AT.replace(tzinfo=None)):
+        auth.S3SigV4QueryAuth(keys, "s3", "eu-north-1", expires=60).add_auth(request)
+    return signature(request.url)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+@given(key=TEXT, token=st.just("") | TEXT, size=st.integers(0, 1 << 40))
+def test_headers_and_sessions_are_signed_as_another_library_does(
+    method: str, key: str, token: str, size: int
+) -> None:
+    url = f"http://127.0.0.1:9000/bucket/one/{key}"
+    bound = {"content-length": str(size), "x-amz-checksum-sha256": "MTIz/Cs="}
+    headers = bound if method == "PUT" else {}
+    ours = presigned_url(
+        method,
+        url,
+        credentials=Credentials(
+            access_key=CREDENTIALS.access_key,
+            secret_key=CREDENTIALS.secret_key,
+            session_token=token,
+        ),
+        region="eu-north-1",
+        at=AT,
+        seconds=60,
+        headers=headers,
+    )
+    quoted = ours.partition("?")[0]
+    assert signature(ours) == theirs(method, quoted, headers, token)
+
+
+def test_another_size_has_another_signature() -> None:
+    urls = {
+        presigned_url(
+            "PUT",
+            "https://store/x",
+            credentials=CREDENTIALS,
+            region="r",
+            at=AT,
+            seconds=60,
+            headers={"content-length": str(size)},
+        )
+        for size in (1, 2)
+    }
+    assert len(urls) == 2
+
+
+def test_secrets_are_not_shown() -> None:
+    assert CREDENTIALS.secret_key not in repr(CREDENTIALS)
