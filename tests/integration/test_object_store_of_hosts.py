@@ -45,6 +45,7 @@ class Scene:
     fake: FakeCoordinator
     link: Link
     downloads: Downloads
+    metrics: HostMetrics
 
     async def fetch(self) -> bytes:
         model = reference(self.fake.offer(CONTENT), len(CONTENT))
@@ -94,7 +95,7 @@ async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Sce
                 (tmp_path / name).mkdir()
             cache = ModelCache(tmp_path / "models", keep=2)
             downloads = Downloads(link, cache, tmp_path / "fetched", maximum_bytes=1 << 30)
-            yield Scene(tmp_path, store, fake, link, downloads)
+            yield Scene(tmp_path, store, fake, link, downloads, metrics)
             await link.close()
 
 
@@ -117,7 +118,7 @@ def other(content: bytes) -> bytes:
 async def test_a_model_comes_from_the_store_alone(scene: Scene) -> None:
     assert await scene.fetch() == CONTENT
     assert scene.store.methods() == ["GET"]
-    metrics = scene.link.metrics.instruments.exposition().decode()
+    metrics = scene.metrics.instruments.exposition().decode()
     assert 'potluck_host_object_store_bytes_total{direction="down"} 3e+06' in metrics
 
 

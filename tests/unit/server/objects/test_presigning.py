@@ -45,7 +45,7 @@ def theirs(method: str, url: str, headers: dict[str, str], token: str) -> str:
     request = AWSRequest(method=method, url=url, headers=headers)
     with mock.patch.object(auth, "get_current_datetime", return_value=AT.replace(tzinfo=None)):
         auth.S3SigV4QueryAuth(keys, "s3", "eu-north-1", expires=60).add_auth(request)
-    return signature(request.url)
+    return signature(str(request.url))
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
