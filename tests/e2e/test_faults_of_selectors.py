@@ -22,7 +22,10 @@ LEARNING = [
     ['selector.name="hics-fl"', "rounds=6"],
     ['selector.name="greedyfed"', "rounds=6", "task.central=true"],
 ]
-OPTIONS = {"fedcor": ["selector.warm_up=1", "selector.refresh=2"]}
+OPTIONS = {
+    "fedcor": ["selector.warm_up=1", "selector.refresh=2"],
+    "hics-fl": ['selector.entropies="told"', "selector.temperature=0.1"],
+}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -68,6 +71,7 @@ async def picked(federation: Federation, run_id: str) -> list[list[tuple[str, st
         "hcsfed",
         "fedlecc",
         "fedcor",
+        "hics-fl",
         "restless-bandit",
         "neural-bandit",
     ],

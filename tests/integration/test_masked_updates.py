@@ -110,6 +110,19 @@ async def test_strategies_that_average_have_the_model_they_would_have(
         assert np.abs(array - other[name]).max() < 1e-4, name
 
 
+async def test_label_entropies_are_told_where_updates_are_masked(
+    federation: SumFederation,
+) -> None:
+    """The selector looks at no update, and chooses as it would of open ones."""
+    run_file = f'{RUN_FILE}selector = {{name = "hics-fl", entropies = "told"}}\n'
+    masked = await federation.finished(MASKED + run_file)
+    assert masked.state is RunState.FINISHED, masked.reason
+    opened = await federation.finished(run_file)
+    one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
+    for name, array in one.items():
+        assert np.abs(array - other[name]).max() < 1e-6, name
+
+
 async def sums_of(federation: SumFederation, run_id: str) -> list[SessionRecord]:
     """What came of a run's sums, in order."""
     stored = await federation.stored()

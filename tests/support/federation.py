@@ -26,7 +26,15 @@ from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
 PATIENCE_SECONDS = 90.0
-QUESTIONS = ("loss", "context", "gradient-norm", "sketch", "soft-label", "availability")
+QUESTIONS = (
+    "loss",
+    "context",
+    "gradient-norm",
+    "sketch",
+    "soft-label",
+    "label-entropy",
+    "availability",
+)
 """Those of the selectors that come with Potluck."""
 _LOOK_SECONDS = 0.01
 

@@ -86,6 +86,7 @@ QUESTIONS = {
     "context": ("robust", "validation", "seconds"),
     "gradient-norm": ("gradient-norm", "seconds"),
     "availability": ("availability",),
+    "label-entropy": ("label-entropy",),
     "sketch": tuple(f"sketch-{number}" for number in range(1, 23)),
 }
 """The values asked for by each kind of question."""

@@ -49,8 +49,9 @@ from potluck.server.sums.counts import SecureSums, SumOutcome
 from potluck.server.sums.sum_session import SumTerms
 
 PATIENCE_SECONDS = 90.0
-EXACT = DisclosurePolicy(exact_sums=True)
-"""Of hosts, where a test has no other: sums are looked at without noise."""
+EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",))
+"""Of hosts, where a test has no other: sums are looked at without noise, and one question may be
+asked."""
 
 
 def host_of(client: str) -> str:

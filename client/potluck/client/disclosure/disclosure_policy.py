@@ -104,7 +104,8 @@ class DisclosurePolicy(Settings):
         description='Questions answered before a selection: "loss" (the mean loss of a model\n'
         'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
         'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
-        "training to itself; hcsfed), others that are installed. Answers have no noise: from ten\n"
+        'training to itself; hcsfed), "label-entropy" (how even labels seem by a local update;\n'
+        "hics-fl), others that are installed. Answers have no noise: from ten\n"
         "of them whoever chooses the model can learn how many samples of each class there are.\n"
         '"availability" (the plan in [availability]; refl) says nothing of the data.',
     )

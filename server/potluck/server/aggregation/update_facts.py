@@ -7,13 +7,14 @@ result has the same bits, no matter which thread takes which span.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
+from potluck.common.learning.output_layer import output_tensor
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.tensor_files import Tensors
@@ -134,6 +135,11 @@ def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Flo
 def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: int) -> Floats:
     """How far each update moves each class of the output layer."""
     name = output_tensor(model.arrays, classes)
+    if name is None:
+        raise RunError(
+            f"the model has no output layer of {classes} classes, by whose moves the selector "
+            "goes; choose another selector, or give the task's model such a layer"
+        )
     begin = 0
     for tensor in model.layout.tensors:
         if tensor.name == name:
@@ -145,21 +151,3 @@ def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: in
         after = decoder.read(begin, begin + before.size, np.empty(before.size, np.float32))
         move[:] = (after.astype(np.float64).reshape(before.shape) - before).mean(axis=1)
     return moves
-
-
-def output_tensor(model: Mapping[str, NDArray[Any]], classes: int) -> str:
-    """The name of the output layer's bias, the last tensor of `classes` numbers; where there is
-    none, of its weights, the last matrix of `classes` rows. Raises RunError if there is neither."""
-    floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
-    biases = [name for name, array in floating.items() if array.shape == (classes,)]
-    weights = [
-        name
-        for name, array in floating.items()
-        if array.ndim == 2 and array.shape[0] == classes and array.size
-    ]
-    if not classes or not (biases or weights):
-        raise RunError(
-            f"the model has no output layer of {classes} classes, by whose moves the selector "
-            "goes; choose another selector, or give the task's model such a layer"
-        )
-    return (biases or weights)[-1]

@@ -14,7 +14,7 @@ from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import NamedTensors
 from potluck.server.aggregation import update_facts
-from potluck.server.aggregation.update_facts import output_tensor, read_facts
+from potluck.server.aggregation.update_facts import read_facts
 from potluck.server.selection import SKETCH_SIZE, UpdateFact
 
 GRAM, SKETCH, MOVE = UpdateFact.GRAM, UpdateFact.SKETCH, UpdateFact.OUTPUT_MOVE
@@ -119,7 +119,7 @@ def test_or_else_the_rows_of_its_weights() -> None:
 
 def test_a_model_without_such_a_layer_is_refused() -> None:
     with pytest.raises(RunError, match="the model has no output layer of 5 classes"):
-        output_tensor({"w": np.zeros((4, 5), np.float32)}, 5)
+        read({MOVE}, classes=5)
 
 
 def test_blocks_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,3 +88,10 @@ def test_a_masked_round_is_tried_as_often_as_a_sum() -> None:
     text = "[round]\nattempts = 7\n"
     assert draw_up(TASK + text, source="run file").rules.policy.attempts == 7
     assert draw_up(MASKED + TASK + text, source="run file").rules.policy.attempts == 3
+
+
+def test_a_selector_that_is_told_what_it_would_have_looked_for_goes_with_masks() -> None:
+    table = '[selector]\nname = "hics-fl"\n'
+    with pytest.raises(ConfigurationError, match="hics-fl learns of each update its output-move"):
+        draw_up(MASKED + TASK + table, source="run file")
+    draw_up(f'{MASKED}{TASK}{table}entropies = "told"\n', source="run file")

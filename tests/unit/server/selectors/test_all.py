@@ -82,6 +82,7 @@ OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "fedcor": ("fedcor", {"warm_up": 1, "refresh": 2, "steps": 20}),
     "greedyfed": ("greedyfed", {"permutations": 20}),
     "fedpns-checked": ("fedpns", {"check": True}),
+    "hics-fl-told": ("hics-fl", {"entropies": "told"}),
     "pyramidfl-with-both": ("pyramidfl", {"prolong": True, "drop": True}),
 }
 """Names of the tests that are not those of selectors without options."""

@@ -6,14 +6,19 @@ Learning", NeurIPS 2024 (ALGORITHMS §8.2).
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from potluck.common.learning.output_layer import label_entropies
 from potluck.server.selection import (
+    Answers,
+    Ask,
     Floats,
+    Interview,
     Population,
     RoundOutcome,
     Rows,
@@ -23,7 +28,8 @@ from potluck.server.selection import (
     UpdateFact,
 )
 from potluck.server.selectors.parts.choosing import Cohort, samples_or_mean, weighted
-from potluck.server.selectors.updates.clustered_sampling import by_similarity, fill
+from potluck.server.selectors.parts.reported import column
+from potluck.server.selectors.updates.clustered_sampling import by_similarity, by_size, fill
 from potluck.server.selectors.updates.update_memory import (
     LIMIT,
     angles,
@@ -35,6 +41,10 @@ from potluck.server.selectors.updates.update_memory import (
     ward,
 )
 from potluck.server.state import State
+
+_TOLD = "label-entropy"
+_LARGEST = 16.0
+"""No entropy of labels is larger, with up to eight million classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,11 @@ class HiCSFL(Selector):
     Algorithm 2 of clustered sampling instead. Clients that were never picked go first, drawn
     uniformly; those that were, and of which no update is known, last. O(K²), for up to 3,000
     clients.
+
+    entropies: `updates` computes Ĥ from the updates of rounds. `told` asks each client once for
+    its Ĥ alone, of a training that is forgotten; clients are then clustered by Ĥ only, and where it
+    varies by spread or more, places are drawn by samples, as by Algorithm 1 of clustered sampling.
+    Nothing of updates is looked at, so it goes with masked ones.
     """
 
     temperature: PositiveFloat = 0.0025
@@ -57,17 +72,46 @@ class HiCSFL(Selector):
     annealing: NonNegativeFloat = 4.0
     spread: NonNegativeFloat = 0.1
     clusters: PositiveInt | None = None
+    entropies: Literal["updates", "told"] = "updates"
 
-    learns = frozenset({UpdateFact.OUTPUT_MOVE})
     most_clients = LIMIT
 
+    def __post_init__(self) -> None:
+        told = self.entropies == "told"
+        # Frozen, and what the engine asks for depends on the options.
+        object.__setattr__(self, "learns", frozenset(() if told else {UpdateFact.OUTPUT_MOVE}))
+        object.__setattr__(self, "asks", frozenset({_TOLD} if told else ()))
+
     def init(self, population: Population) -> State:
-        """State: who was picked, and each client's last move."""
+        """State: who was picked, and each client's last move; or what it told (NaN: nothing)."""
+        if self.asks:
+            return State(arrays={_TOLD: np.full(len(population), np.nan)})
         return State(arrays=nothing(len(population)))
 
-    def select(self, state: State, context: SelectionContext) -> Selection:
+    def select(self, state: State, context: SelectionContext) -> Selection | Interview:
         """First whom nobody has picked, then by clusters."""
         check_size("hics-fl", context)
+        return self._by_told(state, context) if self.asks else self._by_updates(state, context)
+
+    def _by_told(self, state: State, context: SelectionContext) -> Interview:
+        generator = context.generator("hics-fl")
+        cohort = Cohort(context, generator)
+        told = _heard(state, (), len(context.population))
+        unknown = context.available[np.isnan(told[context.available])]
+        if cohort.size and len(unknown):
+            parameters = {"temperature": self.temperature}
+            answers = yield Ask(rows=unknown, kind=_TOLD, parameters=parameters, trains=True)
+            told = _heard(state, [answers], len(context.population))
+        rows = generator.permutation(context.available)
+        rows = rows[~np.isnan(told[rows])]
+        if cohort.missing and len(rows) > cohort.missing:
+            self._draw(cohort, rows, told[rows], None, context, generator)
+        elif len(rows):
+            cohort.draw(cohort.missing, "no others are left", rows)
+        cohort.draw(cohort.missing, "has not told its label entropy; drawn uniformly")
+        return cohort.selection()
+
+    def _by_updates(self, state: State, context: SelectionContext) -> Selection:
         generator = context.generator("hics-fl")
         cohort = Cohort(context, generator)
         sweep(cohort, state.arrays, context)
@@ -77,14 +121,19 @@ class HiCSFL(Selector):
         free = ~np.isin(rows, cohort.rows)
         rows, moves = rows[free], moves[free]
         if cohort.missing and len(rows) > cohort.missing:
-            self._draw(cohort, rows, moves, context, generator)
+            entropies = label_entropies(moves, self.temperature)
+            self._draw(cohort, rows, entropies, angles(moves), context, generator)
         elif len(rows):
             cohort.draw(cohort.missing, "no others are left", rows)
         cohort.draw(cohort.missing, "no update known; drawn uniformly")
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Keep the moves."""
+        """Keep the moves, or what was told."""
+        if self.asks:
+            rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
+            clients = 1 + max(int(each.max(initial=-1)) for each in rows)
+            return State(arrays={_TOLD: _heard(state, outcome.answers, clients)})
         found = np.zeros((0, 0)) if outcome.facts is None else outcome.facts.output_moves
         return State(arrays=remembered(state.arrays, outcome, found))
 
@@ -92,18 +141,24 @@ class HiCSFL(Selector):
         self,
         cohort: Cohort,
         rows: Rows,
-        moves: Floats,
+        entropies: Floats,
+        directions: Floats | None,
         context: SelectionContext,
         generator: np.random.Generator,
     ) -> None:
-        entropies = label_entropies(moves, self.temperature)
+        """directions: the angles between all pairs; None where they are not known."""
         if entropies.var() >= self.spread:
             samples = samples_or_mean(context.population, rows)
             masses = cohort.missing * samples / samples.sum()
-            places = by_similarity(angles(moves), masses, cohort.missing)
+            if directions is None:
+                places = by_size(masses, cohort.missing)
+            else:
+                places = by_similarity(directions, masses, cohort.missing)
             fill(cohort, rows, samples, places, generator)
             return
-        apart = angles(moves) + self.entropy_weight * np.abs(entropies[:, None] - entropies)
+        apart = self.entropy_weight * np.abs(entropies[:, None] - entropies)
+        if directions is not None:
+            apart = directions + apart
         labels = cut(ward(apart), min(self.clusters or cohort.missing, len(rows)))
         means = np.bincount(labels, entropies) / np.bincount(labels)
         left = 1 - context.round / context.rounds if context.rounds else 1.0
@@ -121,15 +176,15 @@ class HiCSFL(Selector):
             cohort.add(int(rows[position]), f"{of}, label entropy {entropies[position]:.2f}")
 
 
-def label_entropies(moves: Floats, temperature: float) -> Floats:
-    """Ĥ of each row, in nats in [0, ln C]."""
-    with np.errstate(over="ignore"):
-        scaled = np.clip(moves / temperature, -1e300, 1e300)
-    weights = np.exp(scaled - scaled.max(axis=1, initial=-math.inf, keepdims=True))
-    shares = weights / weights.sum(axis=1, keepdims=True)
-    logarithms = np.log(np.where(shares > 0, shares, 1.0))
-    entropies: Floats = np.abs((shares * logarithms).sum(axis=1))
-    return entropies
+def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
+    """What each client has told, with rows for those that have joined; NaN for nothing."""
+    before = state.arrays[_TOLD]
+    told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
+    for answers in heard:
+        values = column(answers, _TOLD, len(told))
+        sound = np.isfinite(values) & (values >= 0)
+        told[sound] = np.minimum(values[sound], _LARGEST)
+    return told
 
 
 def cut(merges: Floats, clusters: int) -> Rows:

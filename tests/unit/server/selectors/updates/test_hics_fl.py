@@ -6,11 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.populations import context, facts_of, outcome, population, select
+from support.populations import context, facts_of, outcome, played, population, select
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.selection import Selection
-from potluck.server.selectors.updates.hics_fl import HiCSFL, cut, label_entropies
+from potluck.common.learning.output_layer import label_entropies
+from potluck.server.selection import Answers, Ask, Selection
+from potluck.server.selectors.updates.hics_fl import HiCSFL, cut
 from potluck.server.selectors.updates.update_memory import angles, ward
 from potluck.server.state import State
 
@@ -74,3 +75,40 @@ def test_too_many_to_compare_are_refused() -> None:
     federation = population(3001)
     with pytest.raises(ConfigurationError, match=r"hics-fl compares all clients .* up to 3,000"):
         select(HiCSFL(), HiCSFL().init(federation), context(federation, 3))
+
+
+def test_entropies_that_are_told_are_asked_for_once_and_suffice() -> None:
+    """Ten clients with even labels are preferred early, as where moves are known."""
+    selector = HiCSFL(entropies="told", spread=9.0)
+    assert (selector.learns, selector.asks) == (frozenset(), frozenset({"label-entropy"}))
+    told = np.append(np.full(10, 1.0), np.full(10, 0.2))
+    told[19] = np.nan
+    asked: list[list[int]] = []
+
+    def answering(ask: Ask) -> Answers:
+        assert (ask.kind, ask.trains) == ("label-entropy", True)
+        assert ask.parameters == {"temperature": 0.0025}
+        asked.append(ask.rows.tolist())
+        rows = ask.rows[~np.isnan(told[ask.rows])]
+        return Answers(rows=rows, values={"label-entropy": told[rows]})
+
+    federation = population(20)
+    state = selector.init(federation)
+    even = []
+    for number in range(1, 41):
+        given = dataclasses.replace(context(federation, 4, number=number), rounds=40)
+        selection, answers = played(selector, state, given, answering)
+        even.append(float((selection.rows < 10).mean()))
+        state = selector.observe(state, dataclasses.replace(outcome(number, selection, answers)))
+    assert asked[0] == list(range(20))
+    assert asked[1:] == [[19]] * 39, "who has not told is asked again"
+    assert np.mean(even[:10]) > 0.7 > np.mean(even[-10:])
+
+
+def test_where_told_entropies_differ_places_are_drawn_by_samples() -> None:
+    selector = HiCSFL(entropies="told", spread=0.0)
+    samples = np.array([1000, 1, 1, 1, 1])
+    federation = dataclasses.replace(population(5), samples=samples)
+    selection = select(selector, selector.init(federation), context(federation, 2))
+    assert 0 in selection.rows
+    assert all("drawn for place" in reason for reason in selection.reasons[:1])

@@ -1,0 +1,43 @@
+"""How even a client's labels seem, by a local update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import PositiveFloat
+
+from potluck.client.question import Question, QuestionContext
+from potluck.common.errors import ProtocolError, TrainingError
+from potluck.common.learning.output_layer import label_entropies, output_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelEntropy(Question):
+    """`label-entropy`: Ĥ, as the selector `hics-fl` asks for it (ALGORITHMS §8.2).
+
+    In nats: the entropy of softmax(Δb / temperature), Δb the move of the output layer's bias in one
+    training (of the row means of its weights, where it has none).
+    """
+
+    temperature: PositiveFloat = 0.0025
+
+    needs_model = True
+
+    def answer(self, context: QuestionContext) -> Mapping[str, float]:
+        """One training, of which nothing else leaves and nothing is kept."""
+        if context.local_update is None:
+            raise ProtocolError("question 'label-entropy' came without the run's training settings")
+        update = context.local_update()
+        name = output_tensor(update, context.classes)
+        if name is None:
+            raise TrainingError(
+                f"the model of client '{context.client}' has no output layer of {context.classes} "
+                "classes, by whose move the selector goes; choose another selector"
+            )
+        move = update[name].astype(np.float64).reshape(context.classes, -1).mean(axis=1)
+        if not np.isfinite(move).all():
+            raise TrainingError(f"the update of client '{context.client}' is not finite")
+        [entropy] = label_entropies(move[None], self.temperature).tolist()
+        return {"label-entropy": entropy}

@@ -1,0 +1,38 @@
+"""The output layer of a classifier, and what its move in a training says of the labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def output_tensor(model: Mapping[str, NDArray[Any]], classes: int) -> str | None:
+    """The name of the output layer's bias, the last tensor of `classes` numbers; where there is
+    none, of its weights, the last matrix of `classes` rows. None if there is neither."""
+    floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
+    biases = [name for name, array in floating.items() if array.shape == (classes,)]
+    weights = [
+        name
+        for name, array in floating.items()
+        if array.ndim == 2 and array.shape[0] == classes and array.size
+    ]
+    found = biases or weights
+    return found[-1] if classes and found else None
+
+
+def label_entropies(moves: Floats, temperature: float) -> Floats:
+    """Ĥ of each row, in nats in [0, ln C]: the entropy of softmax(move / temperature) (Chen and
+    Vikalo 2024). moves: n × C, finite. temperature: above 0."""
+    with np.errstate(over="ignore"):
+        scaled = np.clip(moves / temperature, -1e300, 1e300)
+    weights = np.exp(scaled - scaled.max(axis=1, initial=-math.inf, keepdims=True))
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    logarithms = np.log(np.where(shares > 0, shares, 1.0))
+    entropies: Floats = np.abs((shares * logarithms).sum(axis=1))
+    return entropies
