@@ -35,13 +35,14 @@ def training_sha256(work: rpc.Train) -> bytes:
     """
     given = _object(work.training_json, "training settings")
     settings = validate(LocalTraining, given, source="training")
-    if missing := LocalTraining.model_fields.keys() - given.keys():
+    training = json.loads(settings.as_json())
+    if missing := training.keys() - given.keys():
         raise ProtocolError(f"training settings for a secure sum leave {min(missing)} open")
     auxiliary = work.auxiliary
     decides = {
         "task": _plugin(work.task),
         "objectives": [_plugin(each) for each in (work.objective, *work.further_objectives)],
-        "training": settings.model_dump(mode="json"),
+        "training": training,
         "run_seed": work.run_seed,
         "weighting": work.weighting or rpc.WEIGHTING_EXACT,
         "normalized": work.normalized,
