@@ -38,6 +38,7 @@ class Training:
         run = self._run
         auxiliary = await self.auxiliaries.message(client)
         machine, policy = run.machine, run.plan.run_file.round
+        work = run.attempt.cohort[client].work
         run.intake.instructed.setdefault(client, now())
         instruction = train_instruction(
             run.plan,
@@ -47,10 +48,9 @@ class Training:
             client,
             model_reference(run.model),
             auxiliary,
-            member=run.attempt.cohort[client].work,
-            companions=[
-                run.instruction_id(each) for each in run.attempt.companions.get(client, ())
-            ],
+            member=work,
+            # Who makes another number of passes than the others is not in step with them.
+            companions=[] if work.epochs is not None else run.companions_of(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
         part = run.plan.strategy.part(await enrolled(run), client)
