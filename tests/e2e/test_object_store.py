@@ -127,8 +127,12 @@ async def test_the_coordinator_is_killed_with_updates_in_the_store(
     run_id = await federation.start_run()
     await until(lambda: len(server.requests("PUT", "updates")) > put, "an update is put")
     await federation.kill_coordinator()
+    server.put("models", f"{'0' * 64}.safetensors", b"of a round long gone")
     await federation.restart_coordinator()
     await same_models(federation, run_id, straight)
+    await until(
+        lambda: f"{'0' * 64}.safetensors" not in server.names("models"), "the store is swept"
+    )
 
 
 async def test_where_it_may_files_go_straight_while_the_store_is_away(

@@ -28,6 +28,8 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.common.adapters.lightning", "potluck[lightning]"),
         ("potluck.common.adapters.lora", "potluck[lora]"),
         ("potluck.common.adapters.loops", "potluck"),
+        ("potluck.client.transfer.store_requests", "potluck[s3]"),
+        ("potluck.server.objects.object_store", "potluck[s3]"),
     ],
 )
 def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:

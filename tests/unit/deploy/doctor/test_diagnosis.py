@@ -69,6 +69,9 @@ def test_what_may_be_wrong_with_a_coordinator() -> None:
     assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
     assert verdicts(described(disk_free_bytes=0)) == {"its disk bad"}
     assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}
+    assert verdicts(described(object_store="https://s3")) == set()
+    away = described(object_store="https://s3", object_store_trouble="the object store failed")
+    assert verdicts(away) == {"object store bad"}
 
 
 def test_runs_that_wait_for_hosts_are_told() -> None:
