@@ -247,3 +247,5 @@ def test_experiments_run_and_are_reported(tmp_path: Path, wheel: Path) -> None:
         path.name for path in (tmp_path / "done").iterdir()
     }
     assert "mnist" in machine.done(tmp_path, "potluck", "preset", "dc")
+    said = machine.complaint(tmp_path, "potluck", "experiment", "miniature.toml", "--ray")
+    assert said.endswith("ray is not installed; pip install 'potluck[experiments,ray]'")

@@ -51,7 +51,7 @@ ROOMS = {
         "__main__"
     ),
     "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
-    "experiments": "tasks models weights data_sets presets grid reports commands",
+    "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
 import what is named before it."""
@@ -335,7 +335,7 @@ EXTRAS = {
     "client": ("gpu", "s3"),
     "common": ("lightning", "lora", "monai", "transformers"),
     "deploy": ("operator",),
-    "experiments": ("experiments",),
+    "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
     "server": ("postgresql", "s3", "server"),
 }

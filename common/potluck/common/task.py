@@ -123,6 +123,13 @@ class Task(Plugin):
         """
         return None
 
+    def data_files(self) -> tuple[str, ...] | None:
+        """Names of the files and folders that it reads in a data directory; None if it may be any.
+
+        Only these are sent to other machines where an experiment runs there.
+        """
+        return None
+
     def trainer(self) -> Trainer | None:
         """Its own way to train and to measure; None for the built-in loop of classification."""
         return None

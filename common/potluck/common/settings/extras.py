@@ -27,6 +27,9 @@ _MODULES: Final = {
 }
 """Extra of each module that needs what only some machines or some tasks do."""
 
+_ROOMS: Final = {"potluck.experiments.cluster": "potluck[experiments,ray]"}
+"""Extras of rooms that need more than their package does."""
+
 
 def missing_library(error: BaseException | None) -> str | None:
     """One line that names the library and the extra that brings it.
@@ -39,7 +42,8 @@ def missing_library(error: BaseException | None) -> str | None:
     importer = module.split(".")
     if importer[0] != "potluck" or error.name.startswith("potluck."):
         return None
-    wanted = _MODULES.get(module) or _EXTRAS.get(importer[1], "potluck")
+    room = module.rpartition(".")[0]
+    wanted = _MODULES.get(module) or _ROOMS.get(room) or _EXTRAS.get(importer[1], "potluck")
     library = error.name.partition(".")[0]
     return f"{library} is not installed; pip install '{wanted}'"
 

@@ -103,6 +103,10 @@ class Digits(LabelNoise, Task):
         )
         return replace(found, train=replace(found.train, labels=labels))
 
+    def data_files(self) -> tuple[str, ...]:
+        """None: the digits come with Potluck."""
+        return ()
+
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
         """Forty images of each digit."""
         return _plain(_split_digits(self)[1]) if self.central_test else None
@@ -172,6 +176,10 @@ class ColoredDigits(Task):
             return _colored(indices, colors)
 
         return _client_data(examples, parts[part], self.held_out, (self.seed, part))
+
+    def data_files(self) -> tuple[str, ...]:
+        """None: the digits come with Potluck."""
+        return ()
 
     def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
         """Twenty images of each digit in each colour."""

@@ -1,7 +1,8 @@
 """Commands of `potluck` that other packages bring, found by their entry points.
 
 An entry point of the group `potluck.commands` names a function, as typer takes one, or a typer app
-with commands of its own. It is loaded when it is called or listed.
+with commands of its own; one of these with the entry point's name is taken alone. It is loaded when
+it is called or listed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def _loaded(name: str) -> Any:
     found = plugins.find_callable(plugins.COMMANDS, name)
     group = typer.Typer(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
-        group.add_typer(found, name=name)
+        of_that_name = [each for each in found.registered_commands if each.name == name]
+        if of_that_name:
+            group.registered_commands += of_that_name
+        else:
+            group.add_typer(found, name=name)
     else:
         group.command(name)(found)
     return get_group(group).commands[name]

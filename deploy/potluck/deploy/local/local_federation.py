@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Self
 
 from potluck.common.errors import RunError
@@ -85,18 +86,19 @@ class LocalFederation:
         await self.until_ready()
 
     async def _start(self, name: str, command: str, arguments: list[str], log: str) -> LocalProcess:
-        path = self.files.log(log)
-        process: LocalProcess
-        if AVAILABLE:
-            if self._forked is None:
-                self._forked = await ForkedProcesses.start(
-                    self.files.log("fork-server"), self._environment
-                )
-            process = await self._forked.fork(name, command, arguments, log=path)
-        else:
-            process = await TetheredProcess.start(
-                name, [program(command), *arguments], log=path, environment=self._environment
+        if AVAILABLE and self._forked is None:
+            self._forked = await ForkedProcesses.start(
+                self.files.log("fork-server"), self._environment
             )
+        path = self.files.log(log)
+        process = await start_program(
+            name,
+            command,
+            arguments,
+            log=path,
+            forks=self._forked,
+            environment=self._environment,
+        )
         self._processes.append(process)
         return process
 
@@ -125,6 +127,27 @@ class LocalFederation:
         """A connection to the coordinator."""
         async with connect(self.files.operator) as client:
             yield client
+
+
+async def start_program(
+    name: str,
+    command: str,
+    arguments: list[str],
+    *,
+    log: Path,
+    forks: ForkedProcesses | None,
+    environment: Mapping[str, str] | None = None,
+) -> LocalProcess:
+    """Start a program of this installation, forked where there is a fork server.
+
+    name: stands for it in messages. environment: variables besides those of this process; `forks`
+    has its own. Raises RunError if the fork server is gone.
+    """
+    if forks is not None:
+        return await forks.fork(name, command, arguments, log=log)
+    return await TetheredProcess.start(
+        name, [program(command), *arguments], log=log, environment=environment
+    )
 
 
 async def kill(process: LocalProcess) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
-from potluck.common.errors import RunError
+from potluck.common.errors import ConfigurationError, RunError
 from potluck.deploy.commands.run_commands import print_line
 from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from potluck.experiments.grid.definition import ExperimentFile
     from potluck.experiments.grid.grid_cells import Cell
     from potluck.experiments.grid.results import ResultsFolder
-    from potluck.experiments.grid.running import GridOutcome
+    from potluck.experiments.grid.running import CellRunner, GridOutcome
 
 _FOLDERS = Path("potluck-experiments")
 _DATA = Path("data")
@@ -67,8 +70,54 @@ DryRun = Annotated[
 ReportOnly = Annotated[
     bool, typer.Option("--report-only", help="Report what is finished; run nothing.")
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS]",
+        help="Run the cells on a Ray cluster: that of HOST:PORT, or the one that this machine is "
+        "of. Every machine needs the extra `ray`.",
+        show_default=False,
+    ),
+]
+RayGpus = Annotated[
+    float,
+    typer.Option(
+        min=0.0, metavar="SHARE", help="GPUs of each host on the Ray cluster, such as 0.25 or 1."
+    ),
+]
+RayHostsApart = Annotated[
+    bool,
+    typer.Option(
+        "--ray-hosts-apart", help="Spread the hosts of each cell over the Ray cluster's machines."
+    ),
+]
+_THIS_CLUSTER = "auto"
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
+class ExperimentCommand(TyperCommand):
+    """Takes `--ray` with an address or without."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments, after naming the cluster where nobody has."""
+        return super().parse_args(ctx, with_address(args))
+
+
+def with_address(arguments: list[str]) -> list[str]:
+    """Arguments in which each `--ray` is followed by an address.
+
+    What follows it is one if it has a colon, or is "auto"; a file may follow as well.
+    """
+    found: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        found.append(argument)
+        if argument == "--ray" and ":" not in following and following != _THIS_CLUSTER:
+            found.append(_THIS_CLUSTER)
+    return found
+
+
+@app.command("experiment", cls=ExperimentCommand)
 def experiment(
     file: File,
     quick: Quick = False,
@@ -79,6 +128,9 @@ def experiment(
     output: Output = None,
     dry_run: DryRun = False,
     report_only: ReportOnly = False,
+    ray: Ray = None,
+    ray_gpus: RayGpus = 0.0,
+    ray_hosts_apart: RayHostsApart = False,
 ) -> None:
     """Run a grid of settings × seeds and write a report.
 
@@ -92,6 +144,7 @@ def experiment(
     ```console
     potluck experiment experiments/dc-mnist.toml --quick --data data
     potluck experiment mine.toml --dry-run
+    potluck experiment mine.toml --ray 10.0.0.1:6379
     ```
     """
     from potluck.experiments.grid.definition import load_experiment
@@ -99,6 +152,7 @@ def experiment(
     from potluck.experiments.grid.results import ResultsFolder
     from potluck.experiments.grid.running import GridOutcome
 
+    cluster = _Cluster(ray, gpus=ray_gpus, apart=ray_hosts_apart)
     plan = load_experiment(file, quick=quick)
     cells = cells_of(plan, hosts=hosts or plan.hosts, source=file)
     name = f"{plan.name}-quick" if quick else plan.name
@@ -113,7 +167,8 @@ def experiment(
     else:
         with folder.opened():
             import_module(_REPORTS)  # a library that is missing is missed before the work
-            outcome = _run(cells, folder, console, _data_folder(data), device, jobs)
+            work = _Work(cells, folder, _data_folder(data), device, jobs)
+            outcome = _run(work, cluster, console)
     from potluck.experiments.reports.report_files import write_report_files
 
     print_line(write_report_files(plan, cells, outcome.results, folder.folder))
@@ -149,34 +204,78 @@ def _list(cells: list[Cell], folder: ResultsFolder) -> None:
     print_line(f"{readable_count(len(cells), 'cell')}, {len(finished)} finished")
 
 
-def _run(
-    cells: list[Cell],
-    folder: ResultsFolder,
-    console: Console,
-    data: Path | None,
-    device: str,
-    jobs: int | None,
-) -> GridOutcome:
+@dataclass(frozen=True)
+class _Work:
+    """What is to be run."""
+
+    cells: list[Cell]
+    folder: ResultsFolder
+    data: Path | None
+    device: str
+    jobs: int | None
+
+
+class _Cluster:
+    """Whether and how a Ray cluster is used. Raises ConfigurationError for options without it."""
+
+    def __init__(self, address: str | None, *, gpus: float, apart: bool) -> None:
+        if address is None and (gpus or apart):
+            raise ConfigurationError(
+                "--ray-gpus and --ray-hosts-apart are for a cluster; add --ray"
+            )
+        if gpus > 1 and gpus != round(gpus):
+            raise ConfigurationError(
+                f"--ray-gpus takes a share of one GPU or a whole number, got {gpus:g}", gpus=gpus
+            )
+        self.address, self.gpus, self.apart = address, gpus, apart
+
+
+def _run(work: _Work, cluster: _Cluster, console: Console) -> GridOutcome:
+    if cluster.address is None:
+        return _run_cells(work, lambda: _local(work), console)
+    from potluck.experiments.cluster.ray_cluster import check_machines, connected
+
+    with connected(cluster.address):
+        check_machines()
+        return _run_cells(work, lambda: _on_ray(work, cluster), console)
+
+
+def _run_cells(work: _Work, runner: Callable[[], CellRunner], console: Console) -> GridOutcome:
     from potluck.experiments.grid.experiment_progress import Board
     from potluck.experiments.grid.label_mix import LabelMixes
+    from potluck.experiments.grid.running import run_missing
+
+    mixes = LabelMixes(work.data)
+
+    async def run() -> GridOutcome:
+        return await run_missing(work.cells, work.folder, mixes, runner(), board)
+
+    with Board(console) as board:
+        return run_interruptibly(run())
+
+
+def _local(work: _Work) -> CellRunner:
     from potluck.experiments.grid.local_cells import (
         LocalCells,
         available_memory,
         available_processors,
         jobs_for,
     )
-    from potluck.experiments.grid.running import run_missing
 
-    most = jobs or jobs_for(
-        max(cell.hosts for cell in cells),
-        len(cells),
+    most = work.jobs or jobs_for(
+        max(cell.hosts for cell in work.cells),
+        len(work.cells),
         processors=available_processors(),
         memory=available_memory(),
     )
+    return LocalCells(work.folder, device=work.device, data=work.data, jobs=most)
 
-    async def run() -> GridOutcome:
-        runner = LocalCells(folder, device=device, data=data, jobs=most)
-        return await run_missing(cells, folder, LabelMixes(data), runner, board)
 
-    with Board(console) as board:
-        return run_interruptibly(run())
+def _on_ray(work: _Work, cluster: _Cluster) -> CellRunner:
+    from potluck.experiments.cluster.ray_cells import ClusterOptions, RayCells
+
+    device = "auto" if cluster.gpus and work.device == "cpu" else work.device
+    options = ClusterOptions(device=device, jobs=work.jobs, gpus=cluster.gpus, apart=cluster.apart)
+    runner = RayCells(work.folder, work.data, options)
+    runner.check(work.cells)
+    return runner

@@ -106,8 +106,8 @@ class LocalCells(CellRunner):
         return await run_cell(cell, place, label_mix=label_mix, progress=progress)
 
     @override
-    async def all_begun(self) -> None:
-        """Nothing is kept for cells to come."""
+    async def keep_for(self, cells: int) -> None:
+        """All that is kept for cells to come is one fork server."""
 
     @override
     async def close(self) -> None:

@@ -37,8 +37,9 @@ class CellRunner(ABC):
         """
 
     @abstractmethod
-    async def all_begun(self) -> None:
-        """Told whenever no cell is left to be begun; cells under way may yet have to be again."""
+    async def keep_for(self, cells: int) -> None:
+        """Told how many cells are under way when no other waits, so that what is idle can be given
+        back. One of them may yet have to be begun again."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -106,7 +107,7 @@ class _Grid:
                 while cell := self._schedule.next(self._runner.places()):
                     self._under_way[asyncio.create_task(self._run_cell(cell))] = cell
                 if not self._schedule.waiting:
-                    await self._runner.all_begun()
+                    await self._runner.keep_for(len(self._under_way))
                 if not self._under_way:
                     return
                 ended, _ = await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)

@@ -90,6 +90,10 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
         rows = public_of(splitting_of(self), arrays.y_train)
         return stored_examples(arrays.x_train, arrays.y_train, rows, self._prepare(arrays)).inputs
 
+    def data_files(self) -> tuple[str, ...]:
+        """The data set's file."""
+        return (self._form().file_name,)
+
     def _form(self) -> DataFormat:
         return self.form
 

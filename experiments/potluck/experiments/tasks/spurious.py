@@ -119,6 +119,10 @@ class ColoredMnist(SpuriousTask):
         """The network."""
         return self.networks[self.network]()
 
+    def data_files(self) -> tuple[str, ...]:
+        """The data set's file."""
+        return (Mnist.form.file_name,)
+
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The part that the number at the end of the client's id names."""
         arrays = open_arrays(Mnist.form, data)
@@ -173,6 +177,10 @@ class _PhotographTask(SpuriousTask):
     def model(self) -> nn.Module:
         """The network."""
         return _photograph_cnn(self.classes)
+
+    def data_files(self) -> tuple[str, ...]:
+        """The data set's file."""
+        return (self.form.file_name,)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         """The part that the number at the end of the client's id names."""

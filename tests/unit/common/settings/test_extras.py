@@ -24,6 +24,7 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.client.training.steps.loop", "potluck[client]"),
         ("potluck.deploy.machines.docker_engine", "potluck[operator]"),
         ("potluck.experiments.reports.tables", "potluck[experiments]"),
+        ("potluck.experiments.cluster.ray_cluster", "potluck[experiments,ray]"),
         ("potluck.common.tensors.compression", "potluck"),
         ("potluck.common.adapters.lightning", "potluck[lightning]"),
         ("potluck.common.adapters.lora", "potluck[lora]"),

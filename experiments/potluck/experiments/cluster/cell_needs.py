@@ -1,0 +1,101 @@
+"""What a cell takes of a cluster, and how many cells a cluster carries. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from potluck.experiments.grid.local_cells import BUSY_HOSTS, BYTES_PER_PROCESS
+
+Resources = Mapping[str, float]
+"""Amounts as Ray names them: CPU and GPU in units, memory in bytes."""
+
+_BUSY_COORDINATOR = 0.1
+"""Share of a processor that is set aside for a coordinator whose hosts are elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellNeed:
+    """What a cell takes.
+
+    bundles: what is taken on one machine each: the coordinator's, then one for each host; one
+    alone where all processes of a cell belong together. spread: whether bundles go to different
+    machines as far as there are any; otherwise all go to one.
+    """
+
+    bundles: Sequence[Resources]
+    spread: bool
+
+    @property
+    def strategy(self) -> Literal["SPREAD", "STRICT_PACK"]:
+        """Ray's name for it."""
+        return "SPREAD" if self.spread else "STRICT_PACK"
+
+    @property
+    def total(self) -> Resources:
+        """All bundles together."""
+        names = {name: None for bundle in self.bundles for name in bundle}
+        return {name: sum(each.get(name, 0.0) for each in self.bundles) for name in names}
+
+
+def need_of(hosts: int, *, gpus: float, apart: bool) -> CellNeed:
+    """What a cell with so many hosts takes.
+
+    gpus: of each host, also a fraction. apart: whether hosts go to other machines. Hosts with GPUs
+    have a bundle each, so that Ray gives each its own.
+    """
+    if not apart and not gpus:
+        memory = (hosts + 1) * BYTES_PER_PROCESS
+        return CellNeed(bundles=[{"CPU": hosts * BUSY_HOSTS, "memory": memory}], spread=False)
+    coordinator = {"CPU": _BUSY_COORDINATOR, "memory": BYTES_PER_PROCESS}
+    host = {"CPU": BUSY_HOSTS, "memory": BYTES_PER_PROCESS} | ({"GPU": gpus} if gpus else {})
+    return CellNeed(bundles=[coordinator, *[host] * hosts], spread=apart)
+
+
+def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
+    """How many cells the machines carry, by all that they have; 0 where not even one.
+
+    Exact for cells on one machine each; a spread cell may find its share fragmented and wait.
+    """
+    if not need.spread:
+        return sum(_times(need.total, node) for node in nodes)
+    nodes = list(nodes)
+    if shortage(need, nodes) is not None:
+        return 0
+    names = need.total
+    return _times(need.total, {name: sum(n.get(name, 0.0) for n in nodes) for name in names})
+
+
+def shortage(need: CellNeed, nodes: Iterable[Resources]) -> str | None:
+    """What machines lack for even one cell: "needs 1 GPU, the cluster has 0"; None: nothing."""
+    nodes = list(nodes)
+    for name, amount in need.total.items():
+        present = sum(node.get(name, 0.0) for node in nodes)
+        if _units(present, amount) < 1:
+            what = _amount(name, amount)
+            return f"needs {what}, the cluster has {_amount(name, present, unit=False)}"
+    parts = need.bundles if need.spread else [need.total]
+    for part in parts:
+        if not any(_times(part, node) for node in nodes):
+            needed = " and ".join(_amount(name, amount) for name, amount in part.items())
+            return f"needs {needed} on one machine, and no machine has that"
+    return None
+
+
+def _times(part: Resources, node: Resources) -> int:
+    return min(_units(node.get(name, 0.0), amount) for name, amount in part.items())
+
+
+def _units(present: float, amount: float) -> int:
+    return math.floor(present / amount + 1e-9)  # three times 0.1 is a little more than 0.3
+
+
+def _amount(name: str, amount: float, *, unit: bool = True) -> str:
+    if name == "memory":
+        return f"{amount / 2**30:.1f} GiB of memory"
+    text = f"{round(amount, 4):g}"
+    if not unit:
+        return text
+    return f"{text} {name}" if amount <= 1 else f"{text} {name}s"

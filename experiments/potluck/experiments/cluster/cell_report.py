@@ -1,0 +1,96 @@
+"""What goes to a machine of a cluster, and what comes back. Records; nothing is run here."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.common.errors import ConfigurationError, ProtocolError, RunError
+from potluck.experiments.cluster.sent_data import DataFile
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.results import CellResult
+from potluck.experiments.grid.running import CellLostError
+
+THE_SAME = ("potluck", "ray", "torch", "numpy")
+"""Distributions on whose version a cell's result may depend, or whether it can be run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentFile:
+    """A data file and the references, in order, to its pieces in Ray's object store."""
+
+    file: DataFile
+    pieces: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellWork:
+    """A cell to be run. counts: of its `LabelMix`. host_actors: that run its hosts; none where
+    hosts run beside the coordinator. number: counts what the actor has been given."""
+
+    number: int
+    cell: Cell
+    device: str
+    counts: NDArray[np.int64]
+    data: Sequence[SentFile] | None
+    host_actors: Sequence[Any]
+    software: Mapping[str, str]
+
+
+class CellReport(BaseModel):
+    """How a cell ended. logs: the last bytes of each process, by name, where it failed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    outcome: Literal["finished", "failed", "lost", "refused"]
+    result: CellResult | None = None
+    reason: str = ""
+    logs: dict[str, str] = {}
+
+
+def software() -> dict[str, str]:
+    """The versions here of what must be the same on all machines."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python} | {
+        name: version(name).partition("+")[0]  # +cpu and +cu130 may work together
+        for name in THE_SAME
+    }
+
+
+def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machine: str) -> None:
+    """Raise ConfigurationError where a machine has other versions than the one that asks."""
+    for name, expected in wanted.items():
+        if found.get(name) != expected:
+            raise ConfigurationError(
+                f"{machine} has {name} {found.get(name, 'not at all')}, and here is {expected}; "
+                "install the same there",
+                machine=machine,
+                name=name,
+            )
+
+
+def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None, CellReport]:
+    """Read a report on a cell: its result, or the error to raise. Raises ProtocolError for one
+    that is none, ConfigurationError where every machine would refuse the cell."""
+    try:
+        report = CellReport.model_validate_json(text)
+    except ValidationError as error:
+        raise ProtocolError(f"{cell.title}: what came is no report on a cell: {error}") from None
+    if report.outcome == "refused":
+        raise ConfigurationError(report.reason)
+    if report.outcome == "lost":
+        return None, CellLostError(report.reason), report
+    if report.outcome == "failed" or report.result is None:
+        return None, RunError(report.reason), report
+    if report.result.digest != cell.digest:
+        raise ProtocolError(
+            f"{cell.title}: the result of another cell came: {report.result.digest}"
+        )
+    return report.result, None, report

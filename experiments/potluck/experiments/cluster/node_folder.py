@@ -1,0 +1,120 @@
+"""The folder of a machine of a cluster: data by digest, and cells while they are under way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from potluck.common.errors import (
+    ConfigurationError,
+    DigestMismatchError,
+    StorageError,
+    disk_error,
+)
+from potluck.common.process.folder_lock import FolderLock
+from potluck.common.tensors.digest import digest_of_file, hasher
+from potluck.experiments.cluster.sent_data import DataFile
+
+Pieces = Callable[[DataFile], Iterable[memoryview]]
+"""Fetches the bytes of a file, piece by piece."""
+
+
+def usual_folder() -> Path:
+    """The folder on this machine: potluck-UID in the folder for temporary files."""
+    return Path(tempfile.gettempdir()) / f"potluck-{os.getuid()}"
+
+
+class NodeFolder:
+    """Shared by all processes of one user on a machine."""
+
+    def __init__(self, root: Path) -> None:
+        """Make it, for its owner alone. Raises StorageError where it is somebody else's."""
+        self._files, self._cells = root / "files", root / "cells"
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if root.is_symlink() or root.stat().st_uid != os.getuid():
+                raise StorageError(
+                    f"{root} belongs to somebody else; remove it, or set TMPDIR on this machine",
+                    path=root,
+                )
+            root.chmod(0o700)
+            for each in (self._files, self._cells):
+                each.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, root) from error
+
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A new folder, removed at the end; those of processes that were killed are, too."""
+        with self._alone(self._cells):
+            self._sweep()
+            folder = self._cells / secrets.token_hex(8)
+            folder.mkdir()
+            lock = self._lock(folder)
+        try:
+            with lock:
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def data_folder(self, folder: Path, files: Sequence[DataFile], pieces: Pieces) -> Path:
+        """Make `folder` a data directory with these files, fetching those that are not here yet.
+
+        Each is verified by its digest, whether it was here or has come. Raises DigestMismatchError
+        or StorageError.
+        """
+        try:
+            folder.mkdir()
+            for file in files:
+                path = folder / file.path
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    raise StorageError(f"{file.path} leads out of the data directory")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._kept(file, pieces), path)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        return folder
+
+    def _kept(self, file: DataFile, pieces: Pieces) -> Path:
+        path = self._files / file.blake3
+        with self._alone(self._files):  # so it is fetched once, whoever needs it
+            if path.exists() and digest_of_file(path) == (file.blake3, file.size):
+                return path
+            partial = path.with_suffix(".partial")
+            digest = hasher()
+            with partial.open("wb") as output:
+                for piece in pieces(file):
+                    digest.update(piece)
+                    output.write(piece)
+            if digest.hexdigest() != file.blake3:
+                partial.unlink()
+                raise DigestMismatchError(
+                    f"{file.path} came with digest {digest.hexdigest()[:12]}…, announced was "
+                    f"{file.blake3[:12]}…; was it changed meanwhile?",
+                    path=file.path,
+                )
+            partial.chmod(0o400)
+            partial.replace(path)
+            return path
+
+    def _sweep(self) -> None:
+        for folder in self._cells.iterdir():
+            if folder.is_dir():
+                with contextlib.suppress(ConfigurationError), self._lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _lock(self, folder: Path) -> FolderLock:
+        return FolderLock(folder, holder="cell", remedy="let it end")
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Hold a folder against other processes, which wait."""
+        with (folder / "lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

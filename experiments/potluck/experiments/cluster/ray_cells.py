@@ -1,0 +1,267 @@
+"""Cells on a Ray cluster: an actor runs one after the other, and is replaced when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.experiments.cluster.cell_actor import ENDED, CellActor
+from potluck.experiments.cluster.cell_needs import CellNeed, need_of, places_for, shortage
+from potluck.experiments.cluster.cell_report import CellWork, SentFile, result_of, software
+from potluck.experiments.cluster.host_actor import HostActor, lost
+from potluck.experiments.cluster.ray_cluster import resources
+from potluck.experiments.cluster.sent_data import DataFile, DataFiles
+from potluck.experiments.grid.cell_run import Progress
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.label_mix import LabelMix
+from potluck.experiments.grid.results import CellResult, ResultsFolder
+from potluck.experiments.grid.running import CellRunner
+
+PIECE_BYTES = 32 * 2**20
+"""Of data files, in Ray's object store."""
+
+END_SECONDS = 20.0
+"""For an actor to end a cell's processes by itself."""
+
+_THREADS = 4
+"""Of an actor: a method that runs, one that tells of it, one that ends it, and one to spare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """How cells use the cluster. jobs: cells side by side; None for as many as it carries. gpus:
+    of each host, also a fraction. apart: whether hosts go to other machines."""
+
+    device: str
+    jobs: int | None
+    gpus: float
+    apart: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class _Seat:
+    """What is reserved for cells with so many hosts, and the actors there."""
+
+    hosts: int
+    group: Any
+    actor: Any
+    host_actors: Sequence[Any]
+    given: int = field(default=0)
+
+    def leave(self) -> None:
+        """Give it all back; processes end with their actors."""
+        with contextlib.suppress(RayError):
+            for actor in (*self.host_actors, self.actor):
+                ray.kill(actor)
+            remove_placement_group(self.group)
+
+
+class RayCells(CellRunner):
+    """Runs cells on the machines of the cluster that this process is connected to.
+
+    A cell is always run from its start, since what a lost machine knew of it is lost: so its
+    records are those of a cell that was never interrupted.
+    """
+
+    def __init__(self, folder: ResultsFolder, data: Path | None, options: ClusterOptions) -> None:
+        self._folder, self._options = folder, options
+        self._files = DataFiles(data)
+        self._has_data = data is not None
+        self._sent: dict[str, SentFile] = {}
+        self._sending = asyncio.Lock()
+        self._free: list[_Seat] = []
+        self._taken: set[_Seat] = set()
+        self._need = need_of(1, gpus=options.gpus, apart=options.apart)
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Raise ConfigurationError where the cluster can't run one of these cells."""
+        hosts = max((cell.hosts for cell in cells), default=1)
+        self._need = self._need_of(hosts)
+        if lacking := shortage(self._need, resources()):
+            raise ConfigurationError(
+                f"a cell {lacking}; add machines, or let cells take less with --hosts"
+                f"{' or --ray-gpus' if self._options.gpus else ''}"
+            )
+
+    @override
+    def places(self) -> int:
+        """As many cells as the machines that are there now carry; --jobs where it is given."""
+        return max(1, self._options.jobs or places_for(self._need, resources()))
+
+    @override
+    async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
+        """Run a cell somewhere. Raises RunError, CellLostError."""
+        data = await self._data_of(cell)
+        seat = self._seat(cell.hosts)
+        self._taken.add(seat)
+        seat.given += 1
+        work = CellWork(
+            number=seat.given,
+            cell=cell,
+            device=self._options.device,
+            counts=np.asarray(label_mix.counts),
+            data=data,
+            host_actors=seat.host_actors,
+            software=software(),
+        )
+        unharmed = False
+        try:
+            result = self._result(cell, await _watched(seat, work, progress))
+            unharmed = True
+        except RayError as error:
+            raise lost(cell.title, error) from None
+        except RunError:
+            raise
+        except BaseException:
+            await _end(seat)
+            raise
+        finally:
+            self._give_back(seat, unharmed=unharmed)
+        progress(cell.rounds)
+        return result
+
+    @override
+    async def keep_for(self, cells: int) -> None:
+        """Give back what no cell needs."""
+        while self._free and len(self._free) + len(self._taken) > cells:
+            await self._dismiss(self._free.pop())
+
+    @override
+    async def close(self) -> None:
+        """Give everything back."""
+        seats = [*self._free, *self._taken]
+        self._free.clear()
+        await asyncio.gather(*(self._dismiss(seat) for seat in seats))
+
+    async def _dismiss(self, seat: _Seat) -> None:
+        await _end(seat)
+        seat.leave()
+
+    def _give_back(self, seat: _Seat, *, unharmed: bool) -> None:
+        self._taken.remove(seat)
+        if unharmed:
+            self._free.append(seat)  # to be dismissed by `keep_for` or `close` at the latest
+        else:
+            seat.leave()
+
+    def _need_of(self, hosts: int) -> CellNeed:
+        return need_of(hosts, gpus=self._options.gpus, apart=self._options.apart)
+
+    def _seat(self, hosts: int) -> _Seat:
+        """A seat for a cell: one that is free, or a new one. Raises RunError where there can't be.
+
+        Free ones of another size are given up: what they hold may be what the new one needs.
+        """
+        for seat in self._free:
+            if seat.hosts == hosts:
+                self._free.remove(seat)
+                return seat
+        while self._free:
+            self._free.pop().leave()
+        need = self._need_of(hosts)
+        if lacking := shortage(need, resources()):
+            raise RunError(f"it {lacking} now")
+        return _reserved(hosts, need)
+
+    def _result(self, cell: Cell, text: str) -> CellResult:
+        result, error, report = result_of(text, cell)
+        if result is not None:
+            return result
+        workplace = self._folder.workplace(cell)
+        for name, log in report.logs.items():
+            workplace.mkdir(exist_ok=True)
+            (workplace / Path(name).name).write_text(log)
+        if error is None:
+            raise RunError("it ended without a result")
+        if report.logs:
+            raise RunError(f"{error.message}; its logs are in {workplace}", folder=workplace)
+        raise error
+
+    async def _data_of(self, cell: Cell) -> list[SentFile] | None:
+        """The cell's data files, in the object store; None where there is no data directory."""
+        if not self._has_data:
+            return None
+        async with self._sending:
+            return await asyncio.to_thread(
+                lambda: [self._in_store(file) for file in self._files.of(cell)]
+            )
+
+    def _in_store(self, file: DataFile) -> SentFile:
+        if file.blake3 not in self._sent:
+            pieces = []
+            with self._files.location(file).open("rb") as source:
+                read: Callable[[], bytes] = partial(source.read, PIECE_BYTES)
+                for piece in iter(read, b""):
+                    pieces.append(ray.put(np.frombuffer(piece, dtype=np.uint8)))
+            self._sent[file.blake3] = SentFile(file=file, pieces=pieces)
+        return SentFile(file=file, pieces=self._sent[file.blake3].pieces)
+
+
+def _reserved(hosts: int, need: CellNeed) -> _Seat:
+    """Reserve what a cell needs, all of it or nothing, and make its actors there."""
+    group = placement_group([dict(each) for each in need.bundles], strategy=need.strategy)
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+
+    def actor(kind: type, bundle: int) -> Any:
+        part = need.bundles[bundle]
+        remote: Any = ray.remote(kind)
+        options = remote.options(
+            num_cpus=part["CPU"],
+            num_gpus=part.get("GPU", 0),
+            max_concurrency=_THREADS,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=bundle
+            ),
+        )
+        return options.remote(environment)
+
+    return _Seat(
+        hosts=hosts,
+        group=group,
+        actor=actor(CellActor, 0),
+        host_actors=[actor(HostActor, each) for each in range(1, len(need.bundles))],
+    )
+
+
+async def _watched(seat: _Seat, work: CellWork, progress: Progress) -> str:
+    """Give an actor a cell and tell of its rounds; its report."""
+    telling = asyncio.create_task(_tell(seat, work.number, progress))
+    try:
+        report: str = await seat.actor.run.remote(work)
+        return report
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell(seat: _Seat, number: int, progress: Progress) -> None:
+    known = 0
+    while (now := await seat.actor.rounds.remote(number, known)) != ENDED:
+        known = now
+        progress(known)
+
+
+async def _end(seat: _Seat) -> None:
+    """Let actors end their processes; those that can't are killed afterwards."""
+    actors = (seat.actor, *seat.host_actors)
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.gather(*(_ended(actor) for actor in actors), return_exceptions=True)
+
+
+async def _ended(actor: Any) -> None:
+    await actor.leave.remote()

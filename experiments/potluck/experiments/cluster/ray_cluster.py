@@ -1,0 +1,151 @@
+"""The connection to a Ray cluster, and what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from potluck.common.errors import ConfigurationError, UnreachableError
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it reports where it is used
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns of its future
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from potluck.experiments.cluster.cell_needs import Resources
+from potluck.experiments.cluster.cell_report import THE_SAME, check_software, software
+
+AUTO = "auto"
+"""The address of the cluster that this machine is of."""
+
+_PATIENCE_SECONDS = 10.0
+_ANSWER_SECONDS = 120.0
+_REMEDY = "start one with `ray start --head`, or name the HOST:PORT of another"
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connect this process to a cluster, as a machine of it.
+
+    Call it in the main thread and before signals are handled: Ray sets handlers of its own.
+    Raises UnreachableError where there is no cluster, ConfigurationError where it can't be used.
+    """
+    if address.startswith("ray://"):
+        raise ConfigurationError(
+            f"{address} is for Ray's client; run this command on a machine of the cluster, and "
+            "give it HOST:PORT, or nothing",
+            address=address,
+        )
+    where = "on this machine" if address == AUTO else f"at {address}"
+    if address != AUTO:
+        _knock(address)
+    _silence()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+    except ConnectionError:
+        raise UnreachableError(
+            f"there is no Ray cluster {where}; {_REMEDY}", address=address
+        ) from None
+    except (RuntimeError, ValueError, RayError) as error:
+        cause = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the Ray cluster {where} can't be used: {cause}", address=address
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _silence() -> None:
+    """Keep Ray from printing what its machines say of each other.
+
+    It has no setting for that, and it would stand on standard output amid what the command writes.
+    """
+    worker: Any = import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
+
+
+def _knock(address: str) -> None:
+    """Raise UnreachableError where nobody listens; Ray would try for long and end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"--ray takes HOST:PORT, got '{address}'", address=address)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UnreachableError(
+            f"there is no Ray cluster at {address}: {getattr(error, 'strerror', None) or error}; "
+            f"{_REMEDY}",
+            address=address,
+        ) from None
+
+
+def machines() -> list[tuple[str, str, Resources]]:
+    """Of each machine that is there now: Ray's id for it, its address, all that it has."""
+    untyped: Any = ray
+    return [
+        (node["NodeID"], node["NodeManagerAddress"], node["Resources"])
+        for node in untyped.nodes()
+        if node["Alive"]
+    ]
+
+
+def resources() -> list[Resources]:
+    """All that each machine has."""
+    return [each for _, _, each in machines()]
+
+
+def check_machines() -> None:
+    """Raise ConfigurationError where a machine lacks Potluck, or has other versions than here."""
+    ours = software()
+    # By value, since a machine without Potluck can't be asked by a function of Potluck.
+    probe: Any = ray.remote(num_cpus=0)(_probe())
+    asked = {
+        address: probe.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+        ).remote(THE_SAME)
+        for node_id, address, _ in machines()
+    }
+    for address, answer in asked.items():
+        try:
+            found: Mapping[str, str] = ray.get(answer, timeout=_ANSWER_SECONDS)
+        except RayError as error:
+            raise UnreachableError(
+                f"machine {address} of the cluster does not answer ({type(error).__name__}); see "
+                "`ray status`",
+                machine=address,
+            ) from None
+        check_software(ours, found, machine=f"machine {address}")
+
+
+def _probe() -> Callable[[tuple[str, ...]], dict[str, str]]:
+    def versions(names: tuple[str, ...]) -> dict[str, str]:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+        for name in names:
+            try:
+                found[name] = version(name).partition("+")[0]
+            except PackageNotFoundError:
+                continue
+        return found
+
+    return versions

@@ -1,0 +1,98 @@
+"""A Ray cluster of several nodes on this machine, `ray.cluster_utils.Cluster`, and its users' view.
+
+The nodes belong to a process of their own, run as `python ray_cluster.py CPUS…`: Ray's libraries
+and their warnings stay there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STORE_BYTES = 80 * 2**20
+"""Of each node; the least that Ray takes."""
+
+
+class RayCluster:
+    """Nodes with so many processors each; a context manager. Their temporary files are in `folder`.
+
+    The first is the head and can't be killed.
+    """
+
+    def __init__(self, folder: Path, cpus: Sequence[int]) -> None:
+        self.folder = folder / f"potluck-{os.getuid()}"
+        settings = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # or other tests come first
+            "TMPDIR": str(folder),
+        }
+        self._nodes = subprocess.Popen(
+            [sys.executable, __file__, *map(str, cpus)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | settings,
+        )
+        self.address = self._line()
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nodes.communicate()
+
+    def kill_a_node(self) -> None:
+        """SIGKILL for the processes of a node, one that is not the head."""
+        assert self._nodes.stdin is not None
+        self._nodes.stdin.write("kill\n")
+        self._nodes.stdin.flush()
+        assert self._line() == "killed"
+
+    def _line(self) -> str:
+        assert self._nodes.stdout is not None
+        return self._nodes.stdout.readline().strip()
+
+    def processes(self) -> list[int]:
+        """Those of federations, whose fork servers name the folder that they work in."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes()
+            except OSError:
+                continue
+            if b"fork_server" in command and str(self.folder).encode() in command:
+                found.append(int(path.parent.name))
+        return found
+
+    def is_idle(self) -> bool:
+        """Whether no process and no folder of a cell is left."""
+        return not self.processes() and not [
+            each for each in (self.folder / "cells").glob("*") if each.is_dir()
+        ]
+
+
+def main() -> None:
+    from ray.cluster_utils import Cluster
+
+    untyped: Any = Cluster
+    cluster: Any = untyped()
+    nodes = [
+        cluster.add_node(
+            num_cpus=int(each), object_store_memory=STORE_BYTES, include_dashboard=False
+        )
+        for each in sys.argv[1:]
+    ]
+    print(cluster.address, flush=True)
+    for _ in sys.stdin:
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+        print("killed", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
