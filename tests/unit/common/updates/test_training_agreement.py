@@ -41,6 +41,7 @@ def test_seeds_follow_from_run_round_and_client() -> None:
         lambda work: setattr(work.task, "options_json", '{"alpha":0.50 ,"clients":6}'),
         lambda work: setattr(work.objective, "options_json", "{}"),
         lambda work: setattr(work, "training_json", work.training_json.replace(":5,", ": 5 ,")),
+        lambda work: setattr(work, "training_json", LocalTraining(steps=5).as_json()),
         lambda work: setattr(work, "weighting", rpc.WEIGHTING_EXACT),
         lambda work: setattr(work, "seed", 1),  # of this client
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from potluck.client.question import QuestionContext
-from potluck.client.training.questions.label_entropy import LabelEntropy
+from potluck.client.training.questions.entropy_of_update import LabelEntropy
 from potluck.common.errors import ConfigurationError, ProtocolError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.plugins import create
