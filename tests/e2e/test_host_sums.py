@@ -32,7 +32,9 @@ async def digests(federation: Federation, names: Sequence[str]) -> Mapping[str, 
 async def bytes_up(federation: Federation, *assignments: str) -> int:
     run_id = await federation.start_run('strategy.name="fedavg"', *assignments)
     await federation.finished(run_id)
-    return sum(each.bytes_up for each in await federation.history(run_id))
+    history = await federation.history(run_id)
+    assert {each.sums for each in history} == {1 if assignments else 0}
+    return sum(each.bytes_up for each in history)
 
 
 @pytest.mark.slow

@@ -593,6 +593,7 @@ class CommittedRound(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     SPREADS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -603,6 +604,8 @@ class CommittedRound(_message.Message):
     """Update bytes received from hosts."""
     model_blake3: _builtins.str
     """BLAKE3 digest of the new model."""
+    sums: _builtins.int
+    """How many sums hosts sent, of the updates that were included; 0 where each came by itself."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The cohort in the order it was chosen."""
@@ -626,10 +629,11 @@ class CommittedRound(_message.Message):
         bytes_up: _builtins.int = ...,
         model_blake3: _builtins.str = ...,
         spreads: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
+        sums: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,7 +54,8 @@ def round_line(
             parts.append(f"{label} {worst} of {spread.clients} clients")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
-    parts.append(f"up {readable_bytes(committed.bytes_up)}")
+    sums = f" in {committed.sums} sums" if committed.sums else ""
+    parts.append(f"up {readable_bytes(committed.bytes_up)}{sums}")
     return "  ".join(parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from potluck.common.learning.measures import CLASSIFICATION, shown_measures
+from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.plain_text import plain
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -182,6 +183,11 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         )
         for member in row.members
     ]
+    sums = {
+        member.update.blake3
+        for member in row.included
+        if member.update is not None and member.update.encoding == SUM
+    }
     return operator_pb2.CommittedRound(
         round=row.key.round,
         members=members,
@@ -190,6 +196,7 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         bytes_down=row.bytes_down,
         bytes_up=row.bytes_up,
         model_blake3=row.model_blake3,
+        sums=len(sums),
         spreads={
             name: operator_pb2.Spread(
                 clients=each.clients,

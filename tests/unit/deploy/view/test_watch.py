@@ -92,6 +92,12 @@ def test_a_round_is_done_as_far_as_its_clients_are() -> None:
     assert fraction_done(progress(1).progress) == 0.0
 
 
+def test_a_line_says_how_many_sums_came() -> None:
+    event = committed(1, 0.5, member(0), member(1))
+    event.committed.sums = 2
+    assert round_line(event.committed, status().status).endswith("up 800 kB in 2 sums")
+
+
 def test_lines_tell_every_event_once() -> None:
     output = io.StringIO()
     display = LinesDisplay(output)
