@@ -103,7 +103,7 @@ async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
         )
         assert went < 0.6 * came, "two hosts' sums are one"
 
-        # While it holds a host's sum and waits for the other's.
+        # While it holds a host's sum and waits for the other's; and the coordinator.
         federation.points.hold("train-client-2")
         run_id = await federation.start_run(*SUMS)
         await until(lambda: any(a.held()), "a sum held by sum-a")
@@ -111,7 +111,9 @@ async def test_relays_add_up_what_hosts_send_and_the_model_is_the_same(
         assert (await federation.status(run_id)).committed_rounds == 0
         await a.kill()
         assert a.held()
+        await federation.kill_coordinator()
         await a.start()
+        await federation.restart_coordinator()
         federation.points.release()
         assert await federation.finished(run_id) == flat["sums"]
         await until(lambda: not a.held())

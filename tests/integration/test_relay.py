@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
 from grpc import StatusCode as Status
-from support.federation import Federation, crash_federation, until
+from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
 from support.programs import run_program
 from support.raw_host import RawHost, hello, training_of, whole
 from support.relays import Relay, relays_of
@@ -113,10 +116,10 @@ async def test_only_a_relay_names_other_hosts_and_pushes_none_out(
             await asyncio.gather(heartbeats, return_exceptions=True)
 
 
-async def beat(stream: object) -> None:
+async def beat(stream: Any) -> None:
     """Say that a host is alive, until cancelled."""
     while True:
-        await stream.write(rpc.AttendRequest(heartbeat=rpc.Heartbeat()))  # type: ignore[attr-defined]
+        await stream.write(rpc.AttendRequest(heartbeat=rpc.Heartbeat()))
         await asyncio.sleep(0.05)
 
 
@@ -225,6 +228,24 @@ async def test_a_check_says_what_is_right_and_what_is_not(
 def check(config: Path) -> str:
     ended = run_program("potluck-relay", "check", "--config", str(config), folder=config.parent)
     return (ended.stdout + ended.stderr).decode()
+
+
+async def until_ended(stream: Any) -> None:
+    """Read a control stream to its end."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+
+
+async def test_a_renewed_certificate_is_shown_at_once(federation: Federation, relay: Relay) -> None:
+    async with behind(relay, federation, "host-0") as host:
+        async with host.attending("client-0") as stream:
+            certificate_register.renew(federation.files.folder / "pki", "gate")
+            with pytest.raises(grpc.aio.AioRpcError, match="the relay connects anew"):
+                await until_ended(stream)
+        async with host.attending("client-0"):
+            assert await federation.attending_hosts() == {"host-0"}
+    assert relay.events().count("certificate renewed, connecting anew") == 1
 
 
 async def nobody_attends(federation: Federation) -> None:
