@@ -66,6 +66,8 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     welcomed = True
                     self._metrics.attending(1, clients)
                     log.info("host attends", host=identity.name, clients=clients)
+                if response.HasField("welcome"):
+                    response.welcome.object_store = False  # files go through here
                 if response.HasField("instruction"):
                     self._updates.expected.see(response.instruction, identity.name)
                 yield response
