@@ -135,8 +135,8 @@ def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
     plan = load_experiment(path, quick=quick)
     cells = cells_of(plan, hosts=plan.hosts, source=path)
     assert len({cell.digest for cell in cells}) == len(cells)
-    assert len(plan.seeds) == 3
-    assert plan.assumptions()
+    assert len(plan.seeds) >= 3
+    assert bool(plan.assumptions()) == (plan.preset is not None)
 
 
 def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
