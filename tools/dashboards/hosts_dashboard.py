@@ -130,9 +130,13 @@ HOSTS = Dashboard(
                         Query(
                             rate("potluck_host_transfer_bytes_total", "instance", "direction"),
                             "{{instance}} {{direction}}",
-                        )
+                        ),
+                        Query(
+                            rate("potluck_host_object_store_bytes_total", "instance", "direction"),
+                            "{{instance}} {{direction}}, by an object store",
+                        ),
                     ],
-                    about="Models down, updates up.",
+                    about="Models down, updates up; and those of them that an object store moved.",
                     unit="Bps",
                 ),
                 Panel(

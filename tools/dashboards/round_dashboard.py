@@ -117,6 +117,28 @@ ROUND = Dashboard(
                     unit="bytes",
                 ),
                 Panel(
+                    title="Object store",
+                    queries=[
+                        Query("min(potluck_object_store_up)", "answers"),
+                        Query(
+                            increase("potluck_object_store_failures_total", "job"),
+                            "requests that failed",
+                        ),
+                    ],
+                    about="Whether the store that files go through answers, and how often it "
+                    "failed; without data where there is none.",
+                ),
+                Panel(
+                    title="Bytes per second of the object store",
+                    queries=[
+                        Query(
+                            rate("potluck_object_store_bytes_total", "direction"), "{{direction}}"
+                        ),
+                    ],
+                    about="Models that the coordinator put there, updates that it fetched.",
+                    unit="Bps",
+                ),
+                Panel(
                     title="Sums at the host",
                     queries=[
                         Query(increase("potluck_sums_received_total", "job"), "sums"),
