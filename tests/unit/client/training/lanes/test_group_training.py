@@ -235,6 +235,7 @@ def test_a_member_without_samples_hurts_no_other(tmp_path: Path) -> None:
     [
         ({"network": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d"),
         ({"network": nn.Bilinear(4, 4, 3)}, "a Bilinear"),
+        ({"network": nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 3))}, "262,144 weights"),
         ({"optimizer": "adam"}, "adam"),
         ({"smallest_batch_size": 2}, "batches"),
         ({"objectives": [rpc.Plugin(name="focal")]}, "objective"),
