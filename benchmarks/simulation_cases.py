@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -117,6 +118,12 @@ CASES: Mapping[str, Case] = {
         network=tiny, shape=(32,), clients=1000, count=50, samples=200, batch_size=10, epochs=5
     ),
 }
+
+
+@cache
+def kept_data(name: str, client: int) -> tuple[Tensor, Tensor]:
+    """A client's samples, made once in each process."""
+    return CASES[name].data(client)
 
 
 class RoundNotes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,14 +12,7 @@ from flwr.common import Context, ndarrays_to_parameters
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
-from simulation_cases import CASES, Case, RoundNotes, train
-from torch import Tensor
-
-
-@lru_cache(maxsize=1000)
-def data_of(name: str, client: int) -> tuple[Tensor, Tensor]:
-    """A client's samples, made once in each actor."""
-    return CASES[name].data(client)
+from simulation_cases import CASES, Case, RoundNotes, kept_data, train
 
 
 class Trainee(NumPyClient):
@@ -36,8 +28,17 @@ class Trainee(NumPyClient):
         names = network.state_dict().keys()
         weights = [torch.from_numpy(array.copy()) for array in parameters]
         network.load_state_dict(OrderedDict(zip(names, weights, strict=True)))
-        train(network, *data_of(self._name, self._number), case, seed=self._number)
+        train(network, *kept_data(self._name, self._number), case, seed=self._number)
         return [value.numpy() for value in network.state_dict().values()], case.samples, {}
+
+
+class Strict(FedAvg):
+    """Averages all clients of a round, or ends the run."""
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        if failures:
+            raise RuntimeError(f"{len(failures)} clients failed, the first by: {failures[0]}")
+        return super().aggregate_fit(server_round, results, failures)
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
 
     def server(_: Context) -> ServerAppComponents:
         initial = [value.numpy() for value in case.initial().state_dict().values()]
-        strategy = FedAvg(
+        strategy = Strict(
             fraction_fit=case.count / case.clients,
             fraction_evaluate=0.0,
             min_fit_clients=case.count,
