@@ -188,3 +188,22 @@ CREATE TABLE rounds (
 CREATE INDEX rounds_by_state_file ON rounds (state_blake3);
 
 CREATE INDEX rounds_by_model ON rounds (model_blake3);
+
+CREATE TABLE late_updates (
+    run_id TEXT NOT NULL,
+    round BIGINT NOT NULL,
+    client_id TEXT NOT NULL,
+    attempt BIGINT NOT NULL,
+    state TEXT NOT NULL,
+    model_blake3 TEXT NOT NULL,
+    seconds_left DOUBLE PRECISION NOT NULL,
+    joined_round BIGINT,
+    weight DOUBLE PRECISION,
+    trouble TEXT,
+    PRIMARY KEY (run_id, round, client_id),
+    FOREIGN KEY(run_id, round, attempt) REFERENCES attempts (run_id, round, attempt)
+);
+
+CREATE INDEX late_updates_by_state ON late_updates (run_id, state);
+
+CREATE INDEX late_updates_by_joined_round ON late_updates (run_id, joined_round);

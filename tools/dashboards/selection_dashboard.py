@@ -85,9 +85,13 @@ SELECTION = Dashboard(
                 Panel(
                     title="What became of them",
                     queries=[
-                        Query(increase("potluck_cohort_members_total", "outcome"), "{{outcome}}")
+                        Query(increase("potluck_cohort_members_total", "outcome"), "{{outcome}}"),
+                        Query(
+                            increase("potluck_late_updates_total", "outcome"), "late, {{outcome}}"
+                        ),
                     ],
-                    about="Selected clients, and what became of them.",
+                    about="Selected clients, and what became of them; of those awaited after their "
+                    "round, whether their updates joined a later one.",
                 ),
                 Panel(
                     title="In quarantine",

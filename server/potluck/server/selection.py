@@ -92,6 +92,8 @@ class SelectionContext:
     that is not known. spares: how many of `count` the round does not wait for
     (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names
     of the parameters that updates have, in their order; empty unless the selector `drops` some.
+    late: clients whose update for an earlier round is still awaited; none of them is available
+    where others suffice.
     """
 
     round: int
@@ -103,6 +105,7 @@ class SelectionContext:
     spares: int = 0
     epochs: int = 1
     tensors: Sequence[str] = ()
+    late: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def generator(self, selector: str) -> np.random.Generator:
         """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""
@@ -300,6 +303,8 @@ class RoundOutcome:
     judgement: the selector's own.
     spared: the clients that the selector spared their upload. prolonged: per selected client, by
     what its passes were multiplied (`Selection.epochs`); without rows where by nothing.
+    late: clients whose update for an earlier round became part of this model. late_seconds: what
+    each of them took, as in seconds.
     """
 
     round: int
@@ -313,6 +318,8 @@ class RoundOutcome:
     judgement: Judgement = field(default_factory=Judgement)
     spared: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     prolonged: Floats = field(default_factory=lambda: np.zeros(0))
+    late: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    late_seconds: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 class Selector(Plugin):

@@ -28,6 +28,7 @@ from potluck.common.monitoring.metric_labels import (
     DisclosureOutcome,
     HostStage,
     Label,
+    LateOutcome,
     MeasuredParty,
     MemberOutcome,
     ProfileOutcome,
@@ -182,6 +183,12 @@ MEMBERS = _counter(
     "sum of the others. answered: its update was there; spared: the round had enough updates "
     "without it; abandoned: still at work when the attempt was given up.",
     outcome(MemberOutcome),
+)
+LATE_UPDATES = _counter(
+    "potluck_late_updates_total",
+    "Trainings that missed their round and were awaited for a later one, by what became of them. "
+    "joined: the update is part of a later model.",
+    outcome(LateOutcome),
 )
 CLIENT_FAILURES = _counter(
     "potluck_client_failures_total", "Members that could not deliver an update, by reason.", REASON

@@ -106,6 +106,13 @@ class MemberOutcome(StrEnum):
     ABANDONED = "abandoned"
 
 
+class LateOutcome(StrEnum):
+    """Outcome of a training that missed its round."""
+
+    JOINED = "joined"
+    DROPPED = "dropped"
+
+
 class TransferOutcome(StrEnum):
     """Outcome of an attempt to move a file."""
 

@@ -45,6 +45,26 @@ class Leavers(StrEnum):
     WAIT = "wait"
 
 
+class LateUpdates(Settings):
+    """Updates that come after their round was closed."""
+
+    rounds: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="How many rounds an update may be late and still join the round under way\n"
+        "then; 0: it is refused. Its client is left to train on, and meanwhile selected only\n"
+        "where others don't suffice. So many more models are kept on the coordinator's disk.",
+    )
+    beta: float = Field(
+        default=0.35,
+        ge=0,
+        le=1,
+        description="A late update weighs (1 - beta)/(rounds late + 1) beside a fresh one, and up\n"
+        "to 0.632 beta on top of that, the further it is from the mean of the fresh ones.",
+    )
+
+
 class RoundPolicy(Settings):
     """Deadlines, quorum and attempts of rounds."""
 
@@ -92,6 +112,11 @@ class RoundPolicy(Settings):
         default=5.0,
         ge=0,
         description="How long `wait` waits for a host to come back, in a round and before one.",
+    )
+
+    late_updates: LateUpdates = Field(
+        default=LateUpdates(),
+        description="Updates that come after the deadline, or when the round has enough others.",
     )
 
     def needed(self, cohort: int) -> int:

@@ -128,6 +128,13 @@ class RunFile(Settings):
     )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 
+    @property
+    def kept_models(self) -> Retention:
+        """What stays of its models: besides `retention`, those that late updates are made from."""
+        least = self.round.late_updates.rounds + 1
+        keep_last = max(self.retention.keep_last, least)
+        return self.retention.model_copy(update={"keep_last": keep_last})
+
     @field_validator("objective", mode="before")
     @classmethod
     def _listed(cls, objective: object) -> object:

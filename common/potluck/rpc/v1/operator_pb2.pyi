@@ -594,6 +594,7 @@ class CommittedRound(_message.Message):
     MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     SPREADS_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -618,6 +619,10 @@ class CommittedRound(_message.Message):
     def spreads(self) -> _containers.MessageMap[_builtins.str, Global___Spread]:
         """How measures of the new model are spread over clients, by the measure's name."""
 
+    @_builtins.property
+    def late(self) -> _containers.RepeatedCompositeFieldContainer[Global___LateUpdate]:
+        """Updates of earlier rounds that are part of the new model, by client."""
+
     def __init__(
         self,
         *,
@@ -630,14 +635,45 @@ class CommittedRound(_message.Message):
         model_blake3: _builtins.str = ...,
         spreads: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
         sums: _builtins.int = ...,
+        late: _abc.Iterable[Global___LateUpdate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommittedRound: _TypeAlias = CommittedRound  # noqa: Y015
+
+@_typing.final
+class LateUpdate(_message.Message):
+    """An update that missed its round and joined a later one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client that made it."""
+    round: _builtins.int
+    """The round that it was for."""
+    weight: _builtins.float
+    """What it counted for beside an update that came in time, which counts for 1."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "round", b"round", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LateUpdate: _TypeAlias = LateUpdate  # noqa: Y015
 
 @_typing.final
 class Spread(_message.Message):

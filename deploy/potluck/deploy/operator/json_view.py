@@ -88,11 +88,20 @@ def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
         "spreads": {
             name: spread_values(spread) for name, spread in sorted(committed.spreads.items())
         },
+        "late": late_values(committed),
         "seconds": committed.seconds,
         "bytes_down": committed.bytes_down,
         "bytes_up": committed.bytes_up,
         "model_blake3": committed.model_blake3,
     }
+
+
+def late_values(committed: operator_pb2.CommittedRound) -> list[dict[str, Any]]:
+    """The updates of earlier rounds that are part of a round's model."""
+    return [
+        {"client": each.client_id, "round": each.round, "weight": each.weight}
+        for each in committed.late
+    ]
 
 
 def spread_values(spread: operator_pb2.Spread) -> dict[str, Any]:

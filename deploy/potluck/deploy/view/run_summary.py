@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
 from potluck.common.learning.measures import MeasuredModel
-from potluck.deploy.operator.json_view import spread_values
+from potluck.deploy.operator.json_view import late_values, spread_values
 from potluck.deploy.operator.run_view import RunView, metric_values, shown_measures
 from potluck.rpc.v1.operator_pb2 import CommittedRound
 
@@ -33,6 +33,16 @@ class SpreadSummary(BaseModel):
     quantiles: dict[str, float] = Field(description="By the share of the clients below.")
 
 
+class LateSummary(BaseModel):
+    """An update that missed its round and joined a later one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    client: str
+    round: int = Field(description="The round that it was for.")
+    weight: float = Field(description="What it counted for beside one in time, which counts 1.")
+
+
 class RoundSummary(BaseModel):
     """A committed round. Shares are in [0, 1]; None where a metric is not defined."""
 
@@ -46,6 +56,9 @@ class RoundSummary(BaseModel):
     others: dict[str, float] = Field(default={}, description="Other measures, by name.")
     spreads: dict[str, SpreadSummary] = Field(
         default={}, description="Measures over clients, by name, where the run shows these."
+    )
+    late: list[LateSummary] = Field(
+        default=[], description="Updates of earlier rounds that are part of the model."
     )
     seconds: float = Field(description="From selection to commit.")
     bytes_down: int = Field(description="Model bytes sent to hosts.")
@@ -141,6 +154,7 @@ def _round_summary(committed: CommittedRound) -> RoundSummary:
             name: SpreadSummary(**spread_values(spread))
             for name, spread in sorted(committed.spreads.items())
         },
+        late=[LateSummary(**values) for values in late_values(committed)],
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,

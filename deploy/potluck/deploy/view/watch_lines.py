@@ -60,10 +60,12 @@ def round_line(
 
 
 def cohort_text(committed: operator_pb2.CommittedRound) -> str:
-    """Size of a cohort; `included/selected` where some dropped out."""
+    """Size of a cohort; `included/selected` where some dropped out, `+2 late` where updates of
+    earlier rounds joined."""
     selected = len(committed.members)
     left_out = sum(member.state in LEFT_OUT for member in committed.members)
-    return f"{selected - left_out}/{selected}" if left_out else str(selected)
+    size = f"{selected - left_out}/{selected}" if left_out else str(selected)
+    return f"{size} +{len(committed.late)} late" if committed.late else size
 
 
 def notice_line(notice: operator_pb2.Notice) -> str:

@@ -52,11 +52,15 @@ class RoundNumbers:
         if self.weights:
             return np.array([self.weights[client] for client in updates.clients])
         samples = np.array([row.samples for row in updates.rows], dtype=np.int64)
-        return counted(samples, self.limits)
+        counts = counted(samples, self.limits)
+        return counts if updates.factors is None else counts * updates.factors
 
 
 class OpenUpdates:
-    """A round's updates while they are being reduced, in client order."""
+    """A round's updates while they are being reduced, in client order; late ones behind them.
+
+    factors: of what each counts with; None where all count alike.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class OpenUpdates:
             else files.weights(file, model if files.delta else None)
             for update, file in zip(updates, opened, strict=True)
         ]
+        self.factors: NDArray[np.float64] | None = None
         self._updates, self._files, self._opened, self._model = updates, files, opened, model
 
     def without(self, clients: Collection[str]) -> OpenUpdates:
@@ -84,6 +89,24 @@ class OpenUpdates:
         updates = [self._updates[place] for place in kept]
         opened = [self._opened[place] for place in kept]
         return OpenUpdates(updates, self._files, opened, self._model)
+
+    def joined_by(
+        self,
+        updates: Sequence[SpooledUpdate],
+        opened: Sequence[TensorFile],
+        encoded: Sequence[EncodedUpdate],
+        factors: Sequence[float],
+    ) -> OpenUpdates:
+        """These with some late ones behind them. encoded: as if trained from the round's model.
+        factors: what each late one counts for beside a fresh one."""
+        both = OpenUpdates(self._updates, self._files, self._opened, self._model)
+        both.rows += [update.row for update in updates]
+        both.clients += [update.client for update in updates]
+        both.dropped += [() for _ in updates]
+        both.encoded += encoded
+        both.factors = np.array([*([1.0] * len(self.clients)), *factors])
+        both._opened = [*self._opened, *opened]
+        return both
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
         """One auxiliary of all of them."""

@@ -40,6 +40,7 @@ from potluck.server.aggregation.apply_round import OpenUpdates, RoundNumbers, ap
 from potluck.server.aggregation.audit.audit_records import BiasRecords, bias_changes
 from potluck.server.aggregation.initial_weights import load_weights
 from potluck.server.aggregation.judging import UpdatesSeen, judged
+from potluck.server.aggregation.late_updates import LateUpdate, joined_by_late
 from potluck.server.aggregation.move_by_sum import Total, move_by_sum
 from potluck.server.aggregation.network_memory import NetworksInFiles
 from potluck.server.aggregation.partial_update import renormalized, shares_sent
@@ -63,12 +64,16 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class MovedModel:
-    """The model that a round's updates make, and what the selector learned of them."""
+    """The model that a round's updates make, and what the selector learned of them.
+
+    late_weights: what each late update counted for beside a fresh one.
+    """
 
     model: ModelVersion
     strategy_state: State
     facts: UpdateFacts
     judgement: Judgement
+    late_weights: Sequence[float] = ()
 
 
 class ModelWork:
@@ -256,11 +261,13 @@ class ModelWork:
         *,
         clients: int,
         seen: UpdatesSeen,
+        late: Sequence[LateUpdate] = (),
     ) -> MovedModel:
         """Reduce a round's updates, in the order given, and move the model.
 
         clients: the run's clients so far, selected or not. seen: the updates as the selector sees
-        them. Of a strategy that trains, the model is one to go on from, which nobody may fetch yet.
+        them. late: updates of earlier rounds that join this one, of which the selector sees none.
+        Of a strategy that trains, the model is one to go on from, which nobody may fetch yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -281,14 +288,27 @@ class ModelWork:
             with opened(updates, files, before) as these:
                 facts, judgement = self._judge(these, before, numbers, seen)
                 kept = these.without(seen.clients(judgement.set_aside))
-                arrays, state = apply_round(strategy, state, current, kept, numbers, draft=draft)
+                beta = self._plan.run_file.round.late_updates.beta
+                with joined_by_late(
+                    kept, late, files, self._files, before, numbers.buffers, beta
+                ) as all_of_them:
+                    arrays, state = apply_round(
+                        strategy, state, current, all_of_them, numbers, draft=draft
+                    )
+                    factors = all_of_them.factors
                 self._note_bias(round_number, these.clients, these.encoded, before)
                 if strategy.trains:
                     published = whole(self._files.write(arrays, self.layout))
                 else:
                     own = draft if not strategy.one_way else None
                     published = self._publish(arrays, model, round_number, own)
-        return MovedModel(model=published, strategy_state=state, facts=facts, judgement=judgement)
+        return MovedModel(
+            model=published,
+            strategy_state=state,
+            facts=facts,
+            judgement=judgement,
+            late_weights=() if factors is None else factors[len(kept.clients) :].tolist(),
+        )
 
     def _judge(
         self, updates: OpenUpdates, before: Tensors, numbers: RoundNumbers, seen: UpdatesSeen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from potluck.common.errors import disk_error
@@ -50,25 +50,47 @@ class Spool:
         """A file of an earlier round to be written over, if there is one."""
         return self._spare.take()
 
-    def clear(self, round_number: int, attempt: int, spent: Iterable[Path] = ()) -> None:
-        """Forget an attempt's updates; the next one's are written over the `spent` ones.
+    def clear(
+        self,
+        round_number: int,
+        attempt: int,
+        spent: Iterable[Path] = (),
+        *,
+        keep: Collection[str] = (),
+    ) -> None:
+        """Forget an attempt's updates; the next one's are written over the `spent` ones. keep: the
+        clients whose updates stay.
 
         Others may still be mapped, by a check of one that came late: those are only deleted.
         """
         self._spare.clear()
-        folder = self._folder / f"{round_number}.{attempt}"
         with contextlib.suppress(FileNotFoundError):
             for path in spent:
                 self._spare.give(path)
-            _remove(folder)
+            self.clear_some(round_number, attempt, keep=keep)
 
-    def clear_except(self, round_number: int, attempt: int) -> None:
-        """Forget every other attempt's updates, e.g. those a crash left behind."""
+    def clear_some(self, round_number: int, attempt: int, *, keep: Collection[str] = ()) -> None:
+        """Forget an attempt's updates but for those of some clients."""
+        folder = self._folder / f"{round_number}.{attempt}"
+        with contextlib.suppress(FileNotFoundError):
+            if keep:
+                for path in folder.iterdir():
+                    if path.name.partition("@")[0] not in keep:
+                        path.unlink(missing_ok=True)
+            else:
+                _remove(folder)
+
+    def clear_except(self, kept: Mapping[tuple[int, int], Collection[str]]) -> None:
+        """Forget all updates but those of some attempts, e.g. what a crash left behind. kept: by
+        round and attempt, the clients whose updates stay; all where none is named."""
         if not self._folder.is_dir():
             return
         for folder in self._folder.iterdir():
-            if folder.name != f"{round_number}.{attempt}":
+            found = [key for key in kept if folder.name == f"{key[0]}.{key[1]}"]
+            if not found:
                 _remove(folder)
+            elif kept[found[0]]:
+                self.clear_some(*found[0], keep=kept[found[0]])
 
     def remove(self) -> None:
         """Forget everything: the run is over."""

@@ -16,37 +16,46 @@ from potluck.server.store.records import AttemptKey, MemberRow, MemberState, Upd
 
 
 def still_spooled(
-    spool: Spool, key: AttemptKey, members: Iterable[MemberRow], update_id: Callable[[str], str]
+    spool: Spool,
+    key: AttemptKey,
+    members: Iterable[MemberRow],
+    update_id: Callable[[str], str],
+    *,
+    missed: bool = False,
 ) -> Mapping[str, SpooledUpdate]:
     """By client, the received updates whose files are as they were verified; a crash of the machine
     may tear them. A sum counts only with all its members: one may have left after it was stored.
 
-    update_id: the id of a client's update in the attempt.
+    update_id: the id of a client's update in the attempt. missed: those that missed the round too.
     """
+    states = {MemberState.RECEIVED}
+    if missed:
+        states |= {MemberState.LATE, MemberState.SPARED}
     sums: dict[str, dict[str, UpdateRow]] = {}
     found: dict[str, SpooledUpdate] = {}
     for member in members:
         client, row = member.client_id, member.update
-        if member.state is not MemberState.RECEIVED or row is None:
+        if member.state not in states or row is None:
             continue
         if row.encoding == SUM:
             sums.setdefault(row.blake3, {})[client] = row
             continue
         path = spool.path(key.round, key.attempt, client, row.blake3)
-        if _intact(path, row.blake3):
+        if intact(path, row.blake3):
             found[client] = SpooledUpdate(
                 client=client, path=path, row=row, dropped=member.work.dropped
             )
     for blake3, rows in sums.items():
         file = spool.find(key.round, key.attempt, blake3)
         ids = [update_id(client) for client in rows]
-        if file is not None and _intact(file, blake3) and _holds(file, ids):
+        if file is not None and intact(file, blake3) and _holds(file, ids):
             for client, row in rows.items():
                 found[client] = SpooledUpdate(client=client, path=file, row=row)
     return found
 
 
-def _intact(path: Path, blake3: str) -> bool:
+def intact(path: Path, blake3: str) -> bool:
+    """True if a spooled file still is as it was verified."""
     try:
         return file_digest(path).blake3 == blake3
     except StorageError:

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.clock import now
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import train_instruction_id
-from potluck.server.store.records import MemberState, RoundRow
+from potluck.server.store.records import AttemptKey, LateRow, MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0
 """Time for which the announcement waits for a client's host."""
 
 
-def announce_closed(attendance: Attendance, row: RoundRow) -> None:
-    """Tell the cohort of a committed round whose updates are part of the model.
+def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:
+    """Tell the cohort of a committed round whose updates are part of the model, and clients of
+    earlier rounds whose late updates are. awaited: members whose update may still join a later
+    round; they are told then.
 
     A client that hears of it again does nothing.
     """
-    run_id, round_number, _ = row.key
     for member in row.members:
-        update_id = train_instruction_id(*row.key, member.client_id)
-        instruction = coordinator_pb2.Instruction(
-            id=f"{update_id}/settle",
-            client_id=member.client_id,
-            run_id=run_id,
-            round=round_number,
-            settle=coordinator_pb2.Settle(
-                included=member.state is MemberState.INCLUDED, update_id=update_id
-            ),
-        )
-        attendance.instruct(instruction, deadline=now() + SETTLE_SECONDS, until_acknowledged=True)
+        if member.client_id not in awaited:
+            included = member.state is MemberState.INCLUDED
+            _announce(attendance, row.key, member.client_id, included=included)
+    for late in row.late:
+        _announce(attendance, late.key, late.client_id, included=True)
+
+
+def announce_dropped(attendance: Attendance, rows: Iterable[LateRow]) -> None:
+    """Tell clients that their late updates won't be part of any model."""
+    for row in rows:
+        _announce(attendance, row.key, row.client_id, included=False)
+
+
+def _announce(attendance: Attendance, key: AttemptKey, client: str, *, included: bool) -> None:
+    update_id = train_instruction_id(*key, client)
+    instruction = coordinator_pb2.Instruction(
+        id=f"{update_id}/settle",
+        client_id=client,
+        run_id=key.run_id,
+        round=key.round,
+        settle=coordinator_pb2.Settle(included=included, update_id=update_id),
+    )
+    attendance.instruct(instruction, deadline=now() + SETTLE_SECONDS, until_acknowledged=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -112,13 +112,14 @@ class RoundCohort:
         """The round goes on without these members."""
         actions: list[Action] = []
         for client in clients:
+            awaited = state is MemberState.LATE and self._may_come_late(client)
             self.members[client].state = state
             self.members[client].trouble = trouble
             actions.append(MarkMember(self._round, self._attempt, client, state, trouble))
             said = self._notices.over(client, state, trouble, left_out=client in self._left_out)
             if said:
                 actions.append(Say(f"round {self._round}: {said}", warning=True))
-            if state is not MemberState.FAILED:
+            if state is not MemberState.FAILED and not awaited:
                 actions.append(Abandon(self._round, self._attempt, (client,)))
         return actions
 
@@ -141,15 +142,32 @@ class RoundCohort:
     def spare(self, clients: Sequence[str]) -> list[Action]:
         """The round has enough updates without these."""
         why = "the round had enough updates without it"
-        return self.spare_upload([(client, why) for client in clients])
+        awaited = {client for client in clients if self._may_come_late(client)}
+        return self.spare_upload([(client, why) for client in clients], awaited)
 
-    def spare_upload(self, spared: Sequence[tuple[str, str]]) -> list[Action]:
-        """The updates of these clients are not wanted. spared: who, and why."""
+    def spare_upload(
+        self, spared: Sequence[tuple[str, str]], awaited: Collection[str] = ()
+    ) -> list[Action]:
+        """The updates of these clients are not wanted. spared: who, and why. awaited: those of them
+        that may join a later round."""
         actions: list[Action] = []
         for client, why in spared:
             self.members[client].state = MemberState.SPARED
             actions.append(MarkMember(self._round, self._attempt, client, MemberState.SPARED, why))
-        return actions + self.abandon([client for client, _ in spared])
+        return actions + self.abandon([client for client, _ in spared if client not in awaited])
+
+    def _may_come_late(self, client: str) -> bool:
+        received = self.members[client].state is MemberState.RECEIVED
+        return self._rules.awaits_late(received=received)
+
+    @property
+    def missed(self) -> list[str]:
+        """Members without which the round is over, and who may still be at work for a later one, in
+        the order chosen."""
+        if not self._rules.policy.late_updates.rounds:
+            return []
+        states = (MemberState.LATE, MemberState.SPARED)
+        return [client for client, member in self.members.items() if member.state in states]
 
     def abandon(self, clients: Sequence[str]) -> list[Action]:
         """Tell these members to stop."""

@@ -45,6 +45,14 @@ class Excluded:
 
 
 @dataclass(frozen=True)
+class StillTraining:
+    """From the next selection on, these clients and no others are at work on an update for a round
+    that is closed."""
+
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """Clients can't take part in this run. troubles: who, and why."""
 
@@ -169,6 +177,7 @@ Event = (
     | Joined
     | Left
     | Excluded
+    | StillTraining
     | LeftOut
     | Readmitted
     | Selected

@@ -36,6 +36,8 @@ class Gathering:
         self.excluded: frozenset[str] = frozenset()
         self.left_out = LeftOutClients()
         """Clients that can't take part."""
+        self.still_training: frozenset[str] = frozenset()
+        """Clients at work for a round that is closed: selected anew if others don't suffice."""
         self.spared: set[str] = set()
         """Clients that failed an attempt at this round: selected again if others don't suffice."""
         self.waiting: Waiting | None = None
@@ -160,10 +162,15 @@ class Gathering:
         return tuple(c for c in clients if c not in self.excluded and c not in self.left_out)
 
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
-        """The clients that attend, without those that failed in this round if others suffice."""
+        """The clients that attend, without those that failed in this round or are still at work for
+        another if others suffice."""
         attending = [client for client in selectable if self.presence.attends(client)]
-        fresh = [client for client in attending if client not in self.spared]
-        return tuple(fresh if self.suffices(fresh, self.rules.needed) else attending)
+        free = [client for client in attending if client not in self.still_training]
+        fresh = [client for client in free if client not in self.spared]
+        for some in (fresh, free):
+            if self.suffices(some, self.rules.needed):
+                return tuple(some)
+        return tuple(attending)
 
     def _muster(self, clients: Collection[str], needed: int, *, at_least: bool = False) -> Muster:
         return Muster(

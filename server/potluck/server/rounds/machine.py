@@ -48,6 +48,7 @@ from potluck.server.rounds.events import (
     Select,
     Selected,
     Started,
+    StillTraining,
     StopRequested,
     SumArrived,
     SumFailed,
@@ -117,7 +118,7 @@ class RoundMachine:
             }
         )
         self._started = False
-        self._stored_available = was.available
+        self._stored_available = () if was.cohort else was.available  # of no round but this
         self._said_waiting = False
         self._round_deadline = 0.0
         self._decided = was.uploads_decided
@@ -158,6 +159,9 @@ class RoundMachine:
                 return self._leave(clients, now)
             case Excluded(clients):
                 self.gathering.excluded = frozenset(clients)
+                return self._select_if_ready(now)
+            case StillTraining(clients):
+                self.gathering.still_training = frozenset(clients)
                 return self._select_if_ready(now)
             case LeftOut(troubles):
                 return self._leave_out(dict(troubles), now)
@@ -377,7 +381,7 @@ class RoundMachine:
         cohort, gathering = self.cohort, self.gathering
         reason = f"round {self.round}, attempt {self.attempt}: {why}"
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
-        actions += cohort.abandon(cohort.pending)
+        actions += cohort.abandon([*cohort.pending, *cohort.missed])
         again = "trying again with a new cohort"
         to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
         unable = self.attempts.excuse(cohort.members.keys() & gathering.left_out.troubles.keys())
@@ -430,4 +434,5 @@ class RoundMachine:
     def _end(self, ending: RunEnding, reason: str) -> list[Action]:
         self.phase = Phase.ENDED
         # They are told to stop only now: a run whose end is not stored goes on with them.
-        return [End(ending, reason), *self.cohort.abandon(self.cohort.pending)]
+        still_at_work = [*self.cohort.pending, *self.cohort.missed]
+        return [End(ending, reason), *self.cohort.abandon(still_at_work)]

@@ -20,6 +20,7 @@ from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import by_protocol, check_composition, check_work
+from potluck.server.rounds.lateness import check_late_updates
 from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.summable import check_summing
@@ -158,6 +159,7 @@ def draw_up(
     remarks = check_composition(run_file, strategy, training, source=source)
     check_masking(run_file, strategy, choosing, source=source)
     check_summing(run_file, strategy, choosing, source=source)
+    check_late_updates(run_file, choosing, strategy, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
         task=task,

@@ -39,6 +39,11 @@ class RoundRules:
         """Clients without whom no round can begin."""
         return max(self.policy.needed(self.count), self.hosts)
 
+    def awaits_late(self, *, received: bool) -> bool:
+        """Return whether an update that missed its round may still join a later one. received: it
+        is here; on a virtual clock all are that come at all."""
+        return self.policy.late_updates.rounds > 0 and (received or not self.simulated)
+
     def evaluates(self, round_number: int) -> bool:
         """Return whether that round's model is evaluated."""
         if self.evaluate_every == 0:

@@ -26,6 +26,13 @@ from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
+from potluck.server.runs.late_arrivals import (
+    joining,
+    kept_clients,
+    let_go,
+    missed,
+    tell_machine,
+)
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
@@ -33,6 +40,8 @@ from potluck.server.store import Store
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AttemptKey,
+    LateRow,
+    LateState,
     RoundCommit,
     RoundRow,
     RunRow,
@@ -44,6 +53,7 @@ from potluck.server.watching.feed import committed_round_message
 async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.intake.updates[client] for client in clients]
+    run.intake.joining = joining(run, _simulated_seconds(run, clients))
     await asyncio.to_thread(give_back_freed_memory)  # before more is needed
     result = await path.reduce(updates)
     if result is not None:
@@ -112,6 +122,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     """Commit the round: its states are on disk before its row is in the store."""
     result, outcome, set_aside = run.result, _outcome(run, action), _set_aside(run)
     included = tuple(client for client in action.included if client not in set_aside)
+    late = _close_late(run, action)
     selector_state = run.plan.selector.observe(run.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
@@ -123,12 +134,13 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         strategy_scalars=states.strategy.scalars,
         metrics={**result.metrics, **_training_means(run, included)},
         spreads=result.spreads,
-        seconds=_round_seconds(run, outcome),
+        seconds=_round_seconds(run, action.included),
         bytes_down=run.intake.bytes_down,
         bytes_up=run.intake.bytes_up,
         committed_at=utc(),
         included=included,
         set_aside=set_aside,
+        late=late,
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.
@@ -142,9 +154,37 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     row, run.record.row = await in_store(partial(_committed, key=run.key))
     run.model_before, run.model, run.states = run.model, run.result.model, states
     run.remember(row)
-    announce_closed(run.services.attendance, row)
+    awaited = [each.client_id for each in run.late.awaited if each.key == row.key]
+    announce_closed(run.services.attendance, row, awaited)
+    let_go(run, [each for each in round_commit.late if each.state is LateState.DROPPED])
+    run.services.observer.late(round_commit.late)
+    tell_machine(run)
     _announce(run, row)
-    aftermath.begin(row, [*{update.path: None for update in run.intake.updates.values()}])
+    updates = run.intake.updates
+    aftermath.begin(
+        row,
+        [*{update.path: None for c, update in updates.items() if c not in awaited}],
+        round_commit.late,
+    )
+
+
+def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
+    """Note which late updates the round has, and whose are awaited from now on."""
+    weights = zip(run.intake.joining, run.result.late_weights, strict=True)
+    cohort = run.attempt.cohort
+    changed = run.late.close_round(
+        run.key,
+        {row.client_id: weight for row, weight in weights},
+        missed(run),
+        model_blake3=run.model.blake3,
+        round_seconds=_simulated_seconds(run, action.included),
+        work={client: each.work for client, each in cohort.items()},
+    )
+    begun = {**run.late_since, **run.intake.instructed}
+    run.late_since = {
+        row.client_id: begun[row.client_id] for row in run.late.awaited if row.client_id in begun
+    }
+    return changed
 
 
 def _set_aside(run: Run) -> Mapping[str, str]:
@@ -159,6 +199,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     updates = run.intake.updates
     # Updates that came but are left out don't count: after a kill it is not known which came.
     rows = [updates[c].row if c in action.included else None for c in cohort]
+    late = run.intake.joining
     names = ["loss", *sorted(run.plan.reports)]
     reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
     seconds = np.array([math.nan if row is None else row.seconds for row in rows])
@@ -173,6 +214,8 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         reports=reports,
         answers=tuple(run.attempt.answers),
         deadline_seconds=_deadline(run, seconds),
+        late=run.roster.rows([row.client_id for row in late]),
+        late_seconds=np.array([row.update.seconds for row in late if row.update], np.float64),
         facts=run.result.facts,
         judgement=judgement,
         prolonged=_prolonged(run),
@@ -197,12 +240,23 @@ def _deadline(run: Run, seconds: NDArray[np.float64]) -> float:
     return run_file.virtual_clock.deadline_seconds or float(np.nanmax(seconds))
 
 
-def _round_seconds(run: Run, outcome: RoundOutcome) -> float:
+def _round_seconds(run: Run, included: Sequence[str]) -> float:
     """Duration of the round; on a virtual clock, until the last update in time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
-    everybody = not np.isnan(outcome.seconds).any()
-    return float(np.nanmax(outcome.seconds)) if everybody else outcome.deadline_seconds
+    return _simulated_seconds(run, included)
+
+
+def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
+    """Duration of the round on a virtual clock; 0 on a real one. included: whose updates came in
+    time."""
+    if not run.plan.run_file.virtual_clock.enabled:
+        return 0.0
+    updates = run.intake.updates
+    came = [updates[c].row.seconds if c in included else math.nan for c in run.attempt.cohort]
+    seconds = np.array(came)
+    everybody = not np.isnan(seconds).any()
+    return float(np.nanmax(seconds)) if everybody else _deadline(run, seconds)
 
 
 def _announce(run: Run, row: RoundRow) -> None:
@@ -224,9 +278,10 @@ class Aftermath:
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, row: RoundRow, spent: Sequence[Path]) -> None:
-        """A round is committed. spent: its updates' files."""
-        self._task = asyncio.create_task(self._follow(row, spent))
+    def begin(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
+        """A round is committed. spent: its updates' files. late: trainings that missed their round,
+        as far as something is new of them."""
+        self._task = asyncio.create_task(self._follow(row, spent, late))
 
     async def settled(self) -> None:
         """Wait until it is done. Raises what went wrong there."""
@@ -238,11 +293,17 @@ class Aftermath:
         if self._task is not None:
             self._task.cancel()
 
-    async def _follow(self, row: RoundRow, spent: Sequence[Path]) -> None:
+    async def _follow(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
         run = self._run
         await run.services.note_commit(row)
         await run.judge_offenders()
-        await asyncio.to_thread(run.spool.clear, row.key.round, row.key.attempt, spent)
+        kept = kept_clients(run)
+        over = {(each.round, each.attempt) for each in late} - {row.key[1:]}
+        await asyncio.to_thread(
+            run.spool.clear, *row.key[1:], spent, keep=kept.get(row.key[1:], ())
+        )
+        for attempt in sorted(over):
+            await asyncio.to_thread(run.spool.clear_some, *attempt, keep=kept.get(attempt, ()))
         await self._observe(row)
         if run.model_before is not None:
             norm = await in_thread(run.work.step_norm, run.model_before, run.model)

@@ -26,6 +26,7 @@ from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
+from potluck.server.runs.late_arrivals import empty_register, kept_clients, restore
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
@@ -81,6 +82,7 @@ async def resume(
         alarms=SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
         model=model,
         states=states,
+        late=empty_register(plan),
     )
     if roster:
         await _go_on(run, last)
@@ -202,16 +204,19 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     run_id, in_store = run.id, run.services.in_store
     committed = 0 if last is None else last.key.round
     run.recall(await in_store(lambda store: store.participation(run_id)))
-    if last is not None:  # the coordinator may have gone down before it did
-        announce_closed(run.services.attendance, last)
-    run.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
     attempt: AttemptRow | None = await in_store(lambda store: store.current_attempt(run_id))
+    cohort = [] if attempt is None else [member.client_id for member in attempt.members]
+    await restore(run, cohort)
+    if last is not None:  # the coordinator may have gone down before it did
+        awaited = [each.client_id for each in run.late.awaited if each.key == last.key]
+        announce_closed(run.services.attendance, last, awaited)
+    run.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
     if attempt is not None and run.plan.run_file.secure_aggregation:
         await _abandon_masked(run, attempt)
         attempt = None
     if attempt is None:
         spent = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
-        await asyncio.to_thread(run.spool.remove)
+        await asyncio.to_thread(run.spool.clear_except, kept_clients(run))
         resumption = Resumption(
             roster=run.roster,
             committed=committed,
@@ -253,13 +258,15 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
             key,
             attempt.members,
             lambda client: train_instruction_id(*key, client),
+            missed=run.late.most_rounds > 0,
         )
     )
     cohort = [
         (member.client_id, _state_now(member, whole=member.client_id in run.intake.updates))
         for member in attempt.members
     ]
-    await asyncio.to_thread(run.spool.clear_except, key.round, key.attempt)
+    kept: dict[tuple[int, int], set[str]] = {**kept_clients(run), (key.round, key.attempt): set()}
+    await asyncio.to_thread(run.spool.clear_except, kept)
     return Resumption(
         roster=run.roster,
         committed=committed,

@@ -12,6 +12,7 @@ from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
+from potluck.server.runs.late_arrivals import let_go, tell_machine
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
@@ -41,14 +42,18 @@ class RoundLoop:
 
     def serves(self, blake3: str) -> bool:
         """Return whether hosts fetch this file now."""
-        return blake3 in self.run.model.digests or blake3 in self._training.auxiliaries.digests
+        late = any(blake3 == row.model_blake3 for row in self.run.late.awaited)
+        return (
+            blake3 in self.run.model.digests or blake3 in self._training.auxiliaries.digests or late
+        )
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self.run
         models = (run.model, run.model_before, run.result.model, run.profiling.model)
         of_models = {digest for model in models if model is not None for digest in model.digests}
-        return of_models | self._training.auxiliaries.digests
+        late = {row.model_blake3 for row in run.late.awaited}
+        return of_models | late | self._training.auxiliaries.digests
 
     # Events -----------------------------------------------------------------------------------
 
@@ -57,6 +62,8 @@ class RoundLoop:
         run = self.run
         await run.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
+        tell_machine(run)
+        self._await_late()
         run.post(rounds.Started())
         self._on_attendance(self._attendance.clients, joined=True)
         while run.machine.phase is not Phase.ENDED:
@@ -65,6 +72,12 @@ class RoundLoop:
             run.services.observer.noted(event, actions, run.machine.phase)
             for action in actions:
                 await self._carry_out(action)
+
+    def _await_late(self) -> None:
+        """Have those train on whose updates missed their round."""
+        for row in self.run.late.awaited:
+            if row.update is None:
+                self._training.begin_late(row)
 
     async def fail(self, reason: str) -> None:
         """End the run for something that the machine has not heard of."""
@@ -78,6 +91,7 @@ class RoundLoop:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._slow
+        let_go(self.run, self.run.late.awaited)
         await self._path.give_up()
         await self._aftermath.settled()
 

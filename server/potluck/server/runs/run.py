@@ -26,6 +26,7 @@ from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.lateness import LateRegister
 from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
@@ -36,6 +37,7 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
+    LateRow,
     MemberState,
     MemberWork,
     Metrics,
@@ -90,6 +92,8 @@ class Intake:
     offers: dict[str, Offer] = field(default_factory=dict)
     """What clients say of updates that they keep."""
     updates: dict[str, SpooledUpdate] = field(default_factory=dict)
+    joining: Sequence[LateRow] = ()
+    """Late trainings whose updates go into this round's model; once it is reduced."""
     bytes_down: int = 0
     bytes_up: int = 0
 
@@ -98,11 +102,13 @@ class Intake:
 class RoundModel:
     """The model that a round makes; until its updates are reduced, the model as it was.
 
-    facts, judgement: what the selector learned of the updates, and made of them.
+    facts, judgement: what the selector learned of the updates, and made of them. late_weights: of
+    the late updates in it, in the order in which they joined.
     """
 
     model: ModelVersion
     strategy_state: State
+    late_weights: Sequence[float] = ()
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)
     metrics: Metrics = field(default_factory=dict)
@@ -129,12 +135,16 @@ class Run:
     """The one they trained from before, as long as something is to be learnt from it."""
     states: States
     """The states of selector and strategy after the last committed round."""
+    late: LateRegister
+    """Trainings that missed their round and may join a later one."""
     attempt: Attempt = field(default_factory=Attempt)
     intake: Intake = field(default_factory=Intake)
     result: RoundModel = field(init=False)
     """The result of the attempt under way, or of the last round until the next one is selected."""
     stored_attempt: AttemptKey | None = None
     """The attempt that is in the store."""
+    late_since: dict[str, float] = field(default_factory=dict)
+    """When these clients were sent their training."""
     included_updates: dict[str, str] = field(default_factory=dict)
     """The last update of each client that became part of the model."""
     enrolled: tuple[State, int, State] | None = None
@@ -199,6 +209,9 @@ class Run:
         for member in row.included:
             update_id = train_instruction_id(*row.key, member.client_id)
             self.included_updates[member.client_id] = update_id
+        for late in row.late:
+            update_id = train_instruction_id(*late.key, late.client_id)
+            self.included_updates[late.client_id] = update_id
         self.eligibility.picks.add([member.client_id for member in row.members])
         self.alarms.look_at_picks(self.eligibility.picks.counts)
 

@@ -17,11 +17,12 @@ from potluck.server.hosts.instructions import (
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
 from potluck.server.runs.enrolment import enrolled
+from potluck.server.runs.late_arrivals import began_with, give_up
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.runs.upload_decision import read_offer
-from potluck.server.store.records import AttemptKey
+from potluck.server.store.records import AttemptKey, LateRow
 
 
 class Training:
@@ -37,8 +38,8 @@ class Training:
         """Instruct a client to train."""
         run = self._run
         auxiliary = await self.auxiliaries.message(client)
-        machine, policy = run.machine, run.plan.run_file.round
-        work = run.attempt.cohort[client].work
+        machine, work = run.machine, run.attempt.cohort[client].work
+        await give_up(run, client)
         run.intake.instructed.setdefault(client, now())
         instruction = train_instruction(
             run.plan,
@@ -62,15 +63,47 @@ class Training:
         await self._path.begin(instruction.train)
         run.services.attendance.instruct(
             instruction,
-            deadline=now() + policy.deadline_seconds,
+            deadline=now() + self._seconds(),
             on_answer=partial(self._on_answer, client, machine.round, machine.attempt),
         )
+
+    def begin_late(self, row: LateRow) -> None:
+        """Instruct a client to go on with a training that missed its round; nothing where it is
+        instructed already."""
+        run, client = self._run, row.client_id
+        instruction = train_instruction(
+            run.plan,
+            train_instruction_id(*row.key, client),
+            run.id,
+            row.round,
+            client,
+            model_reference(began_with(run, row)),
+            member=row.work,
+        )
+        instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
+        run.late_since.setdefault(client, run.intake.instructed.get(client, now()))
+        run.services.attendance.instruct(
+            instruction,
+            deadline=now() + self._seconds(),
+            on_answer=partial(self._on_answer, client, row.round, row.attempt),
+        )
+
+    def _seconds(self) -> float:
+        """How long a training may take: one that misses its round goes on for as many more as it
+        may be late."""
+        more = 0 if self._run.late.simulated else self._run.late.most_rounds
+        return self._run.plan.run_file.round.deadline_seconds * (1 + more)
 
     def _on_answer(
         self, client: str, round_number: int, attempt: int, answer: coordinator_pb2.Answer
     ) -> None:
-        machine = self._run.machine
+        machine, late = self._run.machine, self._run.late.find(client)
         under_way = (round_number, attempt) == (machine.round, machine.attempt)
+        if late is not None and (round_number, attempt) == (late.round, late.attempt):
+            if answer.WhichOneof("outcome") == "failure":
+                failure = answer.failure
+                self._inbox.fail_late(client, f"{failure.message[:400]} ({failure.reason[:80]})")
+            return
         if not under_way:
             return
         match answer.WhichOneof("outcome"):

@@ -23,13 +23,15 @@ from potluck.common.plain_text import plain
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now
+from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.hosts.offences import OFFENCES
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
+from potluck.server.runs.late_arrivals import began_with, tell_machine
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.store.model_files import ModelVersion
-from potluck.server.store.records import AttemptKey, MemberChange, MemberState, UpdateRow
+from potluck.server.store.records import AttemptKey, LateRow, MemberChange, MemberState, UpdateRow
 
 MOST_NAMED = 50
 """Clients of a sum that a refusal names: it must fit into the metadata of a call."""
@@ -65,17 +67,19 @@ class UpdateInbox:
         self._recording: asyncio.Task[None] | None = None
         self._being_recorded: set[str] = set()  # ids; another sum must not take them as well
 
-    @property
-    def model(self) -> ModelVersion:
-        """The model clients train from."""
-        return self._run.model
+    def model(self, client: str, update_id: str) -> ModelVersion:
+        """The model that an update is made from."""
+        late = self._late(client, update_id)
+        return self._run.model if late is None else began_with(self._run, late)
 
     # Which updates ----------------------------------------------------------------------------
 
     def has(self, client: str, update_id: str, blake3: str) -> bool:
         """True if the update with this id is spooled in the attempt under way; one that may be in
         several sums, if it came in the file with this digest."""
-        run = self._run
+        run, late = self._run, self._late(client, update_id)
+        if late is not None:
+            return late.update is not None
         update = run.intake.updates.get(client)
         if update is None or update_id != run.instruction_id(client):
             return False
@@ -88,13 +92,32 @@ class UpdateInbox:
         under_way = machine.phase is not Phase.ENDED and waits
         return under_way and update_id == run.instruction_id(client)
 
+    def _late(self, client: str, update_id: str) -> LateRow | None:
+        """The training for a round that is closed that this is the update of."""
+        late = self._run.late.find(client)
+        if late is None or update_id != train_instruction_id(*late.key, client):
+            return None
+        return late
+
+    def _key(self, client: str, update_id: str) -> AttemptKey | None:
+        """The attempt that an update is for which may be sent; None where nobody waits for it."""
+        run, machine, late = self._run, self._run.machine, self._late(client, update_id)
+        if late is not None:
+            return None if machine.phase is Phase.ENDED else late.key
+        if self.expects(client, update_id):
+            return run.key
+        missed = machine.phase is not Phase.ENDED and client in machine.cohort.missed
+        if missed and not run.late.simulated and update_id == run.instruction_id(client):
+            return run.key
+        return None
+
     def require(self, client: str, update_id: str) -> None:
         """Raises RoundClosedError unless an update with this id is waited for."""
         self._require([transfer_pb2.SumMember(client_id=client, update_id=update_id)])
 
     def _require(self, members: Iterable[transfer_pb2.SumMember]) -> None:
         """Raises RoundClosedError, naming their clients, unless all of these are waited for."""
-        gone = [each for each in members if not self.expects(each.client_id, each.update_id)]
+        gone = [each for each in members if self._key(each.client_id, each.update_id) is None]
         self._refuse_for(gone)
 
     def _refuse_for(self, gone: Sequence[transfer_pb2.SumMember]) -> None:
@@ -114,16 +137,16 @@ class UpdateInbox:
         self._require(members_of(header))
         self._path.check_header(header)
 
-    def held_bytes(self, client: str, blake3: str) -> int:
+    def held_bytes(self, client: str, update_id: str, blake3: str) -> int:
         """Bytes that have arrived of the client's file with this digest."""
-        return held_bytes(self._file(client, blake3))
+        return held_bytes(self._file(client, update_id, blake3))
 
     def receiver(self, header: transfer_pb2.UpdateHeader, maximum: int) -> FileReceiver:
         """Receiver of the update's file, of at most so many bytes. Raises RoundClosedError."""
         run = self._run
         self._require(members_of(header))
         run.services.observer.upload_begins()
-        path = self._file(header.client_id, header.blake3)
+        path = self._file(header.client_id, header.update_id, header.blake3)
         run.spool.clear_others(path)
         return FileReceiver(
             path,
@@ -161,9 +184,9 @@ class UpdateInbox:
             self._run.post(rounds.Broke(error.message))
             raise
 
-    def _file(self, client: str, blake3: str) -> Path:
-        machine = self._run.machine
-        return self._run.spool.path(machine.round, machine.attempt, client, blake3)
+    def _file(self, client: str, update_id: str, blake3: str) -> Path:
+        key = self._key(client, update_id) or self._run.key
+        return self._run.spool.path(key.round, key.attempt, client, blake3)
 
     # Once it is whole -------------------------------------------------------------------------
 
@@ -183,6 +206,8 @@ class UpdateInbox:
             for each in members:
                 if self.expects(each.client_id, each.update_id):
                     self._reject(each.client_id, error)
+                elif self._late(each.client_id, each.update_id) is not None:
+                    self.fail_late(each.client_id, f"{error.message} ({error.reason})")
             raise
         await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
@@ -192,6 +217,8 @@ class UpdateInbox:
         Raises RoundClosedError where some of a sum are not waited for any more.
         """
         run = self._run
+        if await self._accepted_late(updates):
+            return
         changes = [
             MemberChange(client_id=each.client, state=MemberState.RECEIVED, update=each.row)
             for each in updates.values()
@@ -203,6 +230,7 @@ class UpdateInbox:
             self._being_recorded.difference_update(updates)
         awaited = [self.expects(each.client, update_id) for update_id, each in updates.items()]
         if not any(awaited):
+            await self._accepted_late(updates)  # given up meanwhile
             return
         if not all(awaited):
             self._require(
@@ -214,6 +242,31 @@ class UpdateInbox:
         arrived = tuple((each.client, each.row.seconds) for each in updates.values())
         summed = next(iter(updates.values())).row.encoding == SUM
         run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
+
+    async def _accepted_late(self, updates: Mapping[str, SpooledUpdate]) -> bool:
+        """Record an update whose round does not wait for it, where it may join another; true if it
+        was one. Of sums there are none."""
+        [(update_id, update), *others] = updates.items()
+        run, client = self._run, update.client
+        key = self._key(client, update_id)
+        if others or key is None or self.expects(client, update_id):
+            return False
+        await run.services.in_store(lambda store: store.add_late_update(key, client, update.row))
+        if self._late(client, update_id) is not None:
+            run.late.receive(client, update.row)
+        elif self._key(client, update_id) is not None:
+            run.intake.updates[client] = update
+        run.services.attendance.retire([update_id])
+        return True
+
+    def fail_late(self, client: str, trouble: str) -> None:
+        """A client can't deliver its update for a round that is closed."""
+        run = self._run
+        row = run.late.fail(client, plain(trouble, 500))
+        if row is not None:
+            run.services.attendance.retire([train_instruction_id(*row.key, client)])
+            run.say(f"round {row.round}: the late update of {client} won't come: {row.trouble}")
+            tell_machine(run)
 
     def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
@@ -245,7 +298,9 @@ class UpdateInbox:
     def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
         run, report = self._run, self._path.report(member)
         if not run.plan.run_file.virtual_clock.enabled:  # else the client says it
-            instructed = run.intake.instructed.get(member.client_id, now())
+            late = self._late(member.client_id, member.update_id)
+            since = run.intake.instructed if late is None else run.late_since
+            instructed = since.get(member.client_id, now())
             report = replace(report, seconds=now() - instructed)
         return UpdateRow(
             blake3=header.blake3,

@@ -17,6 +17,7 @@ from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
 from potluck.server.runs.enrolment import enrolled
+from potluck.server.runs.late_arrivals import late_updates
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import RoundModel, Run
 from potluck.server.runs.server_training import train_on_coordinator
@@ -153,6 +154,7 @@ class OpenRounds:
                 places={update.client: row for update, row in zip(updates, rows, strict=True)},
                 weights={client: each for client, each in weights.items() if each is not None},
             ),
+            late=late_updates(run),
         )
         model = moved.model
         if run.plan.strategy.trains:
@@ -164,6 +166,7 @@ class OpenRounds:
             strategy_state=moved.strategy_state,
             facts=moved.facts,
             judgement=moved.judgement,
+            late_weights=moved.late_weights,
         )
 
     async def give_up(self) -> None:

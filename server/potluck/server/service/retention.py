@@ -99,7 +99,7 @@ def is_kept(holder: FileHolder) -> bool:
 def _retention(run_file: str) -> Retention | None:
     """None for a run file of another release; better too many files than too few."""
     try:
-        return parse_run_file(run_file, source="run file").retention
+        return parse_run_file(run_file, source="run file").kept_models
     except ConfigurationError:
         return None
 

@@ -91,7 +91,7 @@ class RunsUnderWay:
             attendance=self._attendance,
             files=self._files,
             in_store=self._in_store,
-            tidy=partial(self._tidying.after_commit, run_id, plan.run_file.retention),
+            tidy=partial(self._tidying.after_commit, run_id, plan.run_file.kept_models),
             note_commit=self.commits.note,
             pretrain=partial(self._pretrain, run_id, plan),
             offended=self._offended,

@@ -53,7 +53,7 @@ class Uploads:
             return coordinator_pb2.LocateUploadResponse(complete=True)
         inbox.require(request.client_id, request.update_id)
         check_digest(request.blake3)
-        held = inbox.held_bytes(request.client_id, request.blake3)
+        held = inbox.held_bytes(request.client_id, request.update_id, request.blake3)
         place, there = await self._place(request, inbox, identity)
         return coordinator_pb2.LocateUploadResponse(offset=held, place=place, stored=there)
 
@@ -94,7 +94,7 @@ class Uploads:
             return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
         inbox.announced(header)
         if header.stored:
-            header.offset = inbox.held_bytes(client, header.blake3)
+            header.offset = inbox.held_bytes(client, header.update_id, header.blake3)
         elif self._coordinator.stored is not None:
             self._coordinator.stored.require_direct(identity.name)
         counted = self._coordinator.metrics.transfer(
@@ -105,7 +105,8 @@ class Uploads:
             if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
-                upload = _Upload(header, inbox, inbox.model, transfer)
+                model = inbox.model(client, header.update_id)
+                upload = _Upload(header, inbox, model, transfer)
                 receive = self._collect if header.stored else self._receive
                 with inbox.spooling(header):
                     receiver, blake3 = await receive(upload, frames, stack)
@@ -150,7 +151,8 @@ class Uploads:
             inbox.count_up(size)
 
         async with self._coordinator.transfers.turn(upload.transfer):
-            header.offset = min(header.size, inbox.held_bytes(header.client_id, header.blake3))
+            held = inbox.held_bytes(header.client_id, header.update_id, header.blake3)
+            header.offset = min(header.size, held)
             receiver = inbox.receiver(header, self._coordinator.config.maximum_model_bytes)
             stack.enter_context(contextlib.closing(receiver))
             await stored.updates.collect(header, receiver, moved)

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from potluck.server.store.part import of_attempt, upsert
 from potluck.server.store.records import (
     AttemptKey,
+    LateRow,
     MemberChange,
     MemberRow,
     MemberWork,
@@ -73,15 +74,33 @@ def member_values(change: MemberChange) -> dict[str, Any]:
     """The columns that a change sets; those of the update only where there is one."""
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
-    if change.update is not None:
-        values |= {
-            name: encode_value(value)
-            for name, value in vars(change.update).items()
-            if name != "measures"
+    return values if change.update is None else values | update_values(change.update)
+
+
+def update_values(update: UpdateRow) -> dict[str, Any]:
+    """The columns of an update."""
+    values: dict[str, Any] = {
+        name: encode_value(value) for name, value in vars(update).items() if name != "measures"
+    }
+    sums = {name: vars(each) for name, each in update.measures.items()}
+    return {**values, "measures": encode_json(sums)}
+
+
+def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
+    """Note the trainings for earlier rounds whose updates are part of a round being committed."""
+    values = [
+        {
+            "run_id": row.run_id,
+            "client_id": row.client_id,
+            "picks": 0,
+            "samples": None if row.update is None else row.update.samples or None,
+            "included_round": row.round,
+            "included_attempt": row.attempt,
         }
-        sums = {name: vars(each) for name, each in change.update.measures.items()}
-        values["measures"] = encode_json(sums)
-    return values
+        for row in rows
+    ]
+    newest = ("samples", "included_round", "included_attempt")
+    upsert(connection, schema.participation, values, update=newest, add=["picks"], keep_known=True)
 
 
 def work_values(work: MemberWork) -> dict[str, Any]:

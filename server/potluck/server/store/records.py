@@ -176,6 +176,45 @@ class MemberRow:
     work: MemberWork = field(default_factory=lambda: AS_THE_RUN_SAYS)
 
 
+class LateState(StrEnum):
+    """The state of a training that missed its round."""
+
+    AWAITED = "awaited"
+    """Its update may join a later round."""
+    JOINED = "joined"
+    """Its update is part of a later round's model."""
+    DROPPED = "dropped"
+    """Nobody waits for its update any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRow:
+    """A training that missed the round that it was for.
+
+    model_blake3: of the model that it began with. seconds_left: simulated ones until it comes.
+    joined_round: whose model it became part of; weight: what it counted for there beside a fresh
+    update. update: where it is here. work: as in `MemberRow`.
+    """
+
+    run_id: str
+    round: int
+    attempt: int
+    client_id: str
+    state: LateState
+    model_blake3: str
+    seconds_left: float = 0.0
+    joined_round: int | None = None
+    weight: float | None = None
+    trouble: str | None = None
+    update: UpdateRow | None = None
+    work: MemberWork = AS_THE_RUN_SAYS
+
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt that it was for."""
+        return AttemptKey(self.run_id, self.round, self.attempt)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
     """A question a selector asked; answers: None until they are in."""
@@ -218,7 +257,8 @@ there."""
 class RoundCommit:
     """All that is stored with a round. state_blake3: the file with the arrays of both states.
 
-    set_aside: clients whose update is in and not part of the model, each with the reason.
+    set_aside: clients whose update is in and not part of the model, each with the reason. late:
+    trainings of this round and others of which something is new, see `LateRow`.
     """
 
     key: AttemptKey
@@ -234,12 +274,13 @@ class RoundCommit:
     committed_at: datetime
     included: Sequence[str]
     set_aside: Mapping[str, str] = field(default_factory=dict)
+    late: Sequence[LateRow] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
-    clients, by name."""
+    clients, by name. late: trainings for earlier rounds whose updates joined this one."""
 
     key: AttemptKey
     model_blake3: str
@@ -253,6 +294,7 @@ class RoundRow:
     committed_at: datetime
     members: Sequence[MemberRow]
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    late: Sequence[LateRow] = ()
 
     @property
     def included(self) -> Sequence[MemberRow]:
@@ -267,6 +309,7 @@ class RoundRow:
         updates are masked.
         """
         updates = {member.client_id: member.update for member in self.included}
+        updates |= {each.client_id: each.update for each in self.late}
         return {
             client: update.samples
             for client, update in updates.items()

@@ -18,10 +18,13 @@ from sqlalchemy import (
 )
 
 from potluck.server.store.attempt_table import AttemptState, last_commit
-from potluck.server.store.member_rows import read_members, take_part
+from potluck.server.store.late_table import put_late, read_late
+from potluck.server.store.member_rows import read_members, take_part, take_part_late
 from potluck.server.store.part import Part, of_attempt
 from potluck.server.store.records import (
     AttemptKey,
+    LateRow,
+    LateState,
     MemberRow,
     MemberState,
     Participation,
@@ -82,6 +85,9 @@ class Rounds(Part):
             self._settle_members(connection, commit)
             connection.execute(insert(schema.rounds), row)
             take_part(connection, key, commit.included)
+            put_late(connection, commit.late)
+            joined = [row for row in commit.late if row.state is LateState.JOINED]
+            take_part_late(connection, joined)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRow]:
         """The committed rounds of a run with numbers above `after`, the first `limit` of them."""
@@ -190,9 +196,20 @@ def _read(
     )
     selected = select(attempts.c.run_id).where(committed).exists()
     found = read_members(connection, and_(of_rounds, selected))
-    return [_record(row, found) for row in rows]
+    late = schema.late_updates
+    joined = and_(
+        late.c.run_id == rows[0]["run_id"],
+        late.c.joined_round >= min(numbers),
+        late.c.joined_round <= max(numbers),
+    )
+    came: dict[int | None, list[LateRow]] = {}
+    for each in read_late(connection, joined):
+        came.setdefault(each.joined_round, []).append(each)
+    return [_record(row, found, came.get(row["round"], ())) for row in rows]
 
 
-def _record(row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]]) -> RoundRow:
+def _record(
+    row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]], late: Sequence[LateRow]
+) -> RoundRow:
     key = AttemptKey(row["run_id"], row["round"], row["attempt"])
-    return _read_round(row, key=key, members=found.get(key, ()))
+    return _read_round(row, key=key, members=found.get(key, ()), late=late)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from potluck.server.store.attempt_table import Attempts
 from potluck.server.store.client_table import Clients
 from potluck.server.store.file_references import References
+from potluck.server.store.late_table import LateTrainings
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profile_table import Profiles
 from potluck.server.store.round_table import Rounds
@@ -20,7 +21,7 @@ from potluck.server.store.sum_table import Sums
 T = TypeVar("T")
 
 
-class Store(Runs, Deletions, Attempts, Rounds, References, Clients, Profiles, Sums):
+class Store(Runs, Deletions, Attempts, Rounds, LateTrainings, References, Clients, Profiles, Sums):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.

@@ -197,6 +197,12 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         bytes_up=row.bytes_up,
         model_blake3=row.model_blake3,
         sums=len(sums),
+        late=[
+            operator_pb2.LateUpdate(
+                client_id=late.client_id, round=late.round, weight=late.weight or 0.0
+            )
+            for late in row.late
+        ],
         spreads={
             name: operator_pb2.Spread(
                 clients=each.clients,

@@ -17,6 +17,7 @@ from potluck.common.monitoring.metric_labels import (
     SPREAD_STATISTICS,
     AttemptOutcome,
     Direction,
+    LateOutcome,
     MemberOutcome,
     ProfileOutcome,
     RoundPhase,
@@ -29,7 +30,7 @@ from potluck.server.cohorts.cohort_labels import CohortLabels
 from potluck.server.hosts.attendance import Clock
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.store.records import MemberState, RoundRow, RunRow
+from potluck.server.store.records import LateRow, LateState, MemberState, RoundRow, RunRow
 
 _OUTCOMES = {
     MemberState.RECEIVED: MemberOutcome.ANSWERED,
@@ -199,6 +200,12 @@ class RunObserver:
         self._set(metrics.MODEL_SIZE, model_bytes)
         self._set(metrics.COHORT_CLIENTS, len(row.members))
         self._evaluated(row)
+
+    def late(self, rows: Sequence[LateRow]) -> None:
+        """Count those of some late trainings that are not awaited any more."""
+        for row in rows:
+            if row.state is not LateState.AWAITED:
+                self._instruments.count(metrics.LATE_UPDATES, outcome=LateOutcome(row.state.value))
 
     def moved(self, step_norm: float) -> None:
         """Show how far the last round moved the model."""

@@ -28,7 +28,7 @@ def test_a_spool_that_cannot_be_removed_is_named(
     with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1: Read-only file"):
         spool.clear(1, 1)
     with pytest.raises(StorageError, match=f"can't use {tmp_path}/ab12/1.1.over: Read-only file"):
-        spool.clear_except(2, 1)
+        spool.clear_except({(2, 1): ()})
 
 
 def test_an_upload_that_ends_while_its_spool_is_removed_leaves_nothing(

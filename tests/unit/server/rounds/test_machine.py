@@ -32,6 +32,7 @@ EVENTS: dict[str, Any] = {
     "started": lambda: rounds.Started(),
     "joined": lambda *clients: joined(clients),
     "left": lambda *clients: rounds.Left(clients),
+    "training": lambda *clients: rounds.StillTraining(clients),
     "excluded": lambda *clients: rounds.Excluded(clients),
     "leftout": lambda clients, *words: rounds.LeftOut(
         tuple((client, " ".join(words)) for client in clients.split(","))
@@ -69,7 +70,11 @@ def joined(words: tuple[str, ...]) -> rounds.Joined:
 def make_machine(line: str) -> RoundMachine:
     kind, *pairs = line.split()
     values = dict(pair.split("=", 1) for pair in pairs)
-    policy = {name: values.pop(name) for name in list(values) if name in RoundPolicy.model_fields}
+    late = {"rounds": values.pop("late_rounds", "0")}
+    policy: dict[str, Any] = {
+        name: values.pop(name) for name in list(values) if name in RoundPolicy.model_fields
+    }
+    policy["late_updates"] = late
     resumption = None
     if kind == "resume":
         cohort = [member.split(":") for member in values.pop("cohort", "").split(",") if member]

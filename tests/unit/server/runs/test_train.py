@@ -12,6 +12,7 @@ import pytest
 
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.events import MarkMember
+from potluck.server.rounds.lateness import LateRegister
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.run import Run
 from potluck.server.runs.train import Training
@@ -60,9 +61,11 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
         id="run",
         key=AttemptKey("run", 1, 1),
         machine=SimpleNamespace(
-            cohort=SimpleNamespace(waits_for=waited_for.__contains__), phase=Phase.TRAINING
+            cohort=SimpleNamespace(waits_for=waited_for.__contains__, undecided=False, missed=[]),
+            phase=Phase.TRAINING,
         ),
         instruction_id=lambda _client: "update",
+        late=LateRegister.of([], simulated=False, most_rounds=0),
     )
     path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
     inbox = UpdateInbox(cast(Run, run), path)

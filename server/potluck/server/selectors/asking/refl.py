@@ -5,11 +5,12 @@ Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learnin
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
 from potluck.server.selection import (
@@ -38,7 +39,9 @@ class Refl(Selector):
     μ: a moving average of what the slowest training of each round took, of which the past makes up
     `memory`. rest: for how many rounds a client that was selected is not asked, as long as others
     suffice; then those come first that have rested longest. Who tells no chance comes after those
-    that do. O(K).
+    that do. Where the run takes late updates, the cohort is smaller by as many as are expected
+    within μ seconds, but never empty: those that took as long before, and those of whom it is not
+    known. O(K).
     """
 
     rest: NonNegativeInt = 5
@@ -48,7 +51,7 @@ class Refl(Selector):
 
     def init(self, population: Population) -> State:
         """Nobody was selected."""
-        return State(arrays={"selected_in": np.zeros(len(population), dtype=np.int64)})
+        return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """The cohort, the least available first."""
@@ -56,7 +59,9 @@ class Refl(Selector):
         cohort = Cohort(context, generator)
         if not cohort.size:
             return cohort.selection()
-        selected_in = _grown(state.arrays["selected_in"], len(context.population))
+        arrays = _grown(state.arrays, len(context.population))
+        cohort.size = max(1, cohort.size - stragglers_expected(state, arrays, context.late))
+        selected_in = arrays["selected_in"]
         available = context.available
         last = selected_in[available]
         has_rested = (last == 0) | (context.round - last > self.rest)
@@ -69,7 +74,7 @@ class Refl(Selector):
     def _from_rested(
         self, cohort: Cohort, rested: Rows, state: State, generator: np.random.Generator
     ) -> Generator[Ask, Answers, None]:
-        mean = _mean_of(state) or 0.0
+        mean = _number(state, "mean_seconds") or 0.0
         span: dict[str, float] = {"begin": mean, "end": 2 * mean}
         answers = yield Ask(rows=rested, kind=_KIND, parameters=span)
         told = column(answers, _KIND, int(rested.max()) + 1)[rested]
@@ -92,22 +97,38 @@ class Refl(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """With who was selected, and how long the round was."""
-        clients = 1 + int(outcome.selected.max(initial=-1))
-        selected_in = _grown(state.arrays["selected_in"], clients)
-        selected_in[outcome.selected] = outcome.round
-        mean = _mean_of(state)
-        sound = outcome.seconds[np.isfinite(outcome.seconds) & (outcome.seconds >= 0)]
-        if len(sound):
-            slowest = min(float(sound.max()), LARGEST)
+        known = np.concatenate([outcome.selected, outcome.late])
+        arrays = _grown(state.arrays, 1 + int(known.max(initial=-1)))
+        clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds")
+        arrays["selected_in"][outcome.selected] = outcome.round
+        arrays["begun"][outcome.selected] = clock
+        came, late = _sound(outcome.seconds), _sound(outcome.late_seconds)
+        for rows, seconds in ((outcome.selected, came), (outcome.late, late)):
+            told = ~np.isnan(seconds)
+            arrays["seconds"][rows[told]] = seconds[told]
+        if not np.isnan(came).all():
+            slowest = float(np.nanmax(came))
+            clock += slowest
             mean = slowest if mean is None else next_mean(mean, slowest, self.memory)
-        scalars = {} if mean is None else {"mean_seconds": mean}
-        return State(scalars=scalars, arrays={"selected_in": selected_in})
+        scalars = {"clock": clock} if mean is None else {"clock": clock, "mean_seconds": mean}
+        return State(scalars=scalars, arrays=arrays)
 
 
-def _mean_of(state: State) -> float | None:
-    """μ; None before any training is known."""
-    found = state.scalars.get("mean_seconds")
+def stragglers_expected(state: State, arrays: Mapping[str, Any], late: Rows) -> int:
+    """How many of the late clients are expected to deliver within the next μ seconds."""
+    clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds") or 0.0
+    left = arrays["seconds"][late] - (clock - arrays["begun"][late])
+    return int(np.count_nonzero(np.isnan(left) | (left <= mean)))
+
+
+def _number(state: State, name: str) -> float | None:
+    found = state.scalars.get(name)
     return float(found) if isinstance(found, float) else None
+
+
+def _sound(seconds: Floats) -> Floats:
+    """NaN for what can't be a duration."""
+    return np.where((seconds >= 0) & (seconds <= LARGEST), seconds, np.nan)
 
 
 def next_mean(mean: float, seconds: float, memory: float) -> float:
@@ -129,7 +150,14 @@ def _least(values: Floats, size: int, generator: np.random.Generator) -> list[in
     return [*below.tolist(), *tied.tolist()]
 
 
-def _grown(selected_in: Rows, clients: int) -> Rows:
-    """A copy, with rows for those that have joined."""
-    more = max(0, clients - len(selected_in))
-    return np.concatenate([selected_in, np.zeros(more, dtype=np.int64)])
+def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
+    """Copies, with rows for those that have joined.
+
+    selected_in: the last round, 0 for none. begun: the clock then. seconds: of the last training.
+    """
+    grown: dict[str, NDArray[Any]] = {}
+    for name, nothing in (("selected_in", 0), ("begun", 0.0), ("seconds", np.nan)):
+        known = arrays.get(name, np.full(0, nothing))
+        more = np.full(max(0, clients - len(known)), nothing)
+        grown[name] = np.concatenate([known, more])
+    return grown

@@ -160,6 +160,24 @@ members = Table(
     Index("members_by_client", "client_id", "state"),
 )
 
+late_updates = Table(
+    "late_updates",
+    metadata,
+    _text("run_id", key=True),
+    _integer("round", key=True),
+    _text("client_id", key=True),
+    _integer("attempt"),
+    _text("state"),
+    _text("model_blake3"),
+    _double("seconds_left"),
+    _integer("joined_round", null=True),
+    _double("weight", null=True),
+    _text("trouble", null=True),
+    ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
+    Index("late_updates_by_state", "run_id", "state"),
+    Index("late_updates_by_joined_round", "run_id", "joined_round"),
+)
+
 rounds = Table(
     "rounds",
     metadata,

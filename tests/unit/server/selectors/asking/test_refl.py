@@ -10,8 +10,9 @@ from support.populations import Respond, context, outcome, played, population, s
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
-from potluck.server.selection import Answers, Ask, Selector
+from potluck.server.selection import Answers, Ask, RoundOutcome, Selector
 from potluck.server.selectors.asking.refl import Refl, next_mean
+from potluck.server.state import State
 
 
 def telling(chances: Sequence[float], spans: list[tuple[object, object]] | None = None) -> Respond:
@@ -96,6 +97,51 @@ def test_the_span_follows_the_slowest_training_of_each_round() -> None:
         state = selector.observe(state, replace(ended, seconds=np.array(seconds)))
     assert spans == [(0.0, 0.0), (10.0, 20.0), (25.0, 50.0), (25.0, 50.0)]
     assert next_mean(8.0, 4.0, 0.25) == 5.0
+
+
+def test_the_cohort_is_smaller_by_the_stragglers_expected() -> None:
+    """μ = 10 after round 1. Client 0 took 12 s when it joined: after 10 s more it is due; client 1
+    took 40 s and is not; of client 2 nothing is known."""
+    federation, selector = population(9), Refl(rest=0)
+    none = np.zeros(0, dtype=np.int64)
+    state = selector.init(federation)
+    first = RoundOutcome(
+        round=1,
+        selected=np.array([0, 1, 2]),
+        included=none,
+        seconds=np.array([12.0, 40.0, np.nan]),
+    )
+    state = selector.observe(state, first)
+    state = State(scalars={"clock": 0.0, "mean_seconds": 10.0}, arrays=state.arrays)
+    second = RoundOutcome(
+        round=2,
+        selected=np.array([0, 1, 2, 3]),
+        included=none,
+        seconds=np.array([np.nan] * 3 + [10]),
+    )
+    state = selector.observe(state, second)
+    for late, size in (([], 5), ([0], 4), ([1], 5), ([2], 4), ([0, 1, 2], 3)):
+        given_context = replace(
+            context(federation, 5, number=3, available=np.arange(3, 9)), late=np.array(late, int)
+        )
+        assert len(select(selector, state, given_context).rows) == size
+    alone = replace(context(federation, 1, number=3, available=np.arange(3, 9)), late=np.arange(3))
+    assert len(select(selector, state, alone).rows) == 1, "never empty"
+
+
+def test_late_updates_tell_how_long_their_clients_take() -> None:
+    federation, selector = population(3), Refl()
+    ended = RoundOutcome(
+        round=1,
+        selected=np.array([0]),
+        included=np.array([0]),
+        seconds=np.array([4.0]),
+        late=np.array([2]),
+        late_seconds=np.array([9.0]),
+    )
+    seconds = selector.observe(selector.init(federation), ended).arrays["seconds"]
+    assert seconds[[0, 2]].tolist() == [4.0, 9.0]
+    assert np.isnan(seconds[1])
 
 
 @pytest.mark.parametrize("nonsense", [np.nan, np.inf, -0.1, 1.1])

@@ -1,0 +1,166 @@
+"""Updates that missed their round and may join a later one: who is awaited, and until when. Pure.
+
+A client has at most one such training. It is awaited from its round's commit on, for as many more
+rounds as the run allows. On a real clock an update joins the round under way when it comes; on a
+virtual one the round within whose simulated seconds it would have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import RunFile
+from potluck.server.selection import Selector
+from potluck.server.store.records import (
+    AS_THE_RUN_SAYS,
+    AttemptKey,
+    LateRow,
+    LateState,
+    MemberWork,
+    UpdateRow,
+)
+from potluck.server.strategy import Strategy
+
+SELECTED_ANEW = "it was selected anew"
+
+
+@dataclass(kw_only=True)
+class LateRegister:
+    """The trainings of one run that may still join. simulated: on a virtual clock. most_rounds: the
+    most that one may be late."""
+
+    simulated: bool
+    most_rounds: int
+    _awaited: dict[str, LateRow]
+    _failed: list[LateRow] = field(default_factory=list)  # to be stored with the next round
+
+    @classmethod
+    def of(cls, rows: Iterable[LateRow], *, simulated: bool, most_rounds: int) -> LateRegister:
+        """With those that a run awaited before a restart."""
+        awaited = {row.client_id: row for row in rows if row.state is LateState.AWAITED}
+        return cls(simulated=simulated, most_rounds=most_rounds, _awaited=awaited)
+
+    @property
+    def awaited(self) -> Sequence[LateRow]:
+        """Those awaited, by client."""
+        return [self._awaited[client] for client in sorted(self._awaited)]
+
+    def find(self, client: str) -> LateRow | None:
+        """A client's training that is awaited."""
+        return self._awaited.get(client)
+
+    def receive(self, client: str, update: UpdateRow) -> None:
+        """An update has come; it may be known already."""
+        row = self._awaited.get(client)
+        if row is not None:
+            self._awaited[client] = replace(row, update=update)
+
+    def lose(self, client: str) -> None:
+        """An update is here no longer; its client has it."""
+        row = self._awaited.get(client)
+        if row is not None:
+            self._awaited[client] = replace(row, update=None)
+
+    def drop(self, client: str, trouble: str) -> LateRow | None:
+        """A client's training is not awaited any more; what is to be stored of it."""
+        row = self._awaited.pop(client, None)
+        return None if row is None else replace(row, state=LateState.DROPPED, trouble=trouble)
+
+    def fail(self, client: str, trouble: str) -> LateRow | None:
+        """The same, where that is stored with the next round: after a kill it fails again."""
+        row = self.drop(client, trouble)
+        self._failed += [] if row is None else [row]
+        return row
+
+    def joining(self, round_seconds: float) -> Sequence[LateRow]:
+        """Those whose update is part of the round under way, by client. round_seconds: simulated
+        ones from its begin to its end."""
+        return [
+            row
+            for row in self.awaited
+            if row.update is not None and (not self.simulated or row.seconds_left <= round_seconds)
+        ]
+
+    def close_round(
+        self,
+        key: AttemptKey,
+        joined: Mapping[str, float],
+        missed: Mapping[str, UpdateRow | None],
+        *,
+        model_blake3: str,
+        round_seconds: float,
+        work: Mapping[str, MemberWork],
+    ) -> Sequence[LateRow]:
+        """A round is committed; what is to be stored of it.
+
+        joined: by client, the weights of late updates in its model. missed: its own clients whose
+        update may still join a later one, and the update where it is here. model_blake3: of the
+        model that they began with. round_seconds: as for `joining`. work: what the selector said of
+        each client's.
+        """
+        changed, self._failed = self._failed, []
+        for row in self.awaited:
+            if row.client_id in joined:
+                weight = joined[row.client_id]
+                state = replace(row, state=LateState.JOINED, joined_round=key.round, weight=weight)
+            else:
+                state = replace(row, seconds_left=self._left(row.seconds_left, round_seconds))
+            changed.append(self._aged(state, key.round))
+        for client, update in sorted(missed.items()):
+            seconds = 0.0 if update is None else update.seconds
+            row = LateRow(
+                run_id=key.run_id,
+                round=key.round,
+                attempt=key.attempt,
+                client_id=client,
+                state=LateState.AWAITED,
+                model_blake3=model_blake3,
+                seconds_left=self._left(seconds, round_seconds),
+                update=update,
+                work=work.get(client, AS_THE_RUN_SAYS),
+            )
+            changed.append(self._aged(row, key.round))
+        self._awaited = {row.client_id: row for row in changed if row.state is LateState.AWAITED}
+        return changed
+
+    def _left(self, seconds: float, passed: float) -> float:
+        return max(0.0, seconds - passed) if self.simulated else 0.0
+
+    def _aged(self, row: LateRow, committed: int) -> LateRow:
+        """Dropped, where it would be too late for the next round."""
+        if row.state is LateState.AWAITED and committed + 1 - row.round > self.most_rounds:
+            trouble = f"not within {self.most_rounds} more rounds"
+            return replace(row, state=LateState.DROPPED, trouble=trouble)
+        return row
+
+
+def check_late_updates(
+    run_file: RunFile, selector: Selector, strategy: Strategy, *, source: str
+) -> None:
+    """Raise ConfigurationError where late updates don't go with another part of a run."""
+    if not run_file.round.late_updates.rounds:
+        return
+    name, other, what = run_file.strategy.name, run_file.selector.name, ""
+    if run_file.secure_aggregation:
+        what = "secure aggregation: a masked sum is over the clients of one round"
+    elif strategy.auxiliary or strategy.correction is not None:
+        what = f"strategy {name}: what its clients send beside their weights is of one round"
+    elif not strategy.by_samples:
+        what = f"strategy {name}: it does not weigh updates by samples, nor by their age"
+    elif strategy.one_way or strategy.trains or strategy.needs_profiles:
+        what = f"strategy {name}: its updates are more than steps of one model"
+    elif run_file.host_sums.enabled:
+        what = "host_sums: a sum is over clients of one round"
+    elif selector.drops:
+        what = f"selector {other}: it has clients leave tensors out of their updates"
+    elif selector.weighs:
+        what = f"selector {other}: its weights are for a cohort that is whole"
+    elif selector.before_upload(2) is not None:
+        what = f"selector {other}: it chooses among the updates of one round before they are sent"
+    if what:
+        raise ConfigurationError(
+            f"{source}: round.late_updates does not go with {what}; set round.late_updates.rounds "
+            "= 0, or choose another"
+        )

@@ -1,0 +1,145 @@
+"""Who is awaited after its round, until when, and what late updates don't go with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from potluck.common.errors import ConfigurationError
+from potluck.server.rounds.lateness import LateRegister
+from potluck.server.rounds.plan import draw_up
+from potluck.server.store.records import AttemptKey, LateState, UpdateRow
+
+UPDATE = UpdateRow(
+    blake3="0" * 64,
+    size=1,
+    encoding="float32",
+    delta=False,
+    compressed=False,
+    samples=1,
+    steps=1,
+    seconds=25.0,
+    loss=0.0,
+    normalizer=None,
+    reports={},
+)
+
+
+def register(*, simulated: bool, most: int = 2) -> LateRegister:
+    return LateRegister.of([], simulated=simulated, most_rounds=most)
+
+
+def close(
+    late: LateRegister,
+    number: int,
+    *,
+    joined: dict[str, float] | None = None,
+    missed: dict[str, UpdateRow | None] | None = None,
+    seconds: float = 10.0,
+) -> dict[str, LateState]:
+    rows = late.close_round(
+        AttemptKey("run", number, 1),
+        joined or {},
+        missed or {},
+        model_blake3="f" * 64,
+        round_seconds=seconds,
+        work={},
+    )
+    return {row.client_id: row.state for row in rows}
+
+
+def test_on_a_virtual_clock_an_update_joins_when_it_would_have_come() -> None:
+    """It takes 25 s; its round was over after 10: 15 s are left, of which the next takes 10."""
+    late = register(simulated=True, most=3)
+    assert close(late, 1, missed={"a": UPDATE}) == {"a": LateState.AWAITED}
+    assert late.joining(14.9) == []
+    assert [row.client_id for row in late.joining(15.0)] == ["a"]
+    close(late, 2)
+    assert late.joining(4.9) == []
+    assert [row.client_id for row in late.joining(5.0)] == ["a"]
+    assert close(late, 3, joined={"a": 0.4}) == {"a": LateState.JOINED}
+    assert late.awaited == []
+
+
+def test_on_a_real_clock_it_joins_once_it_is_here() -> None:
+    late = register(simulated=False)
+    close(late, 1, missed={"b": None, "a": UPDATE})
+    assert [row.client_id for row in late.awaited] == ["a", "b"]
+    assert [row.client_id for row in late.joining(0.0)] == ["a"]
+    late.receive("b", UPDATE)
+    late.receive("stranger", UPDATE)
+    assert [row.client_id for row in late.joining(0.0)] == ["a", "b"]
+    late.lose("a")
+    assert [row.client_id for row in late.joining(0.0)] == ["b"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_nobody_is_awaited_for_more_rounds_than_allowed(most: int) -> None:
+    late = register(simulated=False, most=most)
+    close(late, 1, missed={"a": None})
+    for number in range(2, most + 1):
+        assert close(late, number) == {"a": LateState.AWAITED}
+    assert close(late, most + 1) == {"a": LateState.DROPPED}
+    assert late.find("a") is None
+
+
+def test_a_failure_is_stored_with_the_next_round() -> None:
+    late = register(simulated=False)
+    close(late, 1, missed={"a": None, "b": None})
+    assert late.fail("a", "no data") is not None
+    assert late.fail("a", "again") is None
+    assert close(late, 2) == {"a": LateState.DROPPED, "b": LateState.AWAITED}
+    assert close(late, 3) == {"b": LateState.DROPPED}
+
+
+def test_it_goes_on_after_a_restart() -> None:
+    late = register(simulated=True, most=3)
+    rows = late.close_round(
+        AttemptKey("run", 1, 1),
+        {},
+        {"a": UPDATE},
+        model_blake3="f" * 64,
+        round_seconds=10.0,
+        work={},
+    )
+    over = [replace(row, client_id="b", state=LateState.JOINED) for row in rows]
+    again = LateRegister.of([*rows, *over], simulated=True, most_rounds=3)
+    assert again.awaited == late.awaited
+
+
+RUN = """
+count = 2
+[task]
+name = "digits"
+[round]
+late_updates = {rounds = 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ('[strategy]\nname = "scaffold"', "strategy scaffold: what its clients send beside"),
+        ('[strategy]\nname = "median"', "strategy median: it does not weigh"),
+        ('[strategy]\nname = "feddf"', "strategy feddf"),
+        ('[selector]\nname = "fedentropy"', "selector fedentropy: it chooses among"),
+        ('[selector]\nname = "divfl"\nweighted = true', "selector divfl: its weights"),
+        ("[host_sums]\nenabled = true", "host_sums"),
+    ],
+)
+def test_what_late_updates_do_not_go_with(more: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match="late_updates does not go with") as refusal:
+        draw_up(RUN + more, source="run.toml")
+    assert why in refusal.value.message
+
+
+def test_masked_rounds_take_none() -> None:
+    with pytest.raises(ConfigurationError, match="does not go with secure aggregation"):
+        draw_up("secure_aggregation = true\nroster = 9\n" + RUN.replace("= 2", "= 9"), source="r")
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam", "fednova"])
+def test_strategies_that_weigh_by_samples_take_them(strategy: str) -> None:
+    plan = draw_up(RUN + f'[strategy]\nname = "{strategy}"', source="run.toml")
+    assert plan.run_file.kept_models.keep_last == 4
