@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ class RayCluster:
 
     def __init__(self, folder: Path, cpus: Sequence[int]) -> None:
         self.folder = folder / f"potluck-{os.getuid()}"
+        self._sockets = tempfile.TemporaryDirectory(prefix="ray-")  # whose paths must be short
         settings = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # or other tests come first
+            "RAY_TMPDIR": self._sockets.name,
             "TMPDIR": str(folder),
         }
         self._nodes = subprocess.Popen(
@@ -45,6 +48,7 @@ class RayCluster:
 
     def __exit__(self, *_: object) -> None:
         self._nodes.communicate()
+        self._sockets.cleanup()
 
     def kill_a_node(self) -> None:
         """SIGKILL for the processes of a node, one that is not the head."""
