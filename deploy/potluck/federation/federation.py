@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from potluck.common.settings.local_training import LocalTraining
     from potluck.common.settings.model_table import ModelTable
+    from potluck.common.updates.lanes import HostSumSettings
     from potluck.common.updates.masked_lanes import MaskingSettings
     from potluck.server.selection import Selector
     from potluck.server.strategy import Strategy
@@ -197,6 +198,7 @@ class Federation:
         weighting: str | Weighting | None = None,
         secure_aggregation: bool | None = None,
         masking: Table | MaskingSettings | None = None,
+        host_sums: Table | HostSumSettings | None = None,
         profiles: Table | ProfileSettings | None = None,
         selector_limits: Table | SelectorLimits | None = None,
         sample_limits: Table | SampleLimits | None = None,
@@ -228,6 +230,7 @@ class Federation:
             "weighting": weighting,
             "secure_aggregation": secure_aggregation,
             "masking": masking,
+            "host_sums": host_sums,
             "profiles": profiles,
             "selector_limits": selector_limits,
             "sample_limits": sample_limits,

@@ -39,8 +39,8 @@ SUMMARY_KEYS = (
     "seconds, bytes_down, bytes_up, measures, history"
 )
 ROUND_KEYS = (
-    "round, cohort, accuracy, worst_group_accuracy, loss, others, spreads, seconds, bytes_down, "
-    "bytes_up"
+    "round, cohort, accuracy, worst_group_accuracy, loss, others, spreads, late, seconds, "
+    "bytes_down, bytes_up"
 )
 
 

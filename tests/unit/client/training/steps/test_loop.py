@@ -324,7 +324,7 @@ def test_settings_travel_as_json() -> None:
     [
         (
             {"learningrate": 0.1},
-            r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, betas",
+            r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, batched",
         ),
         ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
         ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
