@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
@@ -136,6 +138,18 @@ ON_THE_CLOCK = [
 HELD = ("train-client-4", "train-client-5")
 
 
+def late_ones_stored(federation: Federation, run_id: str) -> int:
+    """Updates of clients 4 and 5 for round 1 in the database of the coordinator that runs."""
+    path = federation.state / "potluck.sqlite3"
+    query = (
+        "SELECT COUNT(*) FROM members WHERE run_id = ? AND round = 1 AND blake3 IS NOT NULL"
+        " AND client_id IN ('client-4', 'client-5')"
+    )
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        [(count,)] = database.execute(query, [run_id])
+    return int(count)
+
+
 async def with_late_ones(federation: Federation, disturbance: str) -> tuple[str, str]:
     """A run whose clients 4 and 5 miss round 1, and come while client 0 holds round 2 up; and the
     digest of its model."""
@@ -154,13 +168,14 @@ async def with_late_ones(federation: Federation, disturbance: str) -> tuple[str,
     if disturbance == "coordinator early":
         await federation.kill_coordinator()
         await federation.restart_coordinator()
-    points.release(*HELD)
-    await until(
-        lambda: sum("add_late_update" in each for each in points.boundaries) >= 2, "late updates"
-    )
     if disturbance == "coordinator":
-        await federation.kill_coordinator()
+        points.kill("after-add_late_update-2")
+    points.release(*HELD)
+    if disturbance == "coordinator":
+        assert await federation.coordinator.ended() == 137
         await federation.restart_coordinator()
+    else:
+        await until(lambda: late_ones_stored(federation, run_id) == 2, "late updates")
     points.release()
     return run_id, await federation.finished(run_id)
 

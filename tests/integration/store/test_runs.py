@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.stored import AT, RUN, begun_run, committed, digest
 
 from potluck.common.errors import NotFoundError, StorageError
-from potluck.server.store import AttemptKey, RunState, Store
+from potluck.server.store import AttemptKey, RunState, Store, run_deletion
 from potluck.server.store.records import LeftOutRow
+from potluck.server.store.sql import schema
 
 LATER = AT + timedelta(hours=1)
 # One store for all examples will do: each changes what the one before wrote.
@@ -181,3 +182,9 @@ def test_a_deleted_run_leaves_the_others_and_says_what_files_it_named(store: Sto
     assert store.roster("cd34") == ["a", "b", "c"]
     begun_run(store)  # nothing of it is in the way of another one
     assert store.run(RUN.run_id).committed_rounds == 0
+
+
+def test_every_table_of_runs_is_emptied() -> None:
+    kept = {"secure_sums"}  # they account for what left clients
+    of_runs = {table.name for table in schema.metadata.tables.values() if "run_id" in table.c}
+    assert {table.name for table in run_deletion.OF_RUNS} == of_runs - kept

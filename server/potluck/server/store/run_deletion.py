@@ -9,7 +9,8 @@ from sqlalchemy import delete, select
 from potluck.server.store.part import Part
 from potluck.server.store.sql import schema
 
-_OF_RUNS = (
+OF_RUNS = (
+    schema.late_updates,
     schema.exchanges,
     schema.members,
     schema.rounds,
@@ -39,6 +40,6 @@ class Deletions(Part):
         ]
         with self._database.transaction() as connection:
             found = {digest for query in named for digest in connection.execute(query).scalars()}
-            for table in _OF_RUNS:
+            for table in OF_RUNS:
                 connection.execute(delete(table).where(table.c.run_id.in_(run_ids)))
         return {str(digest) for digest in found if digest is not None}
