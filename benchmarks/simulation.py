@@ -100,9 +100,9 @@ async def commands(
         )
         quiet = ["FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1"]
         ray = ["RAY_USAGE_STATS_ENABLED=0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0"]
-        home = [f"FLWR_HOME={notes.parent / 'flower'}"]
+        homes = [f"FLWR_HOME={notes.parent / 'flower'}", f"RAY_TMPDIR={options.short_folder}"]
         command = [str(binaries / "python"), str(scripts / "flower.py"), *told]
-        return [(command, [*found, *quiet, *ray, *home])]
+        return [(command, [*found, *quiet, *ray, *homes])]
     binaries = await environment(options.environments, "pfl", PFL, others=torch)
     command = [str(binaries / "python"), str(scripts / "pfl_research.py"), *told]
     if processes == 1:
@@ -150,6 +150,8 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure all systems on all cases; a failing one is told of and left out."""
     folder = Path(tempfile.mkdtemp(prefix="potluck-simulation-"))
+    # Paths of Ray's sockets have room for a hundred characters, of which Ray takes most.
+    options.short_folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     turns: dict[tuple[str, str], list[Turn]] = {}
     failures: dict[str, str] = {}
     loads: list[float] = []
@@ -172,6 +174,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     median = statistics.median(turn.seconds)
                     print(f"{what}: {median:.3f} s a round", file=sys.stderr)
     finally:
+        shutil.rmtree(options.short_folder, ignore_errors=True)
         if not failures:
             shutil.rmtree(folder, ignore_errors=True)
     return {
