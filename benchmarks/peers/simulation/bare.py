@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from simulation_cases import CASES, Case, RoundNotes, cohort, cores, train
+from simulation_cases import CASES, Case, RoundNotes, cohort, train
 from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -32,8 +32,8 @@ def work(
 
 
 def alone(case: Case, rounds: int, notes: RoundNotes) -> None:
-    """In this process, with all of its threads."""
-    torch.set_num_threads(cores())
+    """In this process, with one thread: more make steps this small slower."""
+    torch.set_num_threads(1)
     chosen = [cohort(case, number) for number in range(rounds)]
     data = {client: case.data(client) for client in {c for each in chosen for c in each}}
     network = case.initial()

@@ -20,7 +20,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from simulation_cases import CASES, Case, RoundNotes, cores
+from simulation_cases import CASES, Case, RoundNotes
 from torch import Tensor, nn
 
 
@@ -56,9 +56,9 @@ class Noted(TrainingProcessCallback):
 
 
 def main() -> None:
-    name, processes, rounds, path = sys.argv[1:]
+    name, _, rounds, path = sys.argv[1:]
     case = CASES[name]
-    torch.set_num_threads(1 if int(processes) > 1 else cores())
+    torch.set_num_threads(1)
     clients = [str(number) for number in range(case.clients)]
     data = FederatedDataset.from_slices(
         {client: list(case.data(int(client))) for client in clients},
