@@ -142,8 +142,9 @@ async def test_only_what_was_announced_becomes_an_update(
         # A store, or a host, that does not care: nothing of it is used.
         assert await liar.submit(update) == ABSENT
         for wrong in (bytes(len(update)), update + b"0", update[:-1]):
-            liar.put(url, wrong)
+            liar.put(await liar.place(update), wrong)
             assert await liar.submit(update) == MISMATCH
+        await liar.place(update)
         assert await liar.submit(update) == ABSENT, "what was wrong is deleted"
         straight = await host.submit(whole(liar.told.id, ME, update))
         assert straight == (Status.INVALID_ARGUMENT, "CONFIGURATION_INVALID")

@@ -75,6 +75,7 @@ class StoredFiles:
             if self.store.trouble:
                 await self.store.size_of(stored_updates.update_key(header))
             url = self.updates.url(header, sha256)
+            await self.updates.settled(header)
             there = header.stored and await self.updates.lies_there(header)
         except ObjectStoreError:
             if self._direct:

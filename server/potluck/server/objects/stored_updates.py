@@ -31,7 +31,7 @@ class StoredUpdates:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._deleting: set[asyncio.Task[None]] = set()
+        self._deleting: dict[str, asyncio.Task[None]] = {}
 
     def url(self, header: transfer_pb2.UpdateHeader, sha256: str) -> str:
         """Where an announced update can be put. Raises ProtocolError, ObjectStoreError."""
@@ -50,6 +50,12 @@ class StoredUpdates:
     async def lies_there(self, header: transfer_pb2.UpdateHeader) -> bool:
         """Whether something of the announced size has been put. Raises ObjectStoreError."""
         return await self._store.size_of(update_key(header)) == header.size
+
+    async def settled(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Return when nothing of an update is being deleted: what is put after this stays."""
+        key = update_key(header)
+        if key in self._deleting:
+            await asyncio.wait({self._deleting[key]})
 
     async def collect(
         self,
@@ -103,16 +109,20 @@ class StoredUpdates:
 
     def forget(self, header: transfer_pb2.UpdateHeader) -> None:
         """Delete an update's object soon; what can't be deleted goes when the store is swept."""
-        task = asyncio.create_task(self._delete(update_key(header)))
-        self._deleting.add(task)
-        task.add_done_callback(self._deleting.discard)
+        key = update_key(header)
+        if key not in self._deleting:
+            self._deleting[key] = asyncio.create_task(self._delete(key))
 
     async def _delete(self, key: str) -> None:
-        with suppress(ObjectStoreError):
-            await self._store.delete([key])
+        try:
+            with suppress(ObjectStoreError):
+                await self._store.delete([key])
+        finally:
+            del self._deleting[key]
 
     async def close(self) -> None:
         """Give up what is being deleted."""
-        for task in self._deleting:
+        deleting = list(self._deleting.values())
+        for task in deleting:
             task.cancel()
-        await asyncio.gather(*self._deleting, return_exceptions=True)
+        await asyncio.gather(*deleting, return_exceptions=True)
