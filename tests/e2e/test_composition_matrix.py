@@ -87,9 +87,9 @@ async def test_a_selector_with_every_strategy_and_another_objective(
 ) -> None:
     models = set()
     # Those that move some tensors by themselves want a model that has such tensors, and those
-    # with groups of clients one that has parts.
+    # whose clients train parts one that has them.
     made = {name: create(Strategy, name, {}) for name in built_in(STRATEGIES)}
-    strategies = [n for n, each in made.items() if not each.one_way and not each.needs_profiles]
+    strategies = [n for n, each in made.items() if not each.one_way and not each.parts]
     plain, other = two_of(built_in(OBJECTIVES))
     combinations = [(strategy, plain) for strategy in strategies]
     combinations += [(strategy, other) for strategy in ("fedavg", "scaffold")]
@@ -128,6 +128,26 @@ async def test_a_selector_where_groups_of_clients_train_parts(
         *OPTIONS.get(selector, []),
     )
     await federation.finished(run_id)
+
+
+@pytest.mark.parametrize("selector", ["fedentropy", "greedyfed"])
+async def test_a_selector_where_each_client_has_a_model_of_its_own(
+    federation: Federation, selector: str
+) -> None:
+    """RHFL, with models of two kinds that learn from one another on public samples; a selector of
+    each kind, also of those that set updates aside, spare them, and have them measured."""
+    kinds = ", ".join(
+        f'{{name="perceptron", inputs=768, hidden=[{width}], classes=2}}' for width in (8, 4)
+    )
+    run_id = await federation.start_run(
+        f'selector.name="{selector}"',
+        f'strategy={{name="rhfl-logits", clients={CLIENTS}}}',
+        f'model={{name="ensemble", members={CLIENTS}, of=[{kinds}]}}',
+        *OPTIONS.get(selector, []),
+    )
+    await federation.finished(run_id)
+    history = await federation.history(run_id)
+    assert len({entry.model_blake3 for entry in history}) == 2
 
 
 async def test_objectives_add_up(federation: Federation) -> None:

@@ -60,6 +60,16 @@ CONCATENATING = [
 ]
 
 
+def several(strategy: str, **options: Any) -> list[str]:
+    """A model for each client, which learn from one another on the coordinator."""
+    return [
+        *named(strategy, clients=6, batch_size=8, **options),
+        'model.name="ensemble"',
+        "model.members=6",
+        'model.of={name="perceptron", inputs=4, hidden=[8], classes=3}',
+    ]
+
+
 async def killed_twice(federation: Federation, strategy: list[str]) -> str:
     """A run whose coordinator dies after its first commit, and before its second."""
     federation.points.hold("observe")
@@ -83,6 +93,7 @@ async def killed_twice(federation: Federation, strategy: list[str]) -> str:
         pytest.param(named("fedbio", eta=5.0), id="fedbio", marks=pytest.mark.slow),
         pytest.param(CONCATENATING, id="fedconcat", marks=pytest.mark.slow),
         pytest.param(named("rhfl"), id="rhfl", marks=pytest.mark.slow),
+        pytest.param(several("rhfl-logits"), id="rhfl-logits", marks=pytest.mark.slow),
         pytest.param(named("fedadam"), id="fedadam", marks=pytest.mark.slow),
         pytest.param(
             named("scaffold", step='"fedavgm"'), id="scaffold-fedavgm", marks=pytest.mark.slow
@@ -111,22 +122,34 @@ DISTILLING = ["rounds=2", *named("distilling", steps=40, check_every=10, batch_s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "strategy", "another"),
+    [
+        pytest.param("distil", DISTILLING, named("fedavg"), id="feddf"),
+        pytest.param(
+            "align",
+            ["rounds=2", *several("aligning")],
+            several("rhfl-logits", learning_rate=0.01),
+            id="rhfl-logits",
+        ),
+    ],
+)
 async def test_a_killed_training_on_the_coordinator_begins_anew_and_gives_the_same_model(
-    federation: Federation,
+    federation: Federation, point: str, strategy: list[str], another: list[str]
 ) -> None:
-    wanted = await federation.finished(await federation.start_run(*DISTILLING))
-    federation.points.kill("distil")  # the process that trains, once
-    run_id = await federation.start_run(*DISTILLING)
+    wanted = await federation.finished(await federation.start_run(*strategy))
+    federation.points.kill(point)  # the process that trains, once
+    run_id = await federation.start_run(*strategy)
     await federation.until_committed(run_id, 1)
-    assert not federation.points.spare("distil"), "it was not killed"
-    federation.points.hold("distil")
-    await until(lambda: federation.points.reached("distil"))
+    assert not federation.points.spare(point), "it was not killed"
+    federation.points.hold(point)
+    await until(lambda: federation.points.reached(point))
     await federation.kill_coordinator()
     federation.points.release()
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == wanted
-    mean = await federation.finished(await federation.start_run("rounds=2", *named("fedavg")))
-    assert wanted != mean
+    other = await federation.finished(await federation.start_run("rounds=2", *another))
+    assert wanted != other
 
 
 async def test_a_strategy_that_trains_needs_public_data(federation: Federation) -> None:

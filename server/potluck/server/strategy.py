@@ -219,6 +219,12 @@ class Strategy(Plugin):
     """Settings of local training that it recommends, as in the run file's `[training]`."""
     needs_profiles: frozenset[Signal] = frozenset()
     """Profiles of clients that `enrol` looks at."""
+    parts: bool = False
+    """Whether clients train different parts of the model, as `part` says; then `enrol` is called,
+    and so is it where there are `needs_profiles`."""
+    most_clients: int | None = None
+    """The most clients that it has a place for. A run with a larger roster or cohort is refused
+    before it starts; with more that come, `enrol` should raise RunError."""
     trains: bool = False
     """True where `train` goes on from the model that `apply` gives."""
 
@@ -252,7 +258,7 @@ class Strategy(Plugin):
 
     def check_model(self, layout: Layout) -> None:
         """Called before a run starts, where the model is made then: where a part of it travels, it
-        has tensors that go `one_way`, or the strategy `needs_profiles`.
+        has tensors that go `one_way`, or the strategy has `parts` or `needs_profiles`.
 
         layout: of the tensors that travel. Raises ConfigurationError, naming the tensor, where the
         strategy can't move such a model.

@@ -9,6 +9,7 @@ from potluck.server.selectors.uniform import Uniform
 from potluck.server.state import State
 from potluck.server.strategies.fedavg import FedAvg
 from potluck.server.strategies.feddf import FedDF
+from potluck.server.strategies.rhfl_logits import RHFLLogits
 from potluck.server.strategy import (
     Combine,
     RoundContext,
@@ -62,4 +63,14 @@ class Distilling(FedDF):
         training.progress(0.25)
         reach("distil")
         training.load({name: array / 2 for name, array in training.weights().items()})
+        super().train(training)
+
+
+class Aligning(RHFLLogits):
+    """RHFL with a model for each client. Point: `align`, in the process that trains on the
+    coordinator."""
+
+    def train(self, training: ServerTraining) -> None:
+        """As RHFL does."""
+        reach("align")
         super().train(training)

@@ -10,8 +10,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.settings import plugins
-from potluck.common.settings.option_checks import checked
+from potluck.common.models.members import member_maker
 
 
 class Concatenation(nn.Module):
@@ -68,16 +67,8 @@ class Concatenation(nn.Module):
 def concatenation(*, of: Mapping[str, Any], groups: PositiveInt = 5) -> Concatenation:
     """So many models that `of` names, side by side. of: a table as [model] is, with the name of an
     installed model, which ends in an `nn.Linear`, and its options."""
-    options = {key: value for key, value in of.items() if key != "name"}
-    name = of.get("name")
-    if not isinstance(name, str) or name == "concatenation":
-        raise ConfigurationError(
-            f"model concatenation: option 'of' is {dict(of)}; it must be a table with the name of "
-            'another model: of = {name = "lenet5"}'
-        )
-    make: Any = plugins.find_callable(plugins.MODELS, name)
-    options = checked(make, options, of=f"model {name}")
-    return Concatenation([make(**options) for _ in range(groups)])
+    make = member_maker(of, whole="concatenation")
+    return Concatenation([make() for _ in range(groups)])
 
 
 def _cut(member: nn.Module) -> nn.Linear:

@@ -127,6 +127,7 @@ class ModelWork:
             run_file.initial_model is not None
             or divides
             or strategy.one_way
+            or strategy.parts
             or strategy.needs_profiles
         ):
             made = self._new_model()

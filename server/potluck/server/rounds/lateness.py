@@ -149,7 +149,7 @@ def check_late_updates(
         what = f"strategy {name}: what its clients send beside their weights is of one round"
     elif not strategy.by_samples:
         what = f"strategy {name}: it does not weigh updates by samples, nor by their age"
-    elif strategy.one_way or strategy.trains or strategy.needs_profiles:
+    elif strategy.one_way or strategy.trains or strategy.parts or strategy.needs_profiles:
         what = f"strategy {name}: its updates are more than steps of one model"
     elif run_file.host_sums.enabled:
         what = "host_sums: a sum is over clients of one round"

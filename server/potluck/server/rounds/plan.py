@@ -153,6 +153,7 @@ def draw_up(
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     chosen = {**choosing.training, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
+    _check_places(run_file, strategy, source)
     if trainer is not None:
         check_trainable(run_file, trainer, choosing, strategy, source=source)
     check_work(run_file, choosing, strategy, training, source=source)
@@ -193,6 +194,20 @@ def _check_roster(run_file: RunFile, selector: Selector, source: str) -> None:
             "another selector or option, or a smaller roster",
             selector=run_file.selector.name,
             roster=run_file.roster,
+        )
+
+
+def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
+    """Raise ConfigurationError where the strategy has no place for so many clients."""
+    most, wanted = strategy.most_clients, max(run_file.roster, run_file.count)
+    if most is not None and wanted > most:
+        key = "roster" if run_file.roster == wanted else "count"
+        raise ConfigurationError(
+            f"{source}: strategy {run_file.strategy.name} has a place for each of {most} clients "
+            f"with these options, and '{key}' is {wanted:,}; choose another strategy or options, "
+            f"or a smaller {key}",
+            strategy=run_file.strategy.name,
+            clients=wanted,
         )
 
 

@@ -17,7 +17,7 @@ def check_trainable(
     and the remedy."""
     task, name = run_file.task.name, run_file.selector.name
     wanted = {*selector.needs, *selector.asks, *selector.reports}
-    if strategy.needs_profiles:
+    if strategy.parts or strategy.needs_profiles:
         raise ConfigurationError(
             f"{source}: strategy {run_file.strategy.name} has groups of clients train parts of a "
             f"network in the built-in loop, and task '{task}' trains by itself; choose another "

@@ -1,4 +1,4 @@
-"""The state that a strategy goes by in a round: it may depend on its clients' profiles."""
+"""The state that a strategy goes by in a round: it may depend on who its clients are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def enrolled(run: Run) -> State:
     After a kill it is found again, from the same profiles, and is the same.
     """
     plan, committed, clients = run.plan, run.states.strategy, len(run.roster)
-    if not plan.strategy.needs_profiles:
+    if not (plan.strategy.parts or plan.strategy.needs_profiles):
         return committed
     known = run.enrolled
     if known is not None and known[0] is committed and known[1] == clients:

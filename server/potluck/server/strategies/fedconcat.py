@@ -42,6 +42,7 @@ class FedConcat(Averaging):
     individual = True
     by_samples = False
     needs_profiles = frozenset({Signal.LABEL_COUNTS})
+    parts = True
 
     def check_model(self, layout: Layout) -> None:
         """Refused where it is no `concatenation` of so many groups."""

@@ -32,18 +32,26 @@ class RHFL(Averaging):
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
         """By each client's own loss, before and now."""
-        before = [statistics.state.scalars.get(_LOSS + client) for client in statistics.clients]
-        known = np.array([np.nan if loss is None else float(loss) for loss in before])
-        return Combine(weights=confidence(known, statistics.losses))
+        return Combine(weights=confidence(losses_before(statistics), statistics.losses))
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
         """The mean; losses are kept for the next time."""
         following, _ = super().apply(state, model, combined, context)
-        told = zip(context.included, context.losses.tolist(), strict=True)
-        losses = {_LOSS + client: loss for client, loss in told if np.isfinite(loss)}
-        return following, State(scalars={**state.scalars, **losses})
+        return following, State(scalars={**state.scalars, **losses_told(context)})
+
+
+def losses_before(statistics: UpdateStatistics) -> NDArray[np.float64]:
+    """What each client's loss was when it last took part; N, NaN where that is not known."""
+    before = [statistics.state.scalars.get(_LOSS + client) for client in statistics.clients]
+    return np.array([np.nan if loss is None else float(loss) for loss in before])
+
+
+def losses_told(context: RoundContext) -> dict[str, float]:
+    """The round's losses as scalars of a state, for `losses_before` of later ones."""
+    told = zip(context.included, context.losses.tolist(), strict=True)
+    return {_LOSS + client: loss for client, loss in told if np.isfinite(loss)}
 
 
 def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -204,7 +204,7 @@ def _other_step(step: object) -> Strategy:
             strategy="scaffold",
             step="fednova",
         )
-    if strategy.needs_profiles:
+    if strategy.parts or strategy.needs_profiles:
         raise ConfigurationError(
             f"strategies scaffold and {name} don't go together: the clients of {name} train "
             "different parts of a model, and SCAFFOLD's control variates are means over all of "

@@ -138,11 +138,39 @@ def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
             '[model]\nkeep = ["3.*"]\n[selector]\nname = "hics-fl"\n',
             "'hics-fl' learns how updates move the output layer, which may be among what clients",
         ),
+        (
+            '[model]\nkeep = ["3.*"]\n[strategy]\nname = "rhfl-logits"\n',
+            "strategy rhfl-logits trains on the coordinator, which has no whole model where",
+        ),
+        (
+            '[strategy]\nname = "rhfl-logits"\nclients = 8\n',
+            "rhfl-logits has a place for each of 8 clients with these options, and 'count' is 9",
+        ),
+        (
+            '[strategy]\nname = "rhfl-logits"\nclients = 65\n',
+            "option 'clients' is 65; it must be less than or equal to 64",
+        ),
+        (
+            '[selector]\nname = "divfl"\nweighted = true\n[strategy]\nname = "rhfl-logits"\n',
+            "selector divfl and strategy rhfl-logits don't go together",
+        ),
+        (
+            '[selector]\nname = "pyramidfl"\ndrop = true\n[strategy]\nname = "rhfl-logits"\n',
+            "selector pyramidfl and strategy rhfl-logits don't go together",
+        ),
+        (
+            '[strategy]\nname = "scaffold"\nstep = "rhfl-logits"\n',
+            "strategies scaffold and rhfl-logits don't go together: the clients of rhfl-logits",
+        ),
+        (
+            '[host_sums]\nenabled = true\n[strategy]\nname = "rhfl-logits"\n',
+            "strategy rhfl-logits and host_sums don't go together",
+        ),
         ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep nothing; name what"),
         ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
         (
             '[model]\nname = "lenet7"\n',
-            "'lenet7' is not installed; installed: concatenation, lenet5",
+            "'lenet7' is not installed; installed: concatenation, ensemble, lenet5",
         ),
         ("[training]\nmomentum = 1.0\n", "'momentum': Input should be less than 1"),
     ],
@@ -189,6 +217,7 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
         "lora-stacking",
         "feddf",
         "rhfl",
+        "rhfl-logits",
         "fedconcat",
     ):
         with pytest.raises(ConfigurationError, match=f"{name} and secure aggregation don't go"):

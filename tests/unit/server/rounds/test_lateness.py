@@ -123,6 +123,7 @@ late_updates = {rounds = 3}
         ('[strategy]\nname = "scaffold"', "strategy scaffold: what its clients send beside"),
         ('[strategy]\nname = "median"', "strategy median: it does not weigh"),
         ('[strategy]\nname = "feddf"', "strategy feddf"),
+        ('[strategy]\nname = "rhfl-logits"', "strategy rhfl-logits: it does not weigh"),
         ('[selector]\nname = "fedentropy"', "selector fedentropy: it chooses among"),
         ('[selector]\nname = "divfl"\nweighted = true', "selector divfl: its weights"),
         ("[host_sums]\nenabled = true", "host_sums"),

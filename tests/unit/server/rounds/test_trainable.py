@@ -37,6 +37,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ('[strategy]\nname = "fednova"\n', "strategy fednova counts the single steps"),
         ('[strategy]\nname = "feddf"\n', "strategy feddf trains a classifier on the coordinator"),
+        (
+            '[strategy]\nname = "rhfl-logits"\n',
+            "strategy rhfl-logits has groups of clients train parts of a network",
+        ),
         ('[personal]\nmethod = "ditto"\n', 'personal.method = "ditto" holds the steps of the'),
         ('[objective]\nname = "fedprox"\n', "objective fedprox is a loss for the built-in loop"),
     ],

@@ -23,8 +23,9 @@ from potluck.server.state import State
 from potluck.server.strategies.fedatt import attention
 from potluck.server.strategy import Strategy
 
-NAMES = tuple(name for name in installed(STRATEGIES) if name not in ("crash", "fedconcat"))
-"""Those that move any model; for the other see `test_fedconcat.py`."""
+OTHERS = ("crash", "fedconcat", "rhfl-logits")
+NAMES = tuple(name for name in installed(STRATEGIES) if name not in OTHERS)
+"""Those that move any model; the others have tests of their own."""
 every = pytest.mark.parametrize("name", NAMES)
 with_files = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

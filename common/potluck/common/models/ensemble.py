@@ -1,0 +1,69 @@
+"""A model for each client, and what all of them say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.models.members import member_maker
+
+
+class Ensemble(nn.Module):
+    """Classifiers side by side, which may be of different kinds.
+
+    Part k < members: that classifier alone. Without a part: log Σ_k c_k·softmax of classifier k,
+    with c_k its share of `confidence`, so that a softmax of it is the weighted mean of all beliefs;
+    all count alike while no confidence is above 0. `rounds` says when each was last trained.
+    """
+
+    confidence: Tensor
+    rounds: Tensor
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.register_buffer("confidence", torch.zeros(len(members)))
+        self.register_buffer("rounds", torch.zeros(len(members), dtype=torch.int64))
+        self._part: int | None = None
+
+    def use_part(self, part: int | None) -> None:
+        """Choose what `forward` does, and so what a training trains."""
+        if part is not None and not 0 <= part < len(self.members):
+            raise ConfigurationError(
+                f"an ensemble of {len(self.members)} models has no part {part}; see that the "
+                "strategy has as many clients",
+                part=part,
+            )
+        self._part = part
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """b × classes."""
+        if self._part is not None:
+            logits: Tensor = self.members[self._part](inputs)
+            return logits
+        beliefs = [torch.log_softmax(member(inputs), dim=1) for member in self.members]
+        known = self.confidence.sum() > 0
+        counts = torch.where(known, self.confidence, torch.ones_like(self.confidence))
+        shares = (counts / counts.sum()).log()
+        return torch.logsumexp(torch.stack(beliefs) + shares[:, None, None], dim=0)
+
+
+def ensemble(
+    *,
+    of: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    members: Annotated[int, Field(ge=2, le=64)] = 10,
+) -> Ensemble:
+    """So many classifiers side by side. of: a table as [model] is, with the name of an installed
+    model and its options; or a list of such tables, which the members have in turn."""
+    tables = [of] if isinstance(of, Mapping) else list(of)
+    if not tables:
+        raise ConfigurationError(
+            "model ensemble: option 'of' is an empty list; name at least one model"
+        )
+    makers = [member_maker(table, whole="ensemble") for table in tables]
+    return Ensemble([makers[place % len(makers)]() for place in range(members)])

@@ -1,0 +1,32 @@
+"""The models that a model of several is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from torch import nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
+from potluck.common.settings.option_checks import checked
+
+_OF_SEVERAL: Final = ("concatenation", "ensemble")
+
+
+def member_maker(of: Mapping[str, Any], *, whole: str) -> Callable[[], nn.Module]:
+    """Makes models as a table like [model] says. whole: the model that these are to be part of.
+
+    Raises ConfigurationError where the table names none, or one of several models; PluginError
+    where it is not installed.
+    """
+    options = {key: value for key, value in of.items() if key != "name"}
+    name = of.get("name")
+    if not isinstance(name, str) or name in _OF_SEVERAL:
+        raise ConfigurationError(
+            f"model {whole}: option 'of' is {dict(of)}; it must be a table with the name of "
+            'another model: of = {name = "lenet5"}'
+        )
+    make: Any = plugins.find_callable(plugins.MODELS, name)
+    return partial(make, **checked(make, options, of=f"model {name}"))

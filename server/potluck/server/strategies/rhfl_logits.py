@@ -1,0 +1,165 @@
+"""RHFL with a model for each client, which learn from one another's answers (Fang & Ye 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.common.tensors.layout import Layout
+from potluck.server.selection import Population
+from potluck.server.state import State
+from potluck.server.strategies.averaging import Averaging
+from potluck.server.strategies.rhfl import confidence, losses_before, losses_told
+from potluck.server.strategies.server_step import moved
+from potluck.server.strategy import (
+    Combine,
+    RoundContext,
+    ServerTraining,
+    UpdateStatistics,
+    Weights,
+)
+
+if TYPE_CHECKING:  # needed in the process that trains, and nowhere else
+    from torch import Tensor
+
+MOST_CLIENTS: Final = 64
+CONFIDENCE: Final = "confidence"
+"""The model's float32 numbers, one for each client: its weight when it last took part, or 0."""
+ROUNDS: Final = "rounds"
+"""The model's integers, one for each client: the round when it last took part, or 0."""
+_PLACE: Final = "place/"
+
+
+@dataclass(kw_only=True)
+class RHFLLogits(Averaging):
+    """Each client trains a model of its own; then, on the coordinator, model k of the round's N is
+    moved to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on public samples without labels (Eqs. 3–5, 11–13).
+
+    For the model `ensemble`, which has as many members as there are `clients`. p are the members'
+    softmax outputs, w the weights of `rhfl`; 1/(N − 1) where no loss is known from before. epochs:
+    passes over the public samples in each round. batch_size: of them. learning_rate: of Adam, which
+    begins anew in each round. In a batch all move at once, towards what the others say before it.
+    A client's member is fixed with the first round that is committed after it came.
+    """
+
+    clients: Annotated[int, Field(ge=2, le=MOST_CLIENTS)] = 10
+    epochs: PositiveInt = 1
+    batch_size: Annotated[int, Field(ge=2)] = 256
+    learning_rate: PositiveFloat = 0.001
+
+    individual = True
+    by_samples = False
+    parts = True
+    trains = True
+
+    def __post_init__(self) -> None:
+        self.most_clients = self.clients
+
+    def check_model(self, layout: Layout) -> None:
+        """Refused where it is no `ensemble` of so many members."""
+        shapes = {tensor.name: tuple(tensor.shape) for tensor in layout.tensors}
+        found = {name.split(".")[1] for name in shapes if name.startswith("members.")}
+        wanted = {str(place) for place in range(self.clients)}
+        own = [shapes.get(name) for name in (CONFIDENCE, ROUNDS)]
+        if found != wanted or own != [(self.clients,)] * 2:
+            raise ConfigurationError(
+                f"strategy rhfl-logits has {self.clients} clients with a model each, and the model "
+                f'is none of that; set [model] name = "ensemble", members = {self.clients}, and '
+                "`of` to the model that each client trains",
+                clients=self.clients,
+            )
+
+    def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
+        """The next members for clients that have none. Raises RunError where all are given away."""
+        known = [name for name in state.scalars if name.startswith(_PLACE)]
+        new = [client for client in population.ids if _PLACE + client not in state.scalars]
+        if len(known) + len(new) > self.clients:
+            raise RunError(
+                f"strategy rhfl-logits has models for {self.clients} clients, and "
+                f"{len(known) + len(new)} take part; raise strategy.clients and model.members "
+                f'(to {MOST_CLIENTS} at most), or set round.late_joiners = "refuse"'
+            )
+        places = {_PLACE + client: len(known) + at for at, client in enumerate(new)}
+        return State(scalars={**state.scalars, **places}, arrays=state.arrays)
+
+    def part(self, state: State, client: str) -> int | None:
+        """Its member."""
+        place = state.scalars.get(_PLACE + client)
+        return place if isinstance(place, int) else None
+
+    def weigh(self, statistics: UpdateStatistics) -> Combine:
+        """Each member as its client sent it; as a whole, by how far each client's loss fell."""
+        clients, before = statistics.clients, losses_before(statistics)
+        shares = confidence(before, statistics.losses)
+        if not np.isfinite(before).any():
+            shares = np.full(len(clients), 1.0 / max(1, len(clients) - 1))
+        places = [self.part(statistics.state, client) for client in clients]
+        weights: dict[str, NDArray[np.float64]] = {}
+        for name in statistics.tensors:
+            part, _, rest = name.partition(".")
+            member = int(rest.partition(".")[0]) if part == "members" else -1
+            weights[name] = np.array([float(place == member) for place in places])
+        return Combine(weights=shares, difference=True, tensor_weights=weights)
+
+    def apply(
+        self, state: State, model: Weights, combined: Weights, context: RoundContext
+    ) -> tuple[Weights, State]:
+        """The members of the round's clients are replaced; weights and losses are kept."""
+        following = moved(model, combined, context.buffers, lambda _, __, delta: delta)
+        weights, rounds = np.array(model[CONFIDENCE]), np.array(model[ROUNDS])
+        for client, weight in zip(context.included, context.weights.tolist(), strict=True):
+            place = self.part(state, client)
+            if place is not None:
+                weights[place], rounds[place] = weight, context.round
+        following |= {CONFIDENCE: weights, ROUNDS: rounds}
+        return following, State(scalars={**state.scalars, **losses_told(context)})
+
+    def train(self, training: ServerTraining) -> None:
+        """Move the members of the round's clients towards one another."""
+        import torch
+
+        network: Any = training.network
+        places = [at for at, last in enumerate(network.rounds.tolist()) if last == training.round]
+        if len(places) < 2:  # nobody to learn from
+            return
+        members = [network.members[place] for place in places]
+        weights = network.confidence[places].clone()
+        parameters = [each for member in members for each in member.parameters()]
+        optimizer = torch.optim.Adam(
+            [each for each in parameters if each.requires_grad], lr=self.learning_rate
+        )
+        order = torch.Generator().manual_seed(training.seed)
+        network.train()
+        for epoch in range(1, self.epochs + 1):
+            shuffled = torch.randperm(len(training.inputs), generator=order)
+            for batch in torch.split(shuffled, self.batch_size):
+                if len(batch) < 2:  # batch normalisation has no variance of one
+                    continue
+                inputs = training.inputs[batch]
+                optimizer.zero_grad()
+                logits = torch.stack([member(inputs) for member in members])
+                torch.autograd.backward(disagreement(logits, weights))
+                optimizer.step()
+            training.progress(epoch / self.epochs)
+
+
+def disagreement(logits: Tensor, weights: Tensor) -> Tensor:
+    """Σ_k Σ_{i≠k} w_i·KL(p_i‖p_k), the mean over b samples; p are softmaxes of logits, N × b × C.
+
+    Gradients reach each p_k and no p_i: to the others, what one says is given. weights: N.
+    """
+    import torch
+
+    logs = torch.log_softmax(logits, dim=2)
+    given = logs.detach()
+    beliefs = given.exp()
+    entropies = (beliefs * given).sum(dim=2).mean(dim=1)
+    crossed = torch.einsum("ibc,kbc->ik", beliefs, logs) / logits.shape[1]
+    divergences = entropies[:, None] - crossed
+    others = 1.0 - torch.eye(len(logits), dtype=logits.dtype, device=logits.device)
+    return (weights.to(logits.dtype)[:, None] * others * divergences).sum()
