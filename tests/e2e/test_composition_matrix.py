@@ -134,8 +134,8 @@ async def test_a_selector_where_groups_of_clients_train_parts(
 async def test_a_selector_where_each_client_has_a_model_of_its_own(
     federation: Federation, selector: str
 ) -> None:
-    """RHFL, with models of two kinds that learn from one another on public samples; a selector of
-    each kind, also of those that set updates aside, spare them, and have them measured."""
+    """RHFL, with models of two kinds that learn from one another on public samples, where the
+    selector spares uploads and where it has updates measured."""
     kinds = ", ".join(
         f'{{name="perceptron", inputs=768, hidden=[{width}], classes=2}}' for width in (8, 4)
     )

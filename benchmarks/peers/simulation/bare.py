@@ -28,7 +28,7 @@ def work(
             vector_to_parameters(model, network.parameters())
             train(network, *data[client], case, seed=1000 * number + client)
             total += parameters_to_vector(network.parameters()).detach()
-        end.wait()  # type: ignore[attr-defined]
+        end.wait()  # type: ignore[attr-defined]  # a barrier
 
 
 def alone(case: Case, rounds: int, notes: RoundNotes) -> None:

@@ -27,7 +27,7 @@ def row(blake3: str, samples: int = 1, **values: float) -> UpdateRow:
         delta=True,
         compressed=False,
         samples=samples,
-        **values,  # type: ignore[arg-type]
+        **values,  # type: ignore[arg-type]  # values by name
     )
 
 

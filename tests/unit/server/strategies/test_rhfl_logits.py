@@ -64,7 +64,8 @@ def test_the_gradient_of_each_is_that_of_its_own_terms(
     """∂/∂z_k of Σ_{i≠k} w_i·KL(p_i‖p_k) is Σ_{i≠k} w_i·(p_k − p_i)/b; what others say is given."""
     weights = data.draw(arrays_of.arrays(np.float64, len(logits), elements=st.floats(0, 2)))
     leaf = torch.from_numpy(logits).clone().requires_grad_()
-    disagreement(leaf, torch.from_numpy(weights)).backward()  # type: ignore[no-untyped-call]
+    found = disagreement(leaf, torch.from_numpy(weights))
+    found.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
     exponentials = np.exp(logits - logits.max(axis=2, keepdims=True))
     p = exponentials / exponentials.sum(axis=2, keepdims=True)
     gradient = np.zeros(0) if leaf.grad is None else leaf.grad.numpy()
@@ -78,7 +79,7 @@ def test_the_gradient_of_each_is_that_of_its_own_terms(
 def test_sure_answers_give_numbers(logits: NDArray[np.float32]) -> None:
     leaf = torch.from_numpy(logits).clone().requires_grad_()
     found = disagreement(leaf, torch.ones(3))
-    found.backward()  # type: ignore[no-untyped-call]
+    found.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
     assert bool(found.isfinite())
     assert bool(leaf.grad is not None and leaf.grad.isfinite().all())
 
