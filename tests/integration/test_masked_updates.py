@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ task = {{name = "digits", clients = {CLIENTS}}}
 training = {{epochs = 1}}
 """
 MASKED = "secure_aggregation = true\n"
+UNEVALUATED = "evaluation = {every = 0}\n"
 ONE_ROUND = MASKED + RUN_FILE.replace("rounds = 2", "rounds = 1")
 IMPATIENT = """
 masking.stage_seconds = 2.0
@@ -67,13 +68,23 @@ async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[A
         return {name: array.copy() for name, array in file.arrays.items()}
 
 
+async def measures(federation: SumFederation, run_id: str) -> list[Mapping[str, float]]:
+    """Those of each round of a run."""
+    rounds = await federation.coordinator.store.call(lambda store: store.rounds(run_id))
+    return [row.metrics for row in rounds]
+
+
 async def test_a_masked_run_is_the_open_one_within_the_bound(federation: SumFederation) -> None:
-    masked = await federation.finished(MASKED + RUN_FILE)
+    masked = await federation.finished(MASKED + UNEVALUATED + RUN_FILE)
     assert masked.state is RunState.FINISHED, masked.reason
-    opened = await federation.finished(RUN_FILE)
+    opened = await federation.finished(UNEVALUATED + RUN_FILE)
     one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
     for name, array in one.items():
         assert np.abs(array - other[name]).max() < 1e-6, name
+    losses = await measures(federation, masked.run_id), await measures(federation, opened.run_id)
+    for of_sum, of_updates in zip(*losses, strict=True):
+        assert of_sum.keys() == of_updates.keys() == {"training_loss"}
+        assert of_sum["training_loss"] == pytest.approx(of_updates["training_loss"], rel=1e-3)
     for client in federation.members.names:
         await until(partial(federation.has_released, client))
 

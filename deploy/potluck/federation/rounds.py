@@ -50,9 +50,10 @@ class Spread:
 class Round:
     """A committed round.
 
-    number: from 1. measures: of the new model, by name; empty where it was not evaluated. members:
-    the cohort in the order it was chosen. seconds: from selection to commit. bytes_down, bytes_up:
-    of models and updates. model: BLAKE3 digest of the new model.
+    number: from 1. measures: of the new model, by name; where it was not evaluated, at most of the
+    round's trainings, such as `training_loss`. members: the cohort in the order it was chosen.
+    seconds: from selection to commit. bytes_down, bytes_up: of models and updates. model: BLAKE3
+    digest of the new model.
     """
 
     number: int

@@ -147,9 +147,11 @@ def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
-    """The measures of a run that people are shown, the most important first; at the end those of
-    models that clients make of the run's, which few runs have."""
+    """The measures of a run that people are shown, the most important first; behind them those of
+    its trainings, and at the end those of models that clients make of the run's, which few runs
+    have."""
     shown = {name: CLASSIFICATION[name] for name in _SHOWN}
+    shown[f"{TRAINING}loss"] = Measure(label="training loss")  # where there may be no other
     if status is not None and status.measures:
         shown = {
             each.name: Measure(

@@ -48,7 +48,7 @@ def run_figure(summary: RunSummary) -> Figure:
     clients = clients_of(summary)
     named = len(clients) <= _MOST_NAMED_CLIENTS
     raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
-    panels = _panels(summary.measures)
+    panels = _panels(_measured(summary))
     heights = [2.6, *[1.4] * (len(panels) - 1)]
     figure = Figure(figsize=(9.0, 0.6 + sum(heights) + raster_height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -92,6 +92,16 @@ def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) ->
         for client in entry.cohort:
             matrix[rows[client], column] = 1
     return matrix
+
+
+def _measured(summary: RunSummary) -> list[MeasureSummary]:
+    """The measures that some round has; where there are none, those that it might have."""
+    found = [
+        each
+        for each in summary.measures
+        if any(entry.value(each.name) is not None for entry in summary.history)
+    ]
+    return found or summary.measures
 
 
 def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
-from potluck.common.learning.measures import MeasuredModel
+from potluck.common.learning.measures import TRAINING, MeasuredModel
 from potluck.deploy.operator.json_view import late_values, spread_values
 from potluck.deploy.operator.run_view import RunView, metric_values, shown_measures
 from potluck.rpc.v1.operator_pb2 import CommittedRound
@@ -130,15 +130,15 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
                 higher_is_better=each.higher_is_better,
             )
             for name, each in shown_measures(view.status).items()
-            if not _of_clients(name) or any(name in entry.others for entry in history)
+            if not _seldom(name) or any(name in entry.others for entry in history)
         ],
         history=history,
     )
 
 
-def _of_clients(measure: str) -> bool:
-    """True for a measure of what clients make of the run's model."""
-    return measure.startswith((MeasuredModel.TUNED, MeasuredModel.PERSONAL))
+def _seldom(measure: str) -> bool:
+    """True for a measure that not every run has: of trainings, or of clients' own models."""
+    return measure.startswith((TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL))
 
 
 def _round_summary(committed: CommittedRound) -> RoundSummary:

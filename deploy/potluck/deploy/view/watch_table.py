@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from itertools import cycle
+from itertools import cycle, islice
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
@@ -48,7 +48,7 @@ _PHASES = {
 }
 _LINES_AROUND_TABLE = 8
 _ALWAYS = 2
-"""Measures that have a column before any round was measured."""
+"""Measures that have a column where no round was measured."""
 _STYLES = ("", "green", "magenta")
 
 
@@ -112,15 +112,14 @@ def run_header(view: RunView) -> Text:
 
 
 def rounds_table(view: RunView, room: int) -> Table:
-    """The newest `room` rounds; measures that none of them has are left out, but for the first
-    two."""
+    """The newest `room` rounds; measures that none of them has are left out. Where none has any,
+    the first two stand for them."""
     shown = view.rounds[-room:]
     metrics = [all_metrics(entry.metrics) for entry in shown]
+    known = shown_measures(view.status)
     measures = {
-        name: measure
-        for place, (name, measure) in enumerate(shown_measures(view.status).items())
-        if place < _ALWAYS or any(name in found for found in metrics)
-    }
+        name: each for name, each in known.items() if any(name in found for found in metrics)
+    } or dict(islice(known.items(), _ALWAYS))
     worst = {
         name: label
         for name, label in spread_measures(view.status).items()

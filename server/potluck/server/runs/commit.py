@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums, added_up
+from potluck.common.learning.measures import MeasuredModel, MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Spread
 from potluck.common.net.shielded import shielded
@@ -34,6 +34,12 @@ from potluck.server.runs.late_arrivals import (
     tell_machine,
 )
 from potluck.server.runs.run import Run
+from potluck.server.runs.training_means import (
+    TRAINING_LOSS,
+    training_loss,
+    training_means,
+    wants_training_loss,
+)
 from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import RoundOutcome
 from potluck.server.store import Store
@@ -132,7 +138,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         state_blake3=state_blake3,
         selector_scalars=states.selector.scalars,
         strategy_scalars=states.strategy.scalars,
-        metrics={**result.metrics, **_training_means(run, included)},
+        metrics={**result.metrics, **_of_trainings(run, included)},
         spreads=result.spreads,
         seconds=_round_seconds(run, action.included),
         bytes_down=run.intake.bytes_down,
@@ -337,8 +343,12 @@ def _reported(row: UpdateRow | None, name: str) -> float:
     return math.nan if value is None else value
 
 
-def _training_means(run: Run, included: Sequence[str]) -> dict[str, float]:
-    """The means of what the trainings of the clients in the model measured, where they say it."""
-    updates = run.intake.updates
-    total = added_up(MeasureSums(measures=updates[client].row.measures) for client in included)
-    return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
+def _of_trainings(run: Run, included: Sequence[str]) -> dict[str, float]:
+    """Measures of the trainings of the clients in the model, where they say them."""
+    reports = [run.intake.updates[client].row for client in included]
+    means = training_means(reports)
+    every = run.plan.run_file.evaluation.every
+    if run.plan.trainer is None and wants_training_loss(run.result.metrics, every):
+        of_sum = run.result.training_loss
+        means |= training_loss(reports) if of_sum is None else {TRAINING_LOSS: of_sum}
+    return means

@@ -161,7 +161,7 @@ class MaskedRounds:
             clients=len(run.roster),
         )
         self._say(total.head, unmasking)
-        return RoundModel(model=model, strategy_state=strategy_state)
+        return RoundModel(model=model, strategy_state=strategy_state, training_loss=total.loss)
 
     def _say(self, head: HeadSum, unmasking: Unmasking) -> None:
         run = self._run

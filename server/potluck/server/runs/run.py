@@ -103,11 +103,13 @@ class RoundModel:
     """The model that a round makes; until its updates are reduced, the model as it was.
 
     facts, judgement: what the selector learned of the updates, and made of them. late_weights: of
-    the late updates in it, in the order in which they joined.
+    the late updates in it, in the order in which they joined. training_loss: mean of the
+    trainings', where only the sum of the updates says it.
     """
 
     model: ModelVersion
     strategy_state: State
+    training_loss: float | None = None
     late_weights: Sequence[float] = ()
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)

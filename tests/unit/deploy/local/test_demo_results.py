@@ -30,8 +30,9 @@ from potluck.deploy.local.demo_files import (
 )
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
 from potluck.deploy.operator.run_view import RunView, observe
-from potluck.deploy.view.run_plot import clients_of, plot_run, selection_matrix
+from potluck.deploy.view.run_plot import clients_of, plot_run, run_figure, selection_matrix
 from potluck.deploy.view.run_summary import RunSummary, summarise
+from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
 SUMMARY_KEYS = (
@@ -126,6 +127,22 @@ def test_the_plot_does_without_metrics(tmp_path: Path) -> None:
     summary = summarise(reduce(observe, [status(), event], RunView()), clients=3)
     plot_run(summary, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_is_never_evaluated_is_drawn_by_its_trainings_loss() -> None:
+    events = [status()]
+    for number, loss in ((1, 0.75), (2, 0.5)):
+        event = committed(number, 0.5)
+        event.committed.metrics.CopyFrom(operator_pb2.Metrics(others={"training_loss": loss}))
+        events.append(event)
+    summary = summarise(reduce(observe, events, RunView()), clients=3)
+    assert (summary.loss, summary.accuracy) == (None, None)
+    measured, _ = run_figure(summary).axes
+    assert measured.get_ylabel() == "training loss ↓"
+    [line] = measured.lines
+    assert np.asarray(line.get_ydata()).tolist() == [0.75, 0.5]
+    evaluated = summary_of_two_rounds()
+    assert "training_loss" not in {each.name for each in evaluated.measures}
 
 
 def test_the_raster_has_a_row_per_client_and_a_column_per_round() -> None:

@@ -182,6 +182,26 @@ def test_metrics_that_no_round_has_are_no_column() -> None:
     assert "worst group" not in drawn(seen(status(), event))
 
 
+def test_where_nothing_is_evaluated_the_trainings_loss_is_shown() -> None:
+    event = committed(1, 0.5)
+    event.committed.metrics.CopyFrom(operator_pb2.Metrics(others={"training_loss": 0.75}))
+    view = seen(status(), event)
+    lines = [squeezed(line) for line in drawn(view).splitlines()]
+    assert lines[1] == "round cohort training loss time down up"
+    assert lines[2] == "1 3 0.7500 1.5 s 1.2 MB 800 kB"
+    assert "cohort 3 training loss 0.7500 1.5 s" in squeezed(
+        round_line(event.committed, view.status)
+    )
+    assert "training loss" not in drawn(seen(status(), committed(1, 0.5)))
+
+
+def test_before_anything_is_measured_there_are_columns_for_what_will_be() -> None:
+    event = committed(1, 0.5)
+    event.committed.ClearField("metrics")
+    lines = [squeezed(line) for line in drawn(seen(status(), event)).splitlines()]
+    assert lines[1:3] == ["round cohort loss accuracy time down up", "1 3 – – 1.5 s 1.2 MB 800 kB"]
+
+
 def test_a_run_that_waits_says_for_what() -> None:
     waiting = waits(status(RunState.RUN_STATE_WAITING))
     until = (NOON + timedelta(minutes=5)).astimezone()

@@ -1,0 +1,42 @@
+"""Means of what a round's trainings were like, as measures of the round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from potluck.common.learning.measures import TRAINING, MeasureSums, added_up
+from potluck.common.updates.update_report import UpdateReport
+
+TRAINING_LOSS: Final = f"{TRAINING}loss"
+
+
+def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
+    """What a task's own trainer measured in the trainings of a round, by measure.
+
+    reports: of the clients in the model. A mean is over all that was counted; measures of which
+    nobody counted anything are left out.
+    """
+    total = added_up(MeasureSums(measures=each.measures) for each in reports)
+    return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
+
+
+def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
+    """The trainings' losses as one measure: their mean by samples, over clients that say theirs.
+
+    Empty where nobody does, as for masked updates.
+    """
+    told = [(each.loss, each.samples) for each in reports if each.loss is not None]
+    weight = sum(samples for _, samples in told)
+    if not weight:
+        return {}
+    losses, samples = np.array(told, dtype=np.float64).T
+    return {TRAINING_LOSS: float(losses @ samples) / weight}
+
+
+def wants_training_loss(measured: Mapping[str, float], every: int) -> bool:
+    """Whether a round of a classification task is to have its trainings' loss, since there may be
+    no other. measured: of the round's model. every: rounds from one evaluation to the next."""
+    return every != 1 or "loss" not in measured

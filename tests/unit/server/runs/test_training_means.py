@@ -1,0 +1,48 @@
+"""Measures of a round that come from its trainings."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.common.trainer import Measured
+from potluck.common.updates.update_report import UpdateReport
+from potluck.server.runs.training_means import (
+    training_loss,
+    training_means,
+    wants_training_loss,
+)
+
+
+def report(loss: float | None, samples: int = 1, **measures: Measured) -> UpdateReport:
+    return UpdateReport(loss=loss, samples=samples, measures=measures)
+
+
+def test_the_loss_of_a_rounds_trainings_is_their_mean_by_samples() -> None:
+    assert training_loss([report(1.0, 30), report(3.0, 10)]) == {"training_loss": 1.5}
+    assert training_loss([report(2.0, 5), report(None, 10**6)]) == {"training_loss": 2.0}
+    assert training_loss([report(None, 5)]) == {}
+    assert training_loss([]) == {}
+
+
+def test_a_trainers_own_measures_are_means_over_what_was_counted() -> None:
+    reports = [
+        report(None, near=Measured(3.0, 4), far=Measured(0.0, 0)),
+        report(None, near=Measured(1.0, 4)),
+    ]
+    assert training_means(reports) == {"training_near": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("measured", "every", "wanted"),
+    [
+        ({"loss": 0.5, "accuracy": 0.9}, 1, False),  # there is a better one
+        ({}, 1, True),  # nobody has samples to evaluate on
+        ({}, 0, True),
+        ({}, 5, True),
+        ({"loss": 0.5}, 5, True),  # or the curve would have gaps
+    ],
+)
+def test_it_is_wanted_where_not_every_round_has_a_loss(
+    measured: dict[str, float], every: int, wanted: bool
+) -> None:
+    assert wants_training_loss(measured, every) is wanted
