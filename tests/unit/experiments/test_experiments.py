@@ -27,7 +27,8 @@ from potluck.experiments.reports.experiment_summary import (
     summarise,
 )
 from potluck.experiments.reports.html_report import html
-from potluck.experiments.reports.plots import included_matrix
+from potluck.experiments.reports.origin import origin
+from potluck.experiments.reports.plots import included_matrix, metric_figure, raster_figure
 from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
 from potluck.server.rounds.plan import draw_up
 
@@ -191,12 +192,20 @@ def rounds(*accuracies: float | None, included: int = 2) -> list[RoundResult]:
     ]  # fmt: skip
 
 
+def ran(selector: str) -> str:
+    return (
+        'rounds = 2\ncount = 2\ntask = {name = "digits", clients = 6}\n'
+        f'selector = {{name = "{selector}"}}\n'
+    )
+
+
 def result(selection: str, alpha: str, seed: int, *accuracies: float | None) -> CellResult:
     found = rounds(*accuracies, included=3 if selection == "dc" else 2)
     return CellResult(
         labels={"task.alpha": alpha, "selection": selection, "seed": str(seed)},
-        digest=f"{selection}{alpha}{seed}", run_file="", clients=6, hosts=2, rounds=found,
-        model_blake3="", timings=Timings(rounds=[0.5] * len(found), total=3.0),
+        digest=f"{selection}{alpha}{seed}", run_file=ran(selection), clients=6, hosts=2,
+        rounds=found, model_blake3="", version="0.1.0",
+        timings=Timings(rounds=[0.5] * len(found), total=3.0),
     )  # fmt: skip
 
 
@@ -291,6 +300,36 @@ def test_the_report_is_one_page_that_trusts_nobodys_text() -> None:
     assert page.count("data:image/png;base64,") == 3
     assert "http" not in page.replace("data:", "")
     assert "<strong>0.7000 ± 0.1414</strong>" in page
+
+
+def test_the_report_says_what_was_run_and_whether_it_was_quick() -> None:
+    whole, quick = (summarise(experiment(), results(), 0, quick=quick) for quick in (False, True))
+    runs = "task digits · selectors uniform, dc · strategy fedavg · objective cross-entropy"
+    assert origin(whole) == f"{runs} · 2 rounds · Potluck 0.1.0"
+    assert origin(quick).startswith(origin(whole))
+    for page in (markdown(quick), html(quick)):
+        assert origin(quick) in page
+        assert "quick" in origin(quick)
+    [first, *rest] = results()
+    earlier = first.model_copy(update={"version": ""})
+    assert "Potluck 0.1.0, of unknown version" in origin(
+        summarise(experiment(), [earlier, *rest], 0)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rounds_and_clients_are_whole_numbers_on_axes(count: int) -> None:
+    found = [result("uniform", "0.1", seed, *[0.5] * count) for seed in (0, 1)]
+    summary = summarise(experiment(), found, missing=0)
+    for figure in (metric_figure(summary), raster_figure(summary)):
+        figure.canvas.draw()
+        [axes, *_] = figure.axes
+        low, high = axes.get_xlim()
+        shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert shown == [*map(int, shown)]
+        assert set(range(1, count + 1)) <= set(shown)
+    [axes, *_] = raster_figure(summary).axes
+    assert [*axes.get_yticks()] == [*map(int, axes.get_yticks())]
 
 
 def test_included_clients_by_round() -> None:

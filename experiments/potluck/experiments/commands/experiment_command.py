@@ -171,7 +171,7 @@ def experiment(
             outcome = _run(work, cluster, console)
     from potluck.experiments.reports.report_files import write_report_files
 
-    print_line(write_report_files(plan, cells, outcome.results, folder.folder))
+    print_line(write_report_files(plan, cells, outcome.results, folder.folder, quick=quick))
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
         raise RunError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.common.errors import PotluckError, RunError
+from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.deploy.local.demo import follow_processes
 from potluck.deploy.local.demo_files import (
     LOOPBACK,
@@ -143,6 +144,7 @@ def _result(cell: Cell, view: RunView, label_mix: LabelMix, seconds: float) -> C
         hosts=cell.hosts,
         rounds=[_round(each, label_mix) for each in rounds],
         model_blake3=rounds[-1].model_blake3 if rounds else "",
+        version=SOFTWARE_VERSION,
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
     )
 

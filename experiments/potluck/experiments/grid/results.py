@@ -43,7 +43,8 @@ class Timings(BaseModel):
 
 
 class CellResult(BaseModel):
-    """A finished cell. model_blake3: of the last model, for telling whether two runs agree."""
+    """A finished cell. model_blake3: of the last model, for telling whether two runs agree.
+    version: of Potluck, that ran it; empty in results of earlier ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,6 +55,7 @@ class CellResult(BaseModel):
     hosts: int
     rounds: list[RoundResult]
     model_blake3: str
+    version: str = ""
     timings: Timings
 
 

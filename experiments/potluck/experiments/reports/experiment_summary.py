@@ -68,11 +68,13 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """An experiment's arms in the order of the grid. missing: cells that are not finished."""
+    """An experiment's arms in the order of the grid. missing: cells that are not finished. quick:
+    whether the file's [quick] table was applied."""
 
     experiment: ExperimentFile
     arms: tuple[Arm, ...]
     missing: int
+    quick: bool = False
 
     @property
     def seeds(self) -> int:
@@ -80,7 +82,13 @@ class Summary:
         return len(self.experiment.seeds)
 
 
-def summarise(experiment: ExperimentFile, results: Sequence[CellResult], missing: int) -> Summary:
+def summarise(
+    experiment: ExperimentFile,
+    results: Sequence[CellResult],
+    missing: int,
+    *,
+    quick: bool = False,
+) -> Summary:
     """The summary of the finished cells; arms without any are left out."""
     reading = experiment.reading
     grouped: dict[Point, list[CellResult]] = {}
@@ -98,7 +106,7 @@ def summarise(experiment: ExperimentFile, results: Sequence[CellResult], missing
     arms = [
         _arm(experiment, dict(point), of, numbers, sizes) for point, of in grouped.items() if of
     ]
-    return Summary(experiment=experiment, arms=tuple(arms), missing=missing)
+    return Summary(experiment=experiment, arms=tuple(arms), missing=missing, quick=quick)
 
 
 def _arm(

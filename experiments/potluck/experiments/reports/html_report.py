@@ -11,6 +11,7 @@ from jinja2 import Environment
 from potluck.common.errors import StorageError
 from potluck.deploy.view.readable import readable_bytes, readable_seconds
 from potluck.experiments.reports.experiment_summary import Costs, Summary
+from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.plots import plot_entropy, plot_metric, plot_rasters
 from potluck.experiments.reports.tables import (
     comparison_table,
@@ -43,6 +44,7 @@ img { max-width: 100%; height: auto; }
 </head>
 <body>
 <h1>{{ title }}</h1>
+<p>{{ origin }}</p>
 <p class="quiet">{{ seeds }} · {{ timing }}</p>
 {% for paragraph in text %}<p>{{ paragraph }}</p>
 {% endfor %}
@@ -101,6 +103,7 @@ def html(summary: Summary) -> str:
         text=[each for each in experiment.text.strip().split("\n\n") if each],
         seeds=f"seeds {', '.join(map(str, experiment.seeds))}",
         timing=timing_line(summary),
+        origin=origin(summary),
         missing=summary.missing,
         results=metric_table(summary),
         comparison=comparison_table(summary),

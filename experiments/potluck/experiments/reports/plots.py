@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ _INK = "#333333"
 # Okabe and Ito's palette, then the same dashed
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 _MOST_RASTERS = 12
+_FEW_ROUNDS = 30
+"""Each is a dot on its line up to so many; a single one would else not be seen."""
 
 
 def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
@@ -34,7 +37,12 @@ def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
 
 
 def plot_metric(summary: Summary) -> bytes:
-    """A PNG of the metric by round: means over seeds, bands of one standard deviation."""
+    """A PNG of `metric_figure`."""
+    return _png(metric_figure(summary))
+
+
+def metric_figure(summary: Summary) -> Figure:
+    """The metric by round: means over seeds, bands of one standard deviation."""
     metric = summary.experiment.reading.metric
     return _lines(
         summary,
@@ -50,11 +58,16 @@ def plot_entropy(summary: Summary) -> bytes:
     def entropies(cell: CellResult) -> list[tuple[int, float]]:
         return [(each.round, each.entropy) for each in cell.rounds]
 
-    return _lines(summary, "entropy of the cohort's labels, bits", entropies)
+    return _png(_lines(summary, "entropy of the cohort's labels, bits", entropies))
 
 
 def plot_rasters(summary: Summary) -> bytes:
-    """A PNG of the clients included in each round, for the first seed of each arm."""
+    """A PNG of `raster_figure`."""
+    return _png(raster_figure(summary))
+
+
+def raster_figure(summary: Summary) -> Figure:
+    """The clients included in each round, for the first seed of each arm."""
     arms = summary.arms[:_MOST_RASTERS]
     columns = min(3, len(arms))
     rows = -(-len(arms) // columns)
@@ -66,7 +79,7 @@ def plot_rasters(summary: Summary) -> bytes:
         axes.set_title(_name(arm), fontsize=9, loc="left", color=_INK)
     for axes in grid[len(arms) :]:
         axes.set_visible(False)
-    return _png(figure)
+    return figure
 
 
 def included_matrix(rounds: Sequence[RoundResult], clients: int) -> np.ndarray:
@@ -87,6 +100,13 @@ def _raster(axes: Axes, cell: CellResult) -> None:
     axes.set_xlabel("round", fontsize=8, color=_INK)
     axes.set_ylabel("client", fontsize=8, color=_INK)
     axes.tick_params(labelsize=7, length=0)
+    _whole_numbers(axes.xaxis)
+    _whole_numbers(axes.yaxis)
+
+
+def _whole_numbers(axis: Axis) -> None:
+    """Put ticks at whole numbers alone; there is no half round, and no half client."""
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _lines(
@@ -95,7 +115,7 @@ def _lines(
     read: Callable[[CellResult], list[tuple[int, float]]],
     *,
     targets: Sequence[float] = (),
-) -> bytes:
+) -> Figure:
     shown = panels(summary)
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
@@ -110,14 +130,14 @@ def _lines(
         axes.set_title(name, fontsize=10, loc="left", color=_INK)
         axes.set_xlabel("round", color=_INK)
         axes.set_ylabel(title, color=_INK)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _whole_numbers(axes.xaxis)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.legend(frameon=False, fontsize=8)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
-    return _png(figure)
+    return figure
 
 
 def _band(
@@ -132,7 +152,11 @@ def _band(
     deviations = np.array([np.std(by_round[each]) for each in numbers])
     colour = _COLOURS[number % len(_COLOURS)]
     line = "-" if number < len(_COLOURS) else "--"
-    axes.plot(numbers, means, color=colour, linestyle=line, linewidth=1.6, label=_name(arm))
+    dots = "o" if len(numbers) <= _FEW_ROUNDS else ""
+    axes.plot(
+        numbers, means, color=colour, linestyle=line, linewidth=1.6, marker=dots, markersize=3,
+        label=_name(arm),
+    )  # fmt: skip
     if len(arm.cells) > 1:
         axes.fill_between(
             numbers, means - deviations, means + deviations, color=colour, alpha=0.15, linewidth=0

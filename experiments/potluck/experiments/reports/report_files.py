@@ -15,11 +15,17 @@ from potluck.experiments.reports.tables import markdown, write_tables
 
 
 def write_report_files(
-    plan: ExperimentFile, cells: Sequence[Cell], results: Mapping[str, CellResult], folder: Path
+    plan: ExperimentFile,
+    cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    folder: Path,
+    *,
+    quick: bool = False,
 ) -> str:
     """Write them; the report as text, with the page's path as its last line.
 
-    results: by digest of their cells. Raises ConfigurationError where there are none.
+    results: by digest of their cells. quick: whether the plan is the cut-down one. Raises
+    ConfigurationError where there are none.
     """
     done = [
         results[cell.digest].model_copy(update={"labels": dict(cell.labels)})
@@ -28,7 +34,7 @@ def write_report_files(
     ]
     if not done:
         raise ConfigurationError(f"no cell is finished in {folder}; there is nothing to report")
-    summary = summarise(plan, done, len(cells) - len(done))
+    summary = summarise(plan, done, len(cells) - len(done), quick=quick)
     write_tables(done, folder)
     text, page = markdown(summary), folder / "report.html"
     (folder / "report.md").write_text(text, encoding="utf-8")

@@ -14,6 +14,7 @@ from potluck.common.errors import StorageError
 from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
 from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.experiment_summary import Arm, PairedTest, Summary
+from potluck.experiments.reports.origin import origin
 
 _METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TITLES = {
@@ -68,7 +69,7 @@ def markdown(summary: Summary) -> str:
     """The results for people: one table of the metric, one of what it took."""
     experiment = summary.experiment
     reading = experiment.reading
-    parts = [f"# {experiment.title or experiment.name}", ""]
+    parts = [f"# {experiment.title or experiment.name}", "", f"{origin(summary)}.", ""]
     if experiment.text:
         parts += [experiment.text.strip(), ""]
     if summary.missing:
