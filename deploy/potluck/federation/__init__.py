@@ -4,8 +4,14 @@
 else is what the `potluck` command does, through the same calls.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
+
+from potluck.common.process.entry import WINDOWS
+
+if sys.platform == "win32":
+    raise ImportError(WINDOWS)
 
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.federation.federation import Federation

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +16,10 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.task import Examples
+from potluck.federation.session_plugins import SessionPlugins
+from potluck.federation.trained_model import trained_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,6 +57,27 @@ class ModelReport:
         auroc = "" if self.auroc is None else f", AUROC {self.auroc:.3f}"
         head = f"<p>accuracy {self.accuracy:.1%}{auroc}, {self.samples} samples</p>"
         return head + self.classes.to_html(float_format="{:.3f}".format)
+
+
+def evaluated_model(
+    path: Path, run_file: str, session: SessionPlugins, data: Path | None
+) -> ModelReport:
+    """Measures of a downloaded model on its task's evaluation data.
+
+    Raises ConfigurationError where the task brings a trainer of its own, or has no such data here,
+    and as `trained_model` does.
+    """
+    model = trained_model(path, run_file, session, data)
+    name = tomllib.loads(run_file)["task"]["name"]
+    if model.task.trainer() is not None:
+        raise ConfigurationError(
+            f"task '{name}' measures its model with a trainer of its own; what that says is with "
+            "the run's rounds (`potluck export`)"
+        )
+    examples = model.task.evaluation_data(data)
+    if examples is None:
+        raise ConfigurationError(f"task '{name}' has no evaluation data on this machine")
+    return report_of(model.network, examples, model.task.classes)
 
 
 def report_of(network: nn.Module, examples: Examples, classes: int) -> ModelReport:

@@ -22,10 +22,9 @@ from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.federation.frames import clients_frame, rounds_frame, selections_frame
-from potluck.federation.model_report import ModelReport
+from potluck.federation.model_report import ModelReport, evaluated_model
 from potluck.federation.rounds import Round, round_of
 from potluck.federation.session_plugins import SessionPlugins
-from potluck.federation.trained_model import evaluated_model
 from potluck.rpc.v1.operator_pb2 import RunStatus
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ class Run:
         Raises ConfigurationError where the task has none on this machine, or brings a trainer of
         its own, and as `model` does.
         """
-        from potluck.federation.trained_model import evaluated_model
+        from potluck.federation.model_report import evaluated_model
 
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"

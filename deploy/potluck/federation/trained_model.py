@@ -11,14 +11,13 @@ from typing import Any
 import tomlkit
 from safetensors import SafetensorError, safe_open
 
-from potluck.common.errors import ConfigurationError, LayoutError, StorageError
+from potluck.common.errors import LayoutError, StorageError
 from potluck.common.learning.task_loading import model_maker, models_seeded
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.configuration import validate
 from potluck.common.task import Task
 from potluck.common.tensors.model_parts import divided
 from potluck.common.tensors.tensor_files import open_tensors
-from potluck.federation.model_report import ModelReport, report_of
 from potluck.federation.session_plugins import SessionPlugins
 
 
@@ -56,27 +55,6 @@ def trained_model(
     if hasattr(network, "eval"):
         network.eval()
     return TrainedModel(task, network)
-
-
-def evaluated_model(
-    path: Path, run_file: str, session: SessionPlugins, data: Path | None
-) -> ModelReport:
-    """Measures of a downloaded model on its task's evaluation data.
-
-    Raises ConfigurationError where the task brings a trainer of its own, or has no such data here,
-    and as `trained_model` does.
-    """
-    model = trained_model(path, run_file, session, data)
-    name = tomllib.loads(run_file)["task"]["name"]
-    if model.task.trainer() is not None:
-        raise ConfigurationError(
-            f"task '{name}' measures its model with a trainer of its own; what that says is with "
-            "the run's rounds (`potluck export`)"
-        )
-    examples = model.task.evaluation_data(data)
-    if examples is None:
-        raise ConfigurationError(f"task '{name}' has no evaluation data on this machine")
-    return report_of(model.network, examples, model.task.classes)
 
 
 def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:

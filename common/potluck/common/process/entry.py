@@ -12,10 +12,16 @@ import sys
 from typing import NoReturn
 
 INTERRUPTED = 130
+WINDOWS = (
+    "Potluck does not run on Windows itself, which lacks the file locks, signals and process "
+    "groups that it relies on; use it in WSL2 or in a Linux container, where all of it works"
+)
 
 
 def begin(module: str) -> NoReturn:
     """Import `module` and call its `main`; Ctrl-C before, in between and after just ends it."""
+    if sys.platform == "win32":
+        sys.exit(f"potluck: {WINDOWS}")
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under nohup
     try:
         if heeded:

@@ -1,4 +1,5 @@
-"""Zeros in files as holes, which take neither space on the disk nor time to be written.
+"""Zeros in files as holes, which take neither space on the disk nor time to be written; and files
+without any.
 
 The difference of a model of which most is frozen is nearly all zeros, as is a model that begins so.
 """
@@ -10,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+_RESERVED_AT_ONCE: Final = 1 << 20
 _LOOK_BYTES: Final = 64
 """Bytes of a piece that are looked at first: hardly any piece of trained weights begins so."""
 
@@ -19,6 +21,24 @@ def write_at(descriptor: int, piece: memoryview, place: int) -> None:
     file has no others. Raises OSError."""
     if _is_zero(piece) and _is_zero_there(descriptor, place, len(piece)):
         return
+    _write_all(descriptor, piece, place)
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give each of a file's first `size` bytes its place on the disk; it gets at least so long.
+
+    What the file holds stays. descriptor: open for reading and writing. Raises OSError.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    for place in range(0, size, _RESERVED_AT_ONCE):  # macOS has no such call
+        length = min(_RESERVED_AT_ONCE, size - place)
+        held = os.pread(descriptor, length, place)
+        _write_all(descriptor, memoryview(held.ljust(length, b"\0")), place)
+
+
+def _write_all(descriptor: int, piece: memoryview, place: int) -> None:
     while piece:
         written = os.pwrite(descriptor, piece, place)
         piece, place = piece[written:], place + written

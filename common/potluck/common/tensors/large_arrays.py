@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from potluck.common.errors import StorageError
+from potluck.common.tensors.holes import reserve
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
     # Python's own mapping would keep a descriptor open for each.
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            reserve(file.fileno(), size)
             mapped = torch.UntypedStorage.from_file(file.name, True, size)  # shared with the file
     except OSError as error:
         raise StorageError(

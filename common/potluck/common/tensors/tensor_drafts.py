@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import StorageError
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.digest import hasher
-from potluck.common.tensors.holes import write_at
+from potluck.common.tensors.holes import reserve, write_at
 from potluck.common.tensors.layout import DTYPES, Layout
 from potluck.common.tensors.tensor_files import FileDigest
 
@@ -77,7 +77,7 @@ class TensorDraft:
         """
         if self._arrays is None:
             with self._disk():  # a page that is written to later must not lack its place
-                os.posix_fallocate(self._file.fileno(), 0, self.layout.file_bytes)
+                reserve(self._file.fileno(), self.layout.file_bytes)
             mapping = mmap.mmap(self._file.fileno(), self.layout.file_bytes)
             self._arrays = MappingProxyType(
                 {

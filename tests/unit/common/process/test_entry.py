@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -33,6 +35,26 @@ def test_ctrl_c_during_the_imports_is_no_traceback(
     environment = {"PYTHONPATH": str(tmp_path)}
     ended = run_program(program, "--help", folder=tmp_path, environment=environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_on_windows_each_program_says_at_once_where_it_works(program: str) -> None:
+    begin = f"import sys; sys.platform = 'win32'; from {MODULES[program]}.__main__ import main"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{begin}; main()"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("potluck: Potluck does not run on Windows")
+    assert "WSL2" in line
+
+
+def test_on_windows_the_python_package_says_so_too() -> None:
+    code = "import sys; sys.platform = 'win32'; import potluck.federation"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: Potluck does not run on Windows")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -10,7 +10,7 @@ import pytest
 
 from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
-from potluck.common.tensors.holes import write_at
+from potluck.common.tensors.holes import reserve, write_at
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_drafts import drafted
 from potluck.common.tensors.tensor_files import file_digest, open_tensors, write_tensors
@@ -88,3 +88,29 @@ def test_zeros_replace_what_was_there(tmp_path: Path) -> None:
         write_at(file.fileno(), memoryview(b"xy"), 1)
         write_at(file.fileno(), memoryview(b""), 2)
     assert path.read_bytes() == b"axyd\0\0\0"
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_reserved_file_has_no_holes_and_keeps_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, called: bool
+) -> None:
+    if not called:  # as on macOS
+        monkeypatch.delattr(os, "posix_fallocate")
+    path, size = tmp_path / "file", 2 * MEGABYTE + 7
+    with path.open("w+b") as file:
+        write_at(file.fileno(), memoryview(b"held"), MEGABYTE + 3)
+        reserve(file.fileno(), size)
+        file.flush()
+        os.fsync(file.fileno())
+        assert held(path) >= size
+    found = path.read_bytes()
+    assert found == bytes(MEGABYTE + 3) + b"held" + bytes(size - MEGABYTE - 7)
+
+
+def test_reserving_never_shortens_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    path = tmp_path / "file"
+    path.write_bytes(b"longer than that")
+    with path.open("r+b") as file:
+        reserve(file.fileno(), 6)
+    assert path.read_bytes() == b"longer than that"
