@@ -130,12 +130,19 @@ async def test_a_selector_where_groups_of_clients_train_parts(
     await federation.finished(run_id)
 
 
-@pytest.mark.parametrize("selector", ["fedentropy", "greedyfed"])
+@pytest.mark.parametrize("selector", built_in(SELECTORS))
 async def test_a_selector_where_each_client_has_a_model_of_its_own(
     federation: Federation, selector: str
 ) -> None:
-    """RHFL, with models of two kinds that learn from one another on public samples, where the
-    selector spares uploads and where it has updates measured."""
+    """RHFL, with models of two kinds that learn from one another on public samples."""
+    await own_models(federation, selector)
+
+
+async def test_models_of_clients_own_travel_as_integers(federation: Federation) -> None:
+    await own_models(federation, "uniform", 'transport.up={encoding="int8", delta=true}')
+
+
+async def own_models(federation: Federation, selector: str, *assignments: str) -> None:
     kinds = ", ".join(
         f'{{name="perceptron", inputs=768, hidden=[{width}], classes=2}}' for width in (8, 4)
     )
@@ -144,6 +151,7 @@ async def test_a_selector_where_each_client_has_a_model_of_its_own(
         f'strategy={{name="rhfl-logits", clients={CLIENTS}}}',
         f'model={{name="ensemble", members={CLIENTS}, of=[{kinds}]}}',
         *OPTIONS.get(selector, []),
+        *assignments,
     )
     await federation.finished(run_id)
     history = await federation.history(run_id)

@@ -6,16 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 import tomlkit
+from tomlkit.items import AoT
 
 from potluck.common.errors import ConfigurationError
 from potluck.experiments.presets.compared import COMPARED
-from potluck.experiments.presets.papers import DC, FEDCONCAT, FEDDF, FEDDIVERSE, FEDENTOPT, FLASH
+from potluck.experiments.presets.papers import (
+    DC,
+    FEDCONCAT,
+    FEDDF,
+    FEDDIVERSE,
+    FEDENTOPT,
+    FLASH,
+    RHFL_LOGITS,
+)
 from potluck.experiments.presets.preset import Preset
 from potluck.experiments.presets.selectors import SELECTORS
 
 _PRESETS = {
     each.name: each
-    for each in (DC, FEDCONCAT, FEDDF, FEDDIVERSE, FEDENTOPT, FLASH, *SELECTORS, *COMPARED)
+    for each in (
+        DC,
+        FEDCONCAT,
+        FEDDF,
+        FEDDIVERSE,
+        FEDENTOPT,
+        FLASH,
+        RHFL_LOGITS,
+        *SELECTORS,
+        *COMPARED,
+    )
 }
 
 
@@ -59,6 +78,8 @@ def preset_run_file(preset: Preset) -> str:
 
 def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
     item = tomlkit.item(value)
-    if reason is not None:
+    if reason is not None and isinstance(item, AoT):  # which has no line of its own
+        table.add(tomlkit.comment(f"{key}: ours: {reason}"))
+    elif reason is not None:
         item.comment(f"ours: {reason}")
     table.add(key, item)

@@ -185,3 +185,56 @@ FEDDF = Preset(
         task__network="LeNet-5; the paper has residual networks",
     ),
 )
+
+RHFL_LOGITS = Preset(
+    name="rhfl-logits",
+    paper="RHFL (robust heterogeneous federated learning) with a model for each client, CIFAR-10",
+    run={
+        "rounds": 40,
+        "count": 4,
+        "roster": 4,
+        "task": {
+            "name": "cifar10",
+            "clients": 4,
+            "partition": "uniform",
+            "public": 5000,
+            "label_noise": 0.1,
+        },
+        "model": {
+            "name": "ensemble",
+            "members": 4,
+            "of": [
+                {"name": "lenet5", "classes": 10},
+                {"name": "resnet18-gn", "classes": 10, "small_images": True},
+            ],
+        },
+        "selector": {"name": "everyone"},
+        "strategy": {
+            "name": "rhfl-logits",
+            "clients": 4,
+            "epochs": 1,
+            "batch_size": 256,
+            "learning_rate": 0.001,
+        },
+        "objective": {"name": "symmetric-cross-entropy", "alpha": 0.1, "beta": 1.0},
+        "training": {
+            "optimizer": "adam",
+            "learning_rate": 0.001,
+            "batch_size": 256,
+            "epochs": 1,
+        },
+        "round": {"late_joiners": "refuse"},
+        "transport": {"up": {"delta": True, "compress": True}},
+    },
+    assumptions=because(
+        task__public="training images without labels; the paper's are CIFAR-100's",
+        task__label_noise="one of the two rates that are compared",
+        model__of="two kinds of network in turn; the paper has four",
+        strategy__epochs="as in the authors' program",
+        strategy__batch_size="as in the authors' program",
+        training__epochs=UNCHECKED,
+        objective__alpha="as in the authors' program",
+        objective__beta="as in the authors' program",
+        transport__up="spares what a client did not train",
+    ),
+)
